@@ -9,6 +9,8 @@ Commands; records, answers and unasked answers are printed one a line, by step:
     leave a | part a
     commit a s/0=5 [s/1=6] [generation=2] [number=3]
                                               `commit - s/0=5`: by no member; the member's own generation if not given
+                                              [in=7 epoch=0]: in the transaction of that producer
+    end 7 epoch=0 [aborts]                    the coordinator of that transaction tells of its end
     offsets
     reset s/0=5 | delete
     pass 3.5                                  seconds, in which the timers fire
@@ -24,13 +26,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tests.datadriven import Command, ScriptError
-from tests.unit.tidelog.groups.groups_world import check_ticket
+from tests.unit.tidelog.groups.groups_world import check_ticket, make_ticket
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.groups.shard import BARRIER, GroupShard, Request
 from wire import operations as op
 from wire.errors import TidelogError
-from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, decode_key, from_stream_partitions
+from wire.groups import (
+    GroupKey,
+    MemberKey,
+    OffsetKey,
+    PendingKey,
+    RecordKey,
+    StreamPartition,
+    decode_key,
+    from_stream_partitions,
+)
 from wire.groups_pb2 import (
     CommitRequest,
     CommitResponse,
@@ -42,8 +53,11 @@ from wire.groups_pb2 import (
     OffsetRecord,
     OffsetsRequest,
     OffsetsResponse,
+    PendingRecord,
     Subscription,
 )
+from wire.tickets import group_target
+from wire.transactions import GROUP_END, EndInGroup
 
 GROUP = "g"
 PATIENCE = 5.0
@@ -72,6 +86,7 @@ class GroupsScript:
             "leave": lambda command: self._end(command, HeartbeatRequest.LEAVE),
             "part": lambda command: self._end(command, HeartbeatRequest.PART),
             "commit": self._commit,
+            "end": self._end_transaction,
             "offsets": lambda _: self._ask("offsets", OffsetsRequest(group=GROUP)),
             "reset": self._reset,
             "delete": lambda _: self._ask("delete", Admin(op.GROUP_DELETE, op.GroupRef(GROUP))),
@@ -154,6 +169,9 @@ class GroupsScript:
         number = int(options.pop("number", "0"))
         member_id = "" if member == "-" else member
         request = CommitRequest(group=GROUP, member=member_id, generation=generation, number=number)
+        if "in" in options:
+            request.producer_id, request.producer_epoch = int(options.pop("in")), int(options.pop("epoch"))
+            request.ticket = make_ticket(request.producer_id, request.producer_epoch, group_target(GROUP))
         for of, offset in options.items():
             stream, partition = of.split("/")
             incarnation = self._view.streams[stream].incarnation
@@ -161,6 +179,12 @@ class GroupsScript:
                 CommittedOffset(stream=stream, incarnation=incarnation, partition=int(partition), offset=int(offset))
             )
         return self._ask(member, request)
+
+    def _end_transaction(self, command: Command) -> list[str]:
+        command.check_options("epoch")
+        producer, *words = command.words
+        request = EndInGroup(GROUP, int(producer), int(command.options["epoch"]), "aborts" not in words)
+        return self._ask("coordinator", Admin(GROUP_END, request))
 
     def _reset(self, command: Command) -> list[str]:
         offsets: list[op.NewOffset] = []
@@ -227,6 +251,8 @@ def _record(key: bytes, value: bytes | None) -> str:
             what = f"member {member}"
         case OffsetKey(_, of):
             what = f"offset {of}"
+        case PendingKey(_, producer):
+            what = f"pending offsets of producer {producer}"
         case _:
             raise ScriptError(f"a record {found}")
     return f"{what}: {'gone' if value is None else _value(found, value)}"
@@ -238,6 +264,10 @@ def _value(key: RecordKey, value: bytes) -> str:
             return f"generation {GroupRecord.FromString(value).generation}"
         case MemberKey():
             return _member(MemberRecord.FromString(value))
+        case PendingKey():
+            pending = PendingRecord.FromString(value)
+            offsets = ", ".join(f"{o.stream}/{o.partition}={o.offset}" for o in pending.offsets)
+            return f"epoch {pending.producer_epoch}, {offsets or 'none'}"
         case _:
             return str(OffsetRecord.FromString(value).offset)
 

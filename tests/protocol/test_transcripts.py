@@ -17,6 +17,7 @@ from tests.protocol.groups_script import GroupsScript
 from tests.protocol.life_script import LifeScript
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
+from tests.protocol.transactions_script import TransactionsScript
 from tests.simulation.mutants import TOLD
 from tests.simulation.mutation import Mutant
 from tests.simulation.world import InvariantBroken
@@ -28,6 +29,7 @@ AREAS: dict[str, Callable[[], AbstractContextManager[datadriven.Handler]]] = {
     "replication": ReplicationScript,
     "replica_life": lambda: nullcontext(LifeScript()),
     "groups": lambda: nullcontext(GroupsScript()),
+    "transactions": lambda: nullcontext(TransactionsScript()),
 }
 
 

@@ -70,10 +70,13 @@ from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.accumulator import PartitionAccumulator
 from tidelog.groups.group import Group
+from tidelog.groups.pending import PendingOffsets
 from tidelog.groups.shard import GroupShard
 from tidelog.server.coordinator import Coordinator
 from tidelog.server.peers import tags
 from tidelog.server.peers.tags import Verifier
+from tidelog.transactions.decisions import Decisions
+from tidelog.transactions.shard import TransactionShard
 from wire import subjects
 from wire.types import PartitionView
 
@@ -1125,6 +1128,91 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Failover.count_witnesses, "fresh.keys() - suspicion.refused", "fresh"),
         ),
         "metadata/a_503_alone_proves_nothing",
+    ),
+    (
+        _mutant(
+            "a newer producer does not fence the older one",
+            (
+                TransactionShard._init,
+                "self._decisions.decide(known, Outcome.NONE",
+                "self._decisions.decide(known, Outcome.ABORTED",
+            ),
+        ),
+        "transactions/a_new_producer",
+    ),
+    (
+        _mutant(
+            "an init that waits hides how the transaction before ended",
+            (TransactionShard._release, "held.sort(", "[*held].sort("),
+        ),
+        "transactions/a_new_producer",
+    ),
+    (
+        _mutant(
+            "a new coordinator does not tell of what was decided",
+            (Decisions.resume, "self._tell(transaction)", "pass"),
+        ),
+        "transactions/a_coordinator_that_dies_after_its_decision",
+    ),
+    (
+        _mutant(
+            "a new coordinator aborts at once what it finds open",
+            (Decisions.resume, "max(left, patience)", "left"),
+        ),
+        "transactions/a_timeout",
+    ),
+    (
+        _mutant(
+            "an end of nothing leaves its epoch to the next transaction",
+            (TransactionShard._end, "self._decisions.become_idle(transaction, outcome, time_ns, records)", "pass"),
+        ),
+        "transactions/a_transaction",
+    ),
+    (
+        _mutant(
+            "a deleted stream holds up a transaction for ever",
+            (Decisions.drop_gone, "each.is_gone(view)", "False"),
+        ),
+        "transactions/a_partition_that_is_not_reached",
+    ),
+    (
+        _mutant(
+            "the next transaction begins before the one before is known everywhere",
+            (
+                TransactionShard._add,
+                "return self._hold(transaction, token, request, now)",
+                "return AddResponse()",
+            ),
+        ),
+        "transactions/a_partition_that_is_not_reached",
+    ),
+    (
+        _mutant(
+            "an operator aborts what is decided to be committed",
+            (TransactionShard._administrate, "if not outcome.commits:", "if True:"),
+        ),
+        "transactions/an_operator_aborts",
+    ),
+    (
+        _mutant(
+            "an offset is told while a transaction commits another one",
+            (PendingOffsets.check_none, "if not found:", "if True:"),
+        ),
+        "groups/offsets_of_a_transaction",
+    ),
+    (
+        _mutant(
+            "offsets are pending after the end of their transaction",
+            (PendingOffsets.commit, "present.producer_epoch > producer_epoch", "False"),
+        ),
+        "groups/offsets_of_a_transaction",
+    ),
+    (
+        _mutant(
+            "offsets of an aborted transaction are committed",
+            (GroupShard._end_transaction, "if request.commits and left:", "if left:"),
+        ),
+        "groups/offsets_of_a_transaction",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), and of

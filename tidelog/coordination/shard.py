@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tidelog.coordination.requests import Delivery, Settled, size_of
 from tidelog.coordination.streams import StreamsView
+
+
+class Abandoned(NamedTuple):
+    """Tokens of requests."""
+
+    without_effect: list[object]
+    begun: list[object]
+    """A part of their effect may be committed."""
 
 
 class Shard(ABC):
@@ -66,13 +74,13 @@ class Shard(ABC):
             self.take(*other._taken.popleft())
         other._taken_bytes = 0
 
-    def abandon(self) -> list[object]:
-        """The tokens of requests that were not carried out, or not to the end."""
+    def abandon(self) -> Abandoned:
+        """All requests that are not answered are given up."""
         tokens = [*self._in_hand, *(token for token, _ in self._taken)]
         self._in_hand.clear()
         self._taken.clear()
         self._taken_bytes = 0
-        return tokens
+        return Abandoned(tokens, [])
 
     @abstractmethod
     def on_streams(self, view: StreamsView) -> None: ...

@@ -178,9 +178,14 @@ class Coordinator:
             self._spawn(subscription.unsubscribe())
 
     def _refuse_all(self, error: TidelogError) -> None:
-        for token in self._shard.abandon():
+        abandoned = self._shard.abandon()
+        for token in abandoned.without_effect:
             assert isinstance(token, _Inbox)
             token.send(error)
+        unknown = TidelogError(Code.OUTCOME_UNKNOWN, f"{error.message}; it may be decided: ask again", error.details)
+        for token in abandoned.begun:
+            assert isinstance(token, _Inbox)
+            token.send(unknown)
 
     def _unavailable(self, why: str) -> TidelogError:
         return TidelogError(

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.message import Message as ProtoMessage
 
 from tidelog.coordination.requests import Admin, Answer, Delivery, Settled, encoded
-from tidelog.coordination.shard import Shard
+from tidelog.coordination.shard import Abandoned, Shard
 from tidelog.coordination.streams import StreamsView
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
@@ -170,12 +170,11 @@ class TransactionShard(Shard):
     def is_waiting(self) -> bool:
         return bool(self._taken or self._released or self._decisions.told) or self._is_view_new or self._is_resumed
 
-    def abandon(self) -> list[object]:
-        tokens = super().abandon()
-        tokens += [token for token, _ in self._released]
-        tokens += [held.token for held in self._held.take_all()]
+    def abandon(self) -> Abandoned:
+        """What is held has been decided, or comes after a decision."""
+        begun = [*(token for token, _ in self._released), *(held.token for held in self._held.take_all())]
         self._released.clear()
-        return tokens
+        return Abandoned(super().abandon().without_effect, begun)
 
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True

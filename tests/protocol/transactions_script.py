@@ -1,0 +1,241 @@
+"""Transcripts of the coordinator of transactions: a `TransactionShard`, its log, and what producers say to it.
+
+Commands; records, deliveries and answers are printed one a line, by step:
+
+    streams s=1/4 r=2/1 [generation=10]      name=incarnation/partitions
+    init p [timeout=60]                      a producer p begins under the transactional id t; seconds
+    add p s/0 g:billing [epoch=0]            partitions and groups; p's own epoch if not given
+    commit p | abort p [epoch=0]
+    confirm s/0 g:billing | all              they have confirmed what they were told last
+    describe | operator-aborts
+    pass 3.5                                 seconds, in which the timers fire
+    new-coordinator [compacted] [later=60]   another one reads the log, so many seconds later
+    lose-records                             the records of the last command were not committed; another coordinator
+
+`validate` runs after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.datadriven import Command, ScriptError
+from tests.unit.tidelog.groups.groups_world import make_ticket
+from tidelog.coordination.requests import Admin, Answer
+from tidelog.coordination.streams import StreamLife, StreamsView
+from tidelog.transactions.participants import GroupIn, Participant, Told
+from tidelog.transactions.shard import BARRIER, Request, TransactionShard
+from wire.errors import TidelogError
+from wire.operation import Operation
+from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TransactionRef
+from wire.transactions import ProducerIdsKey, TransactionKey, decode_key, producer_id
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndRequest,
+    EndResponse,
+    InitRequest,
+    InitResponse,
+    ProducerIds,
+    TransactionPartition,
+    TransactionRecord,
+)
+
+ID = "t"
+PARTITION = 0
+PATIENCE = 5.0
+
+
+class TransactionsScript:
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._time_ns = 10**18
+        self._log: list[tuple[bytes, bytes | None]] = []
+        self._kept = 0
+        """Records before the last command."""
+        self._view = StreamsView(10, {"s": StreamLife(1, dict.fromkeys(range(4), 1)), "r": StreamLife(2, {0: 2})})
+        self._shard = self._new()
+        self._shard.begin(self._view, self._now)
+        self._told: dict[str, Told] = {}
+        """By participant, the last delivery."""
+        self._producers: dict[str, tuple[int, int]] = {}
+        """Id and epoch, as they know them."""
+        self._commands: dict[str, Callable[[Command], list[str]]] = {
+            "streams": self._streams,
+            "init": self._init,
+            "add": self._add,
+            "commit": lambda command: self._end(command, commits=True),
+            "abort": lambda command: self._end(command, commits=False),
+            "confirm": self._confirm,
+            "describe": lambda _: self._operate(TRANSACTION_DESCRIBE),
+            "operator-aborts": lambda _: self._operate(TRANSACTION_ABORT),
+            "pass": self._pass,
+            "new-coordinator": self._new_coordinator,
+            "lose-records": self._lose_records,
+        }
+
+    def __call__(self, command: Command) -> Sequence[str]:
+        carry_out = self._commands.get(command.name)
+        if carry_out is None:
+            raise ScriptError(f"unknown command; known: {', '.join(self._commands)}")
+        if command.name != "lose-records":
+            self._kept = len(self._log)
+        return carry_out(command)
+
+    @staticmethod
+    def _new() -> TransactionShard:
+        return TransactionShard(broker="b1", partition=PARTITION, patience=PATIENCE, make_ticket=make_ticket)
+
+    def _settle(self) -> list[str]:
+        lines: list[str] = []
+        while True:
+            settled = self._shard.settle(self._now, self._time_ns)
+            self._shard.validate()
+            self._log += settled.records
+            lines += [f"  writes {_record(*record)}" for record in settled.records]
+            for delivery in settled.deliveries:
+                assert isinstance(delivery, Told)
+                self._told[_participant(delivery.to)] = delivery
+                what = "commit" if delivery.commits else "abort"
+                lines.append(f"  tells {_participant(delivery.to)}: {what} epoch {delivery.producer_epoch}")
+            lines += [f"{token} <- {self._answer(str(token), answer)}" for token, answer in settled.answers]
+            if not self._shard.is_waiting:
+                return lines
+            lines.append("  --")
+
+    def _ask(self, who: str, request: Request) -> list[str]:
+        self._shard.take(who, request)
+        return self._settle() or [f"{who} waits"]
+
+    # ---- commands
+
+    def _streams(self, command: Command) -> list[str]:
+        options = dict(command.options)
+        generation = int(options.pop("generation", "10"))
+        lives = {}
+        for name, text in options.items():
+            incarnation, partitions = map(int, text.split("/"))
+            lives[name] = StreamLife(incarnation, dict.fromkeys(range(partitions), incarnation))
+        self._view = StreamsView(generation, lives)
+        self._shard.on_streams(self._view)
+        return self._settle()
+
+    def _init(self, command: Command) -> list[str]:
+        command.check_options("timeout")
+        (who,) = command.words
+        timeout_ms = round(float(command.options.get("timeout", "60")) * 1000)
+        return self._ask(who, InitRequest(transactional_id=ID, timeout_ms=timeout_ms, client=who))
+
+    def _add(self, command: Command) -> list[str]:
+        command.check_options("epoch")
+        who, *wanted = command.words
+        number, epoch = self._producers[who]
+        request = AddRequest(
+            transactional_id=ID, producer_id=number, producer_epoch=int(command.options.get("epoch", epoch))
+        )
+        for each in wanted:
+            if each.startswith("g:"):
+                request.groups.append(each.removeprefix("g:"))
+            else:
+                stream, partition = each.split("/")
+                life = self._view.streams.get(stream, StreamLife(1, {}))
+                request.partitions.append(
+                    TransactionPartition(
+                        stream=stream,
+                        stream_incarnation=life.incarnation,
+                        partition=int(partition),
+                        partition_incarnation=life.incarnation,
+                    )
+                )
+        return self._ask(who, request)
+
+    def _end(self, command: Command, *, commits: bool) -> list[str]:
+        command.check_options("epoch")
+        (who,) = command.words
+        number, epoch = self._producers[who]
+        epoch = int(command.options.get("epoch", epoch))
+        request = EndRequest(transactional_id=ID, producer_id=number, producer_epoch=epoch, commits=commits)
+        return self._ask(who, request)
+
+    def _confirm(self, command: Command) -> list[str]:
+        for name in self._told if command.words == ("all",) else command.words:
+            if self._shard.awaits(self._told[name]):
+                self._shard.on_delivered(self._told[name])
+            self._shard.validate()
+        return self._settle()
+
+    def _operate(self, operation: Operation[..., Any, Any]) -> list[str]:
+        return self._ask("operator", Admin(operation, TransactionRef(ID)))
+
+    def _pass(self, command: Command) -> list[str]:
+        end = self._now + float(command.words[0])
+        lines: list[str] = []
+        while self._now < end:
+            self._advance(min(end, self._now + 0.25))
+            lines += self._settle()
+        return lines
+
+    def _advance(self, to: float) -> None:
+        self._time_ns += round((to - self._now) * 1e9)
+        self._now = to
+
+    def _new_coordinator(self, command: Command) -> list[str]:
+        command.check_options("later")
+        self._advance(self._now + float(command.options.get("later", "0")))
+        log = self._log
+        if "compacted" in command.words:
+            newest = {key: at for at, (key, _) in enumerate(log)}
+            log = [record for at, record in enumerate(log) if newest[record[0]] == at]
+        self._shard = self._new()
+        for key, value in log:
+            self._shard.replay(key, value)
+        self._shard.begin(self._view, self._now)
+        return self._settle()
+
+    def _lose_records(self, command: Command) -> list[str]:
+        del self._log[self._kept :]
+        return self._new_coordinator(command)
+
+    def _answer(self, who: str, answer: Answer) -> str:
+        match answer:
+            case TidelogError():
+                return answer.code.name
+            case InitResponse():
+                self._producers[who] = (answer.producer_id, answer.producer_epoch)
+                return f"producer {answer.producer_id - producer_id(PARTITION, 0)}, epoch {answer.producer_epoch}"
+            case AddResponse():
+                return f"{len(answer.tickets)} tickets"
+            case EndResponse():
+                self._producers[who] = (self._producers[who][0], answer.next_epoch)
+                waits_for = f", waits for {', '.join(answer.waits_for)}" if answer.waits_for else ""
+                return f"ended, next epoch {answer.next_epoch}{waits_for}"
+            case {"state": state, "producer_epoch": epoch, "last": last}:
+                return f"{state}, epoch {epoch}, {last}"
+            case _:
+                raise ScriptError(f"an answer {answer}")
+
+
+def _participant(participant: Participant) -> str:
+    return f"g:{participant.group}" if isinstance(participant, GroupIn) else str(participant)
+
+
+def _record(key: bytes, value: bytes | None) -> str:
+    if (key, value) == BARRIER:
+        return "a barrier"
+    match decode_key(key):
+        case TransactionKey(name):
+            return f"{name}: {'gone' if value is None else _transaction(TransactionRecord.FromString(value))}"
+        case ProducerIdsKey():
+            return f"{ProducerIds.FromString(value or b'').given} producers"
+        case found:
+            raise ScriptError(f"a record {found}")
+
+
+def _transaction(record: TransactionRecord) -> str:
+    parts = [f"{TransactionRecord.State.Name(record.state)}, epoch {record.producer_epoch}"]
+    parts += [f"{each.stream}/{each.partition}" for each in record.partitions]
+    parts += [f"g:{group}" for group in record.groups]
+    if record.last:
+        parts.append(f"last {TransactionRecord.Outcome.Name(record.last)}")
+    return ", ".join(parts)

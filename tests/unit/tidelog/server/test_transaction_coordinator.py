@@ -1,0 +1,194 @@
+"""The coordinator of one partition of `__transactions`: what leaves when, over a transport."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.fake_nats import FakeTransport, Hub, delivered
+from tests.peers import peer_link
+from tests.unit.tidelog.groups.groups_world import make_ticket
+from tests.unit.tidelog.server.test_coordinator import Led, Ports, refusal
+from tests.unit.tidelog.transactions.transactions_world import partition
+from tidelog.coordination.shard import Shard
+from tidelog.server import coordinator as module
+from tidelog.server import deliveries
+from tidelog.server.coordinated import transactional_ids
+from tidelog.server.coordinator import Coordinator
+from tidelog.transactions.shard import TransactionShard
+from wire import json_codec
+from wire.errors import Code, TidelogError
+from wire.subjects import Subjects
+from wire.tickets import group_target, partition_target
+from wire.tidelog_pb2 import EndTransactionRequest
+from wire.transactions import ADD, END, INIT, coordinator_partition, coordinator_subject
+from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.transport import Message
+from wire.types import Incarnation, PartitionKey, StreamName
+
+SUBJECTS = Subjects()
+ID = "t"
+PARTITION = coordinator_partition(ID)
+GROUP_SUBJECT = "tidelog.__groups.3.coordinate"
+"""Of the group g0, whose name hashes to partition 3."""
+
+
+def make_shard() -> Shard:
+    return TransactionShard(broker="b1", partition=PARTITION, patience=5.0, make_ticket=make_ticket)
+
+
+class World:
+    """The leader of s/0, and the coordinator of a group, answer when the test says so."""
+
+    def __init__(self) -> None:
+        self.hub = Hub()
+        self.led = Led()
+        self.led.key = PartitionKey(StreamName("__transactions"), Incarnation(7), PARTITION, Incarnation(7))
+        self.ports = Ports(self.hub)
+        self.client = FakeTransport(self.hub)
+        self.peers = peer_link(FakeTransport(self.hub))
+        self.told: list[Message] = []
+        self.coordinator = Coordinator(self.led, self.ports, transactional_ids(make_shard))
+
+    async def listen(self) -> None:
+        await self.peers.subscribe(SUBJECTS.mark(StreamName("s"), 0), self.told.append)
+        await self.peers.subscribe(GROUP_SUBJECT, self.told.append)
+        await delivered()
+
+    async def confirm(self, error: TidelogError | None = None) -> None:
+        told, self.told[:] = [*self.told], []
+        for message in told:
+            assert message.reply is not None
+            self.peers.publish(message.reply, [b""], headers=None if error is None else error.to_headers())
+        await delivered()
+
+    async def send(self, kind: str, request: InitRequest | AddRequest | EndRequest) -> list[Message]:
+        """What is answered stands in the list."""
+        answers: list[Message] = []
+        inbox = self.client.new_inbox()
+        self.client.on_inbox(inbox, answers.append)
+        subject = coordinator_subject(SUBJECTS, kind, ID)
+        self.client.publish(subject, [request.SerializeToString()], reply=inbox)
+        await delivered()
+        return answers
+
+    async def opened(self) -> InitResponse:
+        """A transaction with a partition and a group."""
+        (answer,) = await self.send(INIT, InitRequest(transactional_id=ID, timeout_ms=60_000))
+        producer = InitResponse.FromString(answer.data)
+        request = AddRequest(
+            transactional_id=ID,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            partitions=[partition(0)],
+            groups=["g0"],
+        )
+        (added,) = await self.send(ADD, request)
+        targets = [partition_target("s", 1, 0, 1), group_target("g0")]
+        assert [*AddResponse.FromString(added.data).tickets] == [
+            make_ticket(producer.producer_id, producer.producer_epoch, target) for target in targets
+        ]
+        return producer
+
+    async def end(self, producer: InitResponse) -> list[Message]:
+        return await self.send(
+            END,
+            EndRequest(
+                transactional_id=ID,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                commits=True,
+            ),
+        )
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(deliveries, "PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "RELOAD_PAUSE_S", 0.0)
+    world = World()
+    await world.listen()
+    yield world
+    world.led.end()
+    await delivered()
+
+
+async def test_a_decision_is_told_when_it_is_committed_and_not_before(world: World) -> None:
+    producer = await world.opened()
+    world.led.at_once = False
+    answers = await world.end(producer)
+    assert not world.told, "a coordinator that loses this record may decide otherwise"
+    world.led.commit()
+    await delivered()
+    marked, told = sorted(world.told, key=lambda message: message.subject, reverse=True)
+    assert EndTransactionRequest.FromString(marked.data) == EndTransactionRequest(
+        producer_id=producer.producer_id,
+        producer_epoch=0,
+        commits=True,
+        stream_incarnation=1,
+        partition_incarnation=1,
+    )
+    assert json_codec.decode(dict[str, Any], told.data, "it") == {
+        "operation": "group.end",
+        "request": {"group": "g0", "producer_id": producer.producer_id, "producer_epoch": 0, "commits": True},
+    }
+    await world.confirm()
+    assert not answers, "the next epoch is not committed"
+    world.led.commit()
+    await delivered()
+    assert EndResponse.FromString(answers[0].data).next_epoch == 1
+
+
+async def test_what_is_refused_is_told_again(world: World) -> None:
+    producer = await world.opened()
+    answers = await world.end(producer)
+    for _ in range(3):
+        assert len(world.told) == 2
+        await world.confirm(TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few"))
+        assert not answers
+    await world.confirm()
+    assert EndResponse.FromString(answers[0].data).next_epoch == 1
+
+
+async def test_a_decision_that_is_not_committed_is_told_to_nobody(world: World) -> None:
+    producer = await world.opened()
+    world.led.refusal = TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few")
+    (answer,) = await world.end(producer)
+    assert refusal(answer) is Code.OUTCOME_UNKNOWN, "it is held until all are told, and may be decided by then"
+    world.led.refusal = None
+    await delivered()
+    assert not world.told
+    answers = await world.end(producer)
+    await world.confirm()
+    assert EndResponse.FromString(answers[0].data).next_epoch == 1
+
+
+async def test_after_a_failed_append_the_decisions_of_the_log_are_told_again(world: World) -> None:
+    producer = await world.opened()
+    held = await world.end(producer)
+    assert len(world.told) == 2
+    world.told.clear()
+    world.led.refusal = TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few")
+    (refused,) = await world.send(INIT, InitRequest(transactional_id="t", timeout_ms=0))
+    assert refusal(refused) is Code.BAD_REQUEST
+    (refused,) = await world.send(END, EndRequest(transactional_id="t", producer_id=1))
+    assert refusal(refused) is Code.NOT_ENOUGH_REPLICAS, "the barrier"
+    assert [refusal(message) for message in held] == [Code.OUTCOME_UNKNOWN], "it is committed"
+    world.led.refusal = None
+    await delivered()
+    assert len(world.told) == 2
+    answers = await world.end(producer)
+    await world.confirm()
+    assert EndResponse.FromString(answers[0].data).next_epoch == 1
+
+
+async def test_a_coordinator_that_is_over_tells_nobody_any_more(world: World) -> None:
+    producer = await world.opened()
+    answers = await world.end(producer)
+    world.led.end()
+    await delivered()
+    assert [refusal(message) for message in answers] == [Code.OUTCOME_UNKNOWN]
+    await world.confirm(TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few"))
+    assert not world.told
