@@ -130,7 +130,8 @@ async def test_a_cold_answer_that_a_compaction_overtakes_is_read_again(
     log.roll()
     log.sync()
     log._state.tail.empty()
-    read, compacted = PartitionLog.read_from_disk, []
+    read = PartitionLog.read_from_disk
+    compacted: list[object] = []
 
     def overtaken(self: PartitionLog, offset: Offset, *, max_bytes: int, end_offset: Offset) -> object:
         data = bytes(read(self, offset, max_bytes=max_bytes, end_offset=end_offset))

@@ -72,7 +72,7 @@ def log() -> Written:
 
 def values(answer: bytes) -> dict[int, str]:
     """By offset."""
-    out = {}
+    out: dict[int, str] = {}
     for at, _ in iter_batches(answer):
         batch = RecordBatch.decode(answer, at)
         out |= {o: "." if v is None else v.decode() for o, v in zip(batch.offsets.tolist(), batch.values, strict=True)}
