@@ -229,11 +229,33 @@ AN_ABORTED_VALUE = [
     ("compact", None, None),
     ("read", 0, 300),
 ]
+A_MARKER_THAT_IS_NOT_COMMITTED = [
+    ("write", PRODUCERS, "a"),
+    ("write", 0, "b"),
+    ("write", PRODUCERS, "c"),
+    ("end", 0, Marker.COMMIT),
+    ("commit", 3, None),
+    ("read", 0, 300),
+    ("cut", 1, None),
+    ("end", 0, Marker.ABORT),
+    ("read", 0, 300),
+]
+AN_OPEN_TRANSACTION_IN_A_LOG_THAT_IS_COMPACTED = [
+    ("write", PRODUCERS, "a"),
+    ("write", 0, "a"),
+    ("commit", 2, None),
+    ("compact", None, None),
+    ("end", 0, Marker.ABORT),
+    ("commit", 1, None),
+    ("read", 0, 300),
+]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=40))
 @example(AN_ABORTED_VALUE)
+@example(A_MARKER_THAT_IS_NOT_COMMITTED)
+@example(AN_OPEN_TRANSACTION_IN_A_LOG_THAT_IS_COMPACTED)
 def test_a_consumer_of_committed_records_gets_what_the_model_says(script: list) -> None:  # type: ignore[type-arg]
     log = Log()
     for what, first, second in script:

@@ -64,6 +64,7 @@ from tests.protocol.running_broker import (
     Message,
     Told,
     batch_of,
+    records_in,
     told_drivers,
 )
 from tests.simulation.disk import SimDisk
@@ -71,9 +72,10 @@ from tests.simulation.world import World, inhabited
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.append import ask_durability, encode_append
+from wire.batch import iter_batches
 from wire.durability import Durability
 from wire.errors import TidelogError
-from wire.replication import OFFSET_HEADER
+from wire.replication import HEADER_SIZE, OFFSET_HEADER
 from wire.tidelog_pb2 import (
     AppendRequest,
     EndTransactionRequest,
@@ -81,7 +83,7 @@ from wire.tidelog_pb2 import (
     LeaderEpochOffsetResponse,
     ReplicationRequest,
 )
-from wire.transport import NO_RESPONDERS, BulkHandler
+from wire.transport import NO_RESPONDERS, Buffer, BulkHandler
 from wire.transport import Message as NatsMessage
 from wire.types import (
     BrokerId,
@@ -137,6 +139,8 @@ class ReplicaSet:
         """Called when a broker has done all that comes of an event."""
         self._asked: dict[str, Asked] = {}
         """By inbox."""
+        self._read: set[str] = set()
+        """Tokens of consumers whose records are told."""
         self._sent = 0
         """Partition epoch of the newest view on its way."""
         self.brokers = {name: Broker(self, name) for name in brokers.split()}
@@ -346,7 +350,10 @@ class ReplicaSet:
     def _answer_client(self, broker: Broker, message: NatsMessage) -> None:
         error = TidelogError.from_headers(message.headers)
         token = message.subject.removeprefix(CLIENT)
-        if self._answers:
+        if error is None and token in self._read:
+            self._read.discard(token)
+            self.tell(broker.name, f"{token} gets {_answer_shown(message.data[HEADER_SIZE:])}")
+        elif self._answers:
             self._answers[-1].append(error)
         elif error is not None:  # outside of an effect: the request was answered at once
             self.tell(broker.name, RefuseConsumer(token, error))
@@ -414,8 +421,12 @@ class ReplicaSet:
         """A coordinator of transactions ends one."""
         self._request(name, SUBJECTS.mark(self.key.stream, 0), request.SerializeToString(), token)
 
-    def fetch(self, name: str, request: FetchRequest, token: str) -> None:
-        self._request(name, SUBJECTS.fetch(self.key.stream, 0), request.SerializeToString(), token)
+    def fetch(self, name: str, request: FetchRequest, token: str, *, tells_records: bool = False) -> None:
+        """Of the replica itself. `tells_records`: those of the answer."""
+        if tells_records:
+            self._read.add(token)
+        subject = SUBJECTS.fetch_from(self.key.stream, 0, self.brokers[name].name)
+        self._request(name, subject, request.SerializeToString(), token)
 
     def replicate(self, name: str, request: ReplicationRequest) -> None:
         """A request made by hand; the answer is lost."""
@@ -548,6 +559,13 @@ class ReplicaSet:
         for broker in self.brokers.values():
             if broker.leading is not None:
                 yield broker, broker.leading
+
+
+def _answer_shown(batches: Buffer) -> str:
+    """OFFSET:VALUE of each record, + and - for markers; and how far the batches reach."""
+    records = [f"{offset}:{value}" for offset, _, value in records_in(batches)]
+    end = max((header.end_offset for _, header in iter_batches(batches)), default=None)
+    return " ".join(records or ["no record"]) + ("" if end is None else f", up to {end}")
 
 
 def _header_block(headers: Mapping[str, str]) -> bytes | None:

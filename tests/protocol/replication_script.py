@@ -42,7 +42,9 @@
     lose-snapshots b                       of a broker that does not run: the files of its derived state
     compact a END [tombstones]             a pass up to there: of each letter the last record stays, a capital is the
                                            tombstone of its letter; with `tombstones`, those of the pass before go
-    consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] | latest a
+    consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] [uncommitted] [records]   at any replica; with `records`
+                                           they are told when they come
+    latest a [uncommitted]
     replicate a from=b e=1 seq=5 offset=0  a request made by hand
     state                                  all replicas, and the view of the metadata
 
@@ -443,19 +445,21 @@ class ReplicationScript:
 
     def _consume(self, command: Command) -> None:
         command.check_options("offset", "wait", "last", "as")
-        self._check_leads(command.words[0])
+        name, *how = command.words
         options = command.options
         request = FetchRequest(
             offset=int(options["offset"]),
             max_bytes=1 << 20,
             max_wait_ms=round(float(options.get("wait", "0")) * 1000),
             last_record_epoch=int(options.get("last", "0")),
+            read_uncommitted="uncommitted" in how,
         )
-        self.world.fetch(command.words[0], request, options.get("as", "consumer"))
+        self.world.fetch(name, request, options.get("as", "consumer"), tells_records="records" in how)
 
     def _latest(self, command: Command) -> None:
         self._check_leads(command.words[0])
-        self.world.fetch(command.words[0], FetchRequest(latest=True), "latest")
+        request = FetchRequest(latest=True, read_uncommitted="uncommitted" in command.words)
+        self.world.fetch(command.words[0], request, "latest")
 
     def _replicate(self, command: Command) -> None:
         command.check_options("from", "e", "seq", "offset")

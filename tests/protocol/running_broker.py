@@ -124,10 +124,16 @@ def records_of(log: PartitionLog) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
     at = log.log_start_offset
     while at < log.log_end_offset:
         data = log.read_from_disk(at, max_bytes=log.size_bytes, end_offset=log.log_end_offset)
-        for position, header in iter_batches(data):
-            for delta, value in _values(bytes(data[position : position + header.size])):
-                yield Offset(header.base_offset + delta), header.leader_epoch, value
-            at = header.end_offset
+        yield from records_in(data)
+        *_, (_, last) = iter_batches(data)
+        at = last.end_offset
+
+
+def records_in(batches: Buffer) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
+    """As `records_of`."""
+    for position, header in iter_batches(batches):
+        for delta, value in _values(bytes(batches[position : position + header.size])):
+            yield Offset(header.base_offset + delta), header.leader_epoch, value
 
 
 @lru_cache(maxsize=4096)
