@@ -36,9 +36,10 @@ from dataplane.log.swapping import Swapping
 from dataplane.log.syncing import Syncing
 from dataplane.log.tail import Tail
 from dataplane.replica import life
+from dataplane.replica.aborted import AbortedBatches
 from dataplane.replica.admission import Admission
 from dataplane.replica.commits import Commits
-from dataplane.replica.consumers import Consumers
+from dataplane.replica.consumers import Consumers, Readable
 from dataplane.replica.data_waiters import DataWaiters
 from dataplane.replica.draining import Draining
 from dataplane.replica.epochs import LeaderEpochCache
@@ -78,6 +79,7 @@ from tidelog.server.peers.tags import Verifier
 from tidelog.transactions.decisions import Decisions
 from tidelog.transactions.shard import TransactionShard
 from wire import subjects
+from wire.batch import CompactableBatch
 from wire.types import PartitionView
 
 
@@ -753,6 +755,56 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             ),
         ),
         "replication/a_marker_is_taken_where_records_are_not",
+    ),
+    (
+        _mutant(
+            "consumers get the records of aborted transactions",
+            (AbortedBatches.has, "return number >= 0 and", "return False and"),
+        ),
+        "replication/consumers_get_nothing_of_an_aborted_transaction",
+    ),
+    (
+        _mutant(
+            "consumers get the records of open transactions",
+            (Readable.end_for, "else self.last_stable_offset", "else self.high_watermark"),
+        ),
+        "replication/consumers_wait_behind_an_open_transaction",
+    ),
+    (
+        _mutant("latest lies behind an open transaction", (Leader.latest, "if read_uncommitted:", "if True:")),
+        "replication/consumers_wait_behind_an_open_transaction",
+    ),
+    (
+        _mutant(
+            "a follower takes a marker that it has for committed",
+            (Followership.last_stable_offset, "(self.high_watermark)", "(self.log_end_offset)"),
+        ),
+        "replication/a_follower_serves_by_its_own_transactions",
+    ),
+    (
+        _mutant(
+            "compaction counts the records of aborted transactions",
+            (
+                Swapping.decided_below,
+                "AbortedBatches(transactions.aborted(state.log_start_offset, end))",
+                "AbortedBatches()",
+            ),
+        ),
+        "replication/compaction_counts_what_is_committed",
+    ),
+    (
+        _mutant(
+            "compaction does not wait for the end of a transaction",
+            (Swapping.decided_below, "transactions.last_stable(high_watermark)", "high_watermark"),
+        ),
+        "replication/compaction_counts_what_is_committed",
+    ),
+    (
+        _mutant(
+            "compaction does not look into transactional batches",
+            (CompactableBatch.decode, "not in _READABLE", "not in (0, 1, 2)"),
+        ),
+        "replication/compaction_counts_what_is_committed",
     ),
     (
         _mutant(

@@ -73,8 +73,12 @@ def dump(
 
     \b
     position  byte in the file          offsets   first and last that the batch covers
-    epoch     leader epoch              records   how many; "control" for a batch of the replicas' own
-    stored    compression, the master key of an encrypted body, id/epoch and sequence of its producer, its CRC
+    epoch     leader epoch              records   how many; "commit" or "abort" for the end of a transaction; "control"
+                                                  for a batch of the replicas' own
+    stored    compression, the master key of an encrypted body, id/epoch and sequence of its producer, whether it is
+              part of a transaction, its CRC
+
+    Records of transactions are shown whatever became of these.
 
     Damage is shown where it lies and does not end the listing: batches behind it are shown as well. Exit status 1 when
     there was any. With --json each line is an object.
@@ -119,11 +123,15 @@ def _batch_line(facts: dict[str, Any]) -> bytes:
     if facts["master_key"] is not None:
         stored.append(f"encrypted with {facts['master_key']!r}")
     producer = facts["producer"]
-    if producer is not None:
+    if facts["marker"] is not None:
+        stored.append(f"ends the transaction of producer {producer['id']}, whose next epoch is {producer['epoch']}")
+    elif producer is not None:
         stored.append(f"producer {producer['id']}/{producer['epoch']} from {producer['sequence']} on")
+        if facts["transactional"]:
+            stored.append("in a transaction")
     stored.append(f"DAMAGED: {facts['damage']}" if "damage" in facts else "CRC ok")
     offsets = f"{facts['base_offset']}..{facts['end_offset'] - 1}"
-    records = "control" if facts["control"] else facts["records"]
+    records = facts["marker"] or ("control" if facts["control"] else facts["records"])
     return (
         f"{start}{offsets:<21} {facts['leader_epoch']:>5} {records:>8}  {facts['first_timestamp']:<30}  "
         f"{', '.join(stored)}"
@@ -195,6 +203,8 @@ def _batch_facts(batch: StoredBatch) -> dict[str, Any]:
         "leader_epoch": header.leader_epoch,
         "records": 0 if header.is_control else header.record_count,
         "control": header.is_control,
+        "transactional": header.is_transactional,
+        "marker": header.marker.name.lower() if header.marker is not None else None,
         "first_timestamp": timestamp_to_text(header.first_timestamp),
         "last_timestamp": timestamp_to_text(header.last_timestamp),
         "producer": None

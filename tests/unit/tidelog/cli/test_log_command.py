@@ -14,9 +14,10 @@ from dataplane.encryption.keyring import Keyring
 from dataplane.encryption.master_keys import MasterKey, MasterKeys
 from dataplane.log.data_dir import DataDir
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from tests.unit.dataplane.log.compacting import append, end
 from tidelog.cli import main
-from wire.batch import HEADER_SIZE, BatchBuilder, Compression, control_batch
-from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.batch import HEADER_SIZE, BatchBuilder, Compression, Marker, control_batch
+from wire.types import FIRST_TRANSACTIONAL_ID, BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 FLIGHTS = PartitionKey(StreamName("flights"), Incarnation(4), 1, Incarnation(5))
 VAULT = PartitionKey(StreamName("vault"), Incarnation(6), 0, Incarnation(6))
@@ -110,6 +111,8 @@ class TestDump:
             "leader_epoch": 2,
             "records": 3,
             "control": False,
+            "transactional": False,
+            "marker": None,
             "first_timestamp": "1970-01-01T00:00:00.000000000Z",
             "last_timestamp": "1970-01-01T00:00:02.000000000Z",
             "producer": {"id": 7, "epoch": 1, "sequence": 0},
@@ -122,6 +125,21 @@ class TestDump:
         assert lines[1]["compression"] in ("zstd", "none")
         assert lines[6]["control"]
         assert lines[6]["producer"] is None
+
+    def test_transactions_and_their_ends(self, tmp_path: Path) -> None:
+        log, _ = PartitionLog.open(tmp_path, LogConfig())
+        append(log, [(b"k", b"v")], transaction=(1, 4, 0))
+        end(log, 1, 4, Marker.COMMIT)
+        end(log, 1, 5, Marker.ABORT)
+        log.close()
+        producer = FIRST_TRANSACTIONAL_ID + 1
+        facts = [(line["records"], line["transactional"], line["marker"]) for line in run_json("dump", tmp_path)]
+        assert facts == [(1, True, None), (0, True, "commit"), (0, True, "abort")]
+        _, *lines = [" ".join(line.split()) for line in run("dump", tmp_path)[1].splitlines() if line[:1] == " "]
+        assert f"producer {producer}/4 from 0 on, in a transaction, CRC ok" in lines[0]
+        assert "1 commit 1970" in lines[1]
+        assert f"ends the transaction of producer {producer}, whose next epoch is 5" in lines[1]
+        assert "1 abort 1970" in lines[2]
 
     def test_from_an_offset_on_up_to_a_limit(self, flights: Path) -> None:
         lines = run_json("dump", flights, "--offset", "7", "--limit", "2")
