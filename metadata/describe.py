@@ -105,6 +105,7 @@ def _partition_form(
         "paused": partition.paused,
         "readonly": partition.readonly,
         "high_watermark": progress.get("high_watermark"),
+        "last_stable_offset": progress.get("last_stable_offset"),
         "log_start_offset": progress.get("log_start_offset"),
         "log_end_offset": progress.get("log_end_offset"),
         "not_heard": {broker: subjects for broker, report in said.items() if (subjects := report.get("not_heard"))},

@@ -90,6 +90,9 @@ class PartitionDescription(TypedDict):
     readonly: bool
     high_watermark: int | None
     """Last committed offset, -1 = none; None while the leader does not answer."""
+    last_stable_offset: NotRequired[int | None]
+    """Exclusive end of what consumers read, unless they read uncommitted transactions; below the committed end while a
+    transaction is open. None where it is not known."""
     log_start_offset: int | None
     log_end_offset: int | None
     not_heard: dict[str, list[str]]

@@ -35,6 +35,8 @@ class ReplicaReport(TypedDict, total=False):
     """Exclusive; of a leader inside its lease that knows it, else null."""
     high_watermark: int
     """Inclusive, -1 = none."""
+    last_stable_offset: int | None
+    """Exclusive; below the HW while a transaction is open."""
     log_start_offset: int | None
     log_end_offset: int | None
     compacted_to: int | None

@@ -464,6 +464,7 @@ class Replica:
             "partition_epoch": role.view.epoch if role is not None else None,
             "committed_end": None,
             "high_watermark": high_watermark_to_wire(self.high_watermark),
+            "last_stable_offset": partition_log.last_stable(self.high_watermark) if partition_log is not None else None,
             "log_start_offset": start,
             "log_end_offset": partition_log.log_end_offset if partition_log is not None else None,
             "compacted_to": partition_log.compaction_point.clean_end if partition_log is not None else None,

@@ -336,7 +336,9 @@ def _show_description(found: StreamDescription) -> None:
     console().print(f"stream [bold]{found['name']}[/]  subject {found['subject']}\n{settings}", highlight=False)
     table = Table("partition", "leader", "leader epoch", "in sync", "behind or away", "log start", *ENDS)
     for partition in found["partitions"]:
-        last = partition["high_watermark"]
+        last, stable = partition["high_watermark"], partition.get("last_stable_offset")
+        committed = None if last is None else last + 1
+        waits = committed is not None and stable is not None and stable < committed
         table.add_row(
             str(partition["partition"]),
             partition["leader"] or "[red]none[/]",
@@ -344,7 +346,7 @@ def _show_description(found: StreamDescription) -> None:
             " ".join(partition["isr"]),
             _behind(partition),
             _number(partition["log_start_offset"]),
-            _number(None if last is None else last + 1),
+            _number(committed) + (f"\nstable {_number(stable)}" if waits else ""),
             _number(partition["log_end_offset"]),
         )
     console().print(table)

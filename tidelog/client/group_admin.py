@@ -174,7 +174,7 @@ class GroupAdmin:
                 raise
             described = await self._api.call(op.STREAM_DESCRIBE, stream)
             found = {
-                each["partition"]: each["log_start_offset"] if which == "earliest" else _end(each["high_watermark"])
+                each["partition"]: each["log_start_offset"] if which == "earliest" else _end(each)
                 for each in described["partitions"]
             }
             if None in found.values():
@@ -244,8 +244,12 @@ class GroupAdmin:
 _WORDS = {Anchor.EARLIEST: "earliest", Anchor.LATEST: "latest"}
 
 
-def _end(high_watermark: int | None) -> int | None:
-    return None if high_watermark is None else high_watermark + 1
+def _end(partition: op.PartitionDescription) -> int | None:
+    """Of what consumers read."""
+    stable = partition.get("last_stable_offset")  # a broker that does not know transactions has none
+    if stable is not None or partition["high_watermark"] is None:
+        return stable
+    return partition["high_watermark"] + 1
 
 
 def _target(to: str | int | datetime | AtTime | None, shift: int | None) -> Anchor | AtOffset | AtTime | int:

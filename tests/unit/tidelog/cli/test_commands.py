@@ -297,6 +297,25 @@ def test_the_ends_of_a_partition_are_exclusive(capsys: pytest.CaptureFixture[str
         assert [cell.strip() for cell in row.split("│")][-4:-1] == ["3", shown, "9"]
 
 
+def test_an_open_transaction_that_holds_consumers_back_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    partition = {
+        "partition": 0,
+        "leader": "b1",
+        "leader_epoch": 1,
+        "replicas": ["b1"],
+        "isr": ["b1"],
+        "high_watermark": 7,
+        "log_start_offset": 3,
+        "log_end_offset": 9,
+        "replicas_progress": {},
+    }
+    for stable, lines in ((8, ["8"]), (5, ["8", "stable 5"])):
+        found = {"name": "s", "subject": "s", "config": {}, "partitions": [{**partition, "last_stable_offset": stable}]}
+        stream._show_description(found)  # type: ignore[arg-type]
+        rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.count("│") > 5]
+        assert [row[-3].strip() for row in rows if row[-3].strip()] == lines
+
+
 def test_a_failure_shows_no_control_characters_of_a_stranger(capsys: pytest.CaptureFixture[str]) -> None:
     """Where NATS lets everybody answer in place of a broker."""
     session.Failure("only b\x1b[2J\x1b]0;mine\x07 is connected").show()
