@@ -17,16 +17,20 @@ from wire.batch import (
     Compression,
     ControlType,
     EncodedBatch,
+    Marker,
     RecordBatch,
     control_batch,
     decode_control,
     emptied,
     encode_headers,
+    iter_batches,
     parse_header,
+    scan_batches,
+    transaction_marker,
 )
 from wire.batch.header import MAX_BODY_BYTES
 from wire.errors import CorruptData
-from wire.types import LeaderEpoch, Offset
+from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from wire.batch.compacting import BoolArray
@@ -205,6 +209,53 @@ def test_the_last_record_may_go() -> None:
     left = kept_of(original, np.array([True, False]))
     assert [row[0] for row in rows(left)] == [BASE]
     assert parse_header(left).end_offset == BASE + 2
+
+
+@pytest.mark.parametrize("how", Compression)
+def test_a_batch_of_a_transaction_stays_one(how: Compression) -> None:
+    builder = BatchBuilder()
+    for value in (b"1" * 50, b"2" * 50, b"3" * 50):
+        builder.add_record(value, value[:1])
+    ids = {"producer_id": FIRST_TRANSACTIONAL_ID, "producer_epoch": 2, "base_sequence": 40}
+    original = stamped(builder.build(3, is_transactional=True, compression=how, **ids))
+    left = parse_header(kept_of(original, np.array([True, False, True])))
+    assert (left.is_transactional, left.is_control, left.compression) == (
+        True,
+        False,
+        parse_header(original).compression,
+    )
+    assert identity(left) == identity(parse_header(original))
+    assert parse_header(placed(emptied(left))).is_transactional
+
+
+def test_only_a_batch_without_a_body_grows_when_it_is_emptied() -> None:
+    smallest = encoded([(None, None, None, None)])
+    assert len(placed(emptied(parse_header(smallest)))) == len(smallest) + 8
+    for content in [(b"", None, None, None), (None, b"", None, None), (None, None, {"": b""}, None)]:
+        for how in Compression:
+            batch = encoded([content], how)  # type: ignore[list-item]
+            assert len(placed(emptied(parse_header(batch)))) <= len(batch)
+
+
+@given(st.lists(st.tuples(records, st.sampled_from(Compression), st.booleans()), max_size=5))
+def test_scanned_batches_are_the_batches(contents: list[tuple[Content, Compression, bool]]) -> None:
+    data = b""
+    for content, how, is_transactional in contents:
+        builder = BatchBuilder()
+        for key, value, headers, timestamp in content:
+            builder.add_record(value, key, encode_headers(headers) if headers else b"", timestamp)
+        batch = builder.build(
+            3, producer_id=9, producer_epoch=0, base_sequence=0, compression=how, is_transactional=is_transactional
+        )
+        data += stamped(batch)
+        data += placed(emptied(parse_header(stamped(batch))))
+        data += stamped(transaction_marker(9, 1, Marker.ABORT))
+    assert [(each.at, each.size, each.base_offset, each.producer_id) for each in scan_batches(data)] == [
+        (at, header.size, header.base_offset, header.producer_id) for at, header in iter_batches(data)
+    ]
+    assert [each.is_transactional_data for each in scan_batches(data)] == [
+        header.is_transactional and not header.is_control for _, header in iter_batches(data)
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -9,7 +9,7 @@ from tidelog.client.errors import CorruptBatch, LogTruncated, MessageTooLarge, O
 from tidelog.client.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Skip, Wait
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import REST_NS, FollowerSources
-from wire.batch import BatchBuilder, control_batch
+from wire.batch import BatchBuilder, control_batch, emptied, parse_header
 from wire.errors import Code, TidelogError
 from wire.replication import encode_header
 from wire.types import BrokerId, LeaderEpoch, Offset
@@ -98,6 +98,14 @@ class TestRecords:
         f.next_request(NOW)
         assert offsets(f.on_answer(answer(batch(0, 4), batch(4, 4), batch(8, 4)), None)) == [2, 3, 4, 5]
         assert f.is_done
+
+    def test_the_place_of_an_aborted_transaction_is_passed_over(self) -> None:
+        f = fetcher(AtOffset(0))
+        f.next_request(NOW)
+        emptied_one = emptied(parse_header(batch(0, 3)))
+        outcome = f.on_answer(answer(b"".join(emptied_one.stamp(Offset(0), LeaderEpoch(1))[0])), None)
+        assert outcome == Wait(0.0)
+        assert f.position == 3
 
     def test_control_batches_are_passed_over(self) -> None:
         f = fetcher(AtOffset(0), AtOffset(2))
