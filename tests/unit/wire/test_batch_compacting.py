@@ -233,7 +233,7 @@ def test_only_a_batch_without_a_body_grows_when_it_is_emptied() -> None:
     assert len(placed(emptied(parse_header(smallest)))) == len(smallest) + 8
     for content in [(b"", None, None, None), (None, b"", None, None), (None, None, {"": b""}, None)]:
         for how in Compression:
-            batch = encoded([content], how)  # type: ignore[list-item]
+            batch = encoded([content], how)
             assert len(placed(emptied(parse_header(batch)))) <= len(batch)
 
 
