@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tidelog.client.errors import NoSpace as NoSpace
     from tidelog.client.errors import NotAssigned as NotAssigned
     from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
+    from tidelog.client.errors import NotInTransaction as NotInTransaction
     from tidelog.client.errors import NotPermitted as NotPermitted
     from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
     from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
@@ -58,9 +59,11 @@ if TYPE_CHECKING:
     from tidelog.client.errors import StaleGeneration as StaleGeneration
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
+    from tidelog.client.errors import TransactionAborted as TransactionAborted
     from tidelog.client.errors import UnknownGroup as UnknownGroup
     from tidelog.client.errors import UnknownMember as UnknownMember
     from tidelog.client.errors import UnknownStream as UnknownStream
+    from tidelog.client.errors import UnknownTransaction as UnknownTransaction
     from tidelog.client.errors import WrongCluster as WrongCluster
     from tidelog.client.errors import WrongIncarnation as WrongIncarnation
     from tidelog.client.group_consumer import Committed as Committed
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     from tidelog.client.records import BatchReceipt as BatchReceipt
     from tidelog.client.records import Receipt as Receipt
     from tidelog.client.records import Record as Record
+    from tidelog.client.transactional_producer import TransactionalProducer as TransactionalProducer
     from wire.errors import Code as Code
     from wire.errors import TidelogError as TidelogError
 
@@ -81,10 +85,10 @@ _ERRORS = (
     "BadConfig", "BadName", "BadReplicationFactor", "BadRequest", "BadSubject", "BufferFull", "Closed", "CorruptBatch",
     "CorruptEnvelope", "CursorChanged", "DeliveryTimeout", "DeserializationFailed", "FencedInstance", "GroupNotEmpty",
     "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
-    "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotPermitted", "OffsetOutOfRange", "OutOfOrderSequence",
-    "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleCommit", "StaleGeneration",
-    "StreamExists", "SubjectTaken", "UnknownGroup", "UnknownMember", "UnknownStream", "WrongCluster",
-    "WrongIncarnation",
+    "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotInTransaction", "NotPermitted", "OffsetOutOfRange",
+    "OutOfOrderSequence", "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleCommit",
+    "StaleGeneration", "StreamExists", "SubjectTaken", "TransactionAborted", "UnknownGroup", "UnknownMember",
+    "UnknownStream", "UnknownTransaction", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {
@@ -103,6 +107,7 @@ _HOMES = {
     "Receipt": "tidelog.client.records",
     "Record": "tidelog.client.records",
     "TidelogError": "wire.errors",
+    "TransactionalProducer": "tidelog.client.transactional_producer",
     "connect": "tidelog.client.connecting",
 }
 

@@ -16,13 +16,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-from tidelog.client import connecting, connection, consumer, cursors, group_consumer, producer
+from tidelog.client import (
+    connecting,
+    connection,
+    consumer,
+    cursors,
+    group_consumer,
+    producer,
+    transactional_producer,
+)
 from tidelog.client.errors import Closed
 from tidelog.client.loop_thread import LoopThread
 from tidelog.client.records import Batch, K, Record, V
@@ -137,6 +145,65 @@ class Producer(Generic[K, V]):
     def stream(self) -> str:
         """The name of the stream."""
         return self._inner.stream
+
+
+class TransactionalProducer(Generic[K, V]):
+    """See `tidelog.TransactionalProducer`. Make it with `Client.producer`."""
+
+    def __init__(self, inner: transactional_producer.TransactionalProducer[K, V], thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A block of a `with` statement that begins a transaction, and at its end commits it, or aborts it after an
+        exception. A commit or an abort within it ends it earlier. Raises as `begin` and `commit`."""
+        within = self._inner.transaction()
+        self._thread.run(within.__aenter__())
+        try:
+            yield
+        except BaseException as error:
+            if not self._thread.run(within.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self._thread.run(within.__aexit__(None, None, None))
+
+    start = _blocking(transactional_producer.TransactionalProducer.start)
+    begin = _blocking(transactional_producer.TransactionalProducer.begin)
+    commit = _blocking(transactional_producer.TransactionalProducer.commit)
+    abort = _blocking(transactional_producer.TransactionalProducer.abort)
+    send = _blocking(transactional_producer.TransactionalProducer.send)
+    send_many = _blocking(transactional_producer.TransactionalProducer.send_many)
+    flush = _blocking(transactional_producer.TransactionalProducer.flush)
+    close = _blocking(transactional_producer.TransactionalProducer.close)
+
+    send_nowait = _made(transactional_producer.TransactionalProducer.send_nowait, _passed_on)
+    delay = _made(transactional_producer.TransactionalProducer.delay, _as_it_is)
+
+    def send_offsets(self, offsets: Mapping[Name, int] | None = None, *, group: GroupConsumer[Any, Any] | str) -> None:
+        member = group._inner if isinstance(group, GroupConsumer) else group
+        self._thread.run(self._inner.send_offsets(offsets, group=member))
+
+    send_offsets.__doc__ = transactional_producer.TransactionalProducer.send_offsets.__doc__
+
+    @property
+    def transactional_id(self) -> str:
+        """As it was given."""
+        return self._inner.transactional_id
+
+    @property
+    def in_transaction(self) -> bool:
+        """A transaction is open: records and offsets are taken."""
+        return self._thread.call(lambda: self._inner.in_transaction)
 
 
 class Consumer(Generic[K, V]):
@@ -268,6 +335,7 @@ class GroupConsumer(Generic[K, V]):
     commit = _blocking(group_consumer.GroupConsumer.commit)
     committed = _blocking(group_consumer.GroupConsumer.committed)
     seek = _blocking(group_consumer.GroupConsumer.seek)
+    seek_to_committed = _blocking(group_consumer.GroupConsumer.seek_to_committed)
     pause = _made(group_consumer.GroupConsumer.pause, _as_it_is)
     resume = _made(group_consumer.GroupConsumer.resume, _as_it_is)
     position = _made(group_consumer.GroupConsumer.position, _as_it_is)
@@ -419,7 +487,49 @@ class Client:
     fetch_batches = _iterated(connection.Client.fetch_batches)
     activity = _iterated(connection.Client.activity)
 
-    producer = _made(connection.Client.producer, Producer)
+    @overload
+    def producer(
+        self,
+        stream: str,
+        *,
+        acks: Literal["all", "leader", "none"] = "all",
+        durability: str | None = None,
+        confirm_timeout: float | None = None,
+        batch_bytes: int = 1 << 20,
+        linger_ms: float = 0.0,
+        max_in_flight: int = 5,
+        buffer_bytes: int = 64 << 20,
+        delivery_timeout_ms: float = 30_000,
+        compression: Literal["none", "lz4", "zstd"] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        key_serializer: Callable[[K], bytes] | None = None,
+        value_serializer: Callable[[V], bytes] | None = None,
+    ) -> Producer[K, V]: ...
+
+    @overload
+    def producer(
+        self,
+        *,
+        transactional_id: str,
+        streams: str | Iterable[str] = (),
+        transaction_timeout: float = 60.0,
+        batch_bytes: int = 1 << 20,
+        linger_ms: float = 0.0,
+        max_in_flight: int = 5,
+        buffer_bytes: int = 64 << 20,
+        delivery_timeout_ms: float = 30_000,
+        compression: Literal["none", "lz4", "zstd"] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        key_serializer: Callable[[K], bytes] | None = None,
+        value_serializer: Callable[[V], bytes] | None = None,
+    ) -> TransactionalProducer[K, V]: ...
+
+    @wraps(connection.Client.producer)
+    def producer(self, *args: Any, **kwargs: Any) -> Any:
+        made: Any = self._thread.call(lambda: self._inner.producer(*args, **kwargs))
+        kind = TransactionalProducer if isinstance(made, transactional_producer.TransactionalProducer) else Producer
+        return kind(made, self._thread)
+
     consume = _made(connection.Client.consume, Consumer)
     subscribe = _subscribed(connection.Client.subscribe)
     groups = _blocking(connection.Client.groups)

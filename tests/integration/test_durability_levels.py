@@ -138,5 +138,5 @@ async def test_levels_that_cannot_be_are_refused_by_name(cluster: ReplicatedClus
         ("replica_durable:2", "leader", "acks='leader'"),
     ):
         with pytest.raises(tidelog.TidelogError, match=words):
-            async with cluster.client.producer("named", acks=acks, durability=durability):  # type: ignore[arg-type]
+            async with cluster.client.producer("named", acks=acks, durability=durability):  # type: ignore[call-overload]
                 pass

@@ -363,10 +363,10 @@ class Workload:
         if (self.stream, self.incarnation) != (key.stream, key.stream_incarnation):
             return
         for producer in self.client._producers:
-            pipe = producer._pipes.get(key.partition)
-            if pipe is not None and pipe.core._session is not None:
+            pipe = producer._pipes.get(key.partition) if isinstance(producer, Producer) else None
+            if pipe is not None and pipe.core.session is not None:
                 awaited = [batch.base_sequence for batch in pipe.core._window]
-                yield Session(pipe.core._session.producer_id, pipe.core._next_sequence, awaited)
+                yield Session(pipe.core.session.producer_id, pipe.core._next_sequence, awaited)
 
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:

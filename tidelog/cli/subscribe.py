@@ -75,6 +75,11 @@ _POSITION = "[{words}|OFFSET|TIME]"
     help="Where to start in place of a --start OFFSET that is outside of the committed log; fail: end with an error."
     "  [default: below it as --on-gap says, above it wait for the log to grow]",
 )
+@click.option(
+    "--read-uncommitted",
+    is_flag=True,
+    help="Print the records of transactions that are open or were aborted, too, and wait for none.",
+)
 @click.option("--limit", type=click.IntRange(min=1), help="End after so many records.")
 @click.option(
     "--format",
@@ -121,6 +126,7 @@ def subscribe(
     rack: str | None,
     on_gap: Literal["raise", "skip"] | None,
     on_out_of_range: Literal["earliest", "latest", "fail"] | None,
+    read_uncommitted: bool,
     limit: int | None,
     form: str | None,
     resume: Path | None,
@@ -169,6 +175,7 @@ def subscribe(
                 read_from=read_from,
                 on_gap=on_gap or "skip",
                 on_out_of_range=on_out_of_range or "earliest",
+                read_uncommitted=read_uncommitted,
             ) as member:
                 await _print_shared(member, show, limit)
 
@@ -196,6 +203,7 @@ def subscribe(
             rack=rack if read_from == "nearest" else None,
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
+            read_uncommitted=read_uncommitted,
         ) as consumer:
             if file is None:
                 await _print(consumer, show, limit, {})

@@ -44,6 +44,10 @@ Invariants:
 9. A batch that expects an offset is alone in the window: where the next record goes is known only then. Refused with
    INCORRECT_OFFSET it is in no log, unless an earlier attempt is without an answer, and the next batch takes its
    sequence: the session stays sound.
+10. The session of a transactional producer is that of its transaction, and comes with a ticket. NOT_IN_TRANSACTION and
+    PRODUCER_FENCED ask for another ticket: the coordinator of the transaction says what is the matter
+    (`tidelog.client.transaction`). It gives no session for rules 4 to 6: there the transaction ends, and what was
+    written of it will not be read.
 
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
 waited `probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one
@@ -102,11 +106,16 @@ class WantSession:
 
 
 @dataclass(frozen=True, slots=True)
+class WantTicket:
+    """The leader does not take the ticket of the transaction; get another one."""
+
+
+@dataclass(frozen=True, slots=True)
 class RefreshMetadata:
     """The metadata of the stream may be out of date."""
 
 
-Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | RefreshMetadata
+Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | WantTicket | RefreshMetadata
 
 
 class PartitionAccumulator:
@@ -125,7 +134,8 @@ class PartitionAccumulator:
         self._idempotent = settings.acks is not Acks.NONE
         self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
         self._window: deque[PendingBatch] = deque()
-        self._session: ProducerSession | None = None
+        self.session: ProducerSession | None = None
+        """Of the batches that begin now."""
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
@@ -173,7 +183,7 @@ class PartitionAccumulator:
             return None
         batch = gathering.sealed.popleft()
         if self._idempotent:
-            batch.session = self._session
+            batch.session = self.session
             batch.base_sequence = self._next_sequence
             self._next_sequence += len(batch)
         batch.place, self._begun = self._begun, self._begun + 1
@@ -191,7 +201,7 @@ class PartitionAccumulator:
 
     @property
     def _has_session(self) -> bool:
-        return not self._idempotent or (self._session is not None and self._session_sound)
+        return not self._idempotent or (self.session is not None and self._session_sound)
 
     def on_publish_refused(self, batch: PendingBatch, now: float, retry_in: float) -> None:
         """The connection took nothing: it is down or its buffer is full."""
@@ -250,6 +260,10 @@ class PartitionAccumulator:
             self._next_sequence = batch.base_sequence
             self._resolve(batch)
             return [Failed(batch, typed(error).with_details(OUTCOME.of("not_written")))]
+        if code in (Code.NOT_IN_TRANSACTION, Code.PRODUCER_FENCED) and batch.is_transactional:
+            batch.state = BatchState.RESEND
+            self.link.back_off(now, error)
+            return [WantTicket()]
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.confirm_timeout is not None):
             return [*effects, *self._fail(batch, typed(_as_told(error, batch))), *self._renew_session()]
@@ -304,8 +318,9 @@ class PartitionAccumulator:
         self.link.reconnected(now)
         return []
 
-    def on_session(self, session: ProducerSession) -> None:
-        self._session = session
+    def on_session(self, session: ProducerSession | None) -> None:
+        """None: the transaction is over that the last one was of, and nothing is unresolved."""
+        self.session = session
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
@@ -404,7 +419,7 @@ class PartitionAccumulator:
 
     def _forgotten(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         remembered = (error.detail(REMEMBERED_MS) or 0) / 1000
-        if not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
+        if batch.is_transactional or not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
             self.link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
         unknown = DeliveryTimeout(
@@ -446,7 +461,7 @@ class PartitionAccumulator:
     def _renew_session(self) -> list[Effect]:
         if not self._needs_session:
             return []
-        self._session = None
+        self.session = None
         self._session_wanted = True
         return [WantSession()]
 
@@ -467,7 +482,7 @@ def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bo
 
 def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
     """A refusal says that this attempt was not stored; an earlier one whose answer was lost may have been."""
-    if not batch.uncertain or error.code.unknown_outcome:
+    if not batch.uncertain or batch.is_transactional or error.code.unknown_outcome:
         return error
     return TidelogError(
         Code.OUTCOME_UNKNOWN,
@@ -478,7 +493,7 @@ def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
 
 def _given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
     """The error of a batch that nothing more is done for."""
-    if not batch.may_be_written:
+    if not batch.may_be_written or batch.is_transactional:
         return error.with_details(OUTCOME.of("not_written"))
     message = f"{error.message}; these records were sent, and may or may not have been written"
     return type(error)(error.code, message, error.details).with_details(OUTCOME.of("unknown"))
@@ -510,7 +525,7 @@ def delay(core: PartitionAccumulator, now: float) -> tuple[float, str] | None:
 def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
     """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
     refusal = link.refusal
-    if batch.may_be_written:
+    if batch.may_be_written and not batch.is_transactional:
         at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,

@@ -63,6 +63,11 @@ def check_whole(name: str, value: object, low: int, high: int) -> None:
         raise bad(f"{name}={number} is outside {low} to {high}")
 
 
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise bad(f"{name}={shown(value)} is neither True nor False")
+
+
 def check_mapping(name: str, value: object, example: str) -> None:
     """Its keys are text."""
     if not isinstance(value, Mapping):

@@ -15,15 +15,21 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import TidelogError
+from wire.types import FIRST_TRANSACTIONAL_ID
 
 _T = TypeVar("_T")
 
 
 class ProducerSession(NamedTuple):
-    """Answer of `producer.init`. Sequences begin at 0 in each session, per partition."""
+    """Answer of `producer.init`, or of the coordinator of a transactional producer. Sequences begin at 0 in each
+    session, per partition."""
 
     producer_id: int
     producer_epoch: int
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.producer_id >= FIRST_TRANSACTIONAL_ID
 
 
 class BatchState(Enum):
@@ -175,6 +181,11 @@ class PendingBatch:
     def may_be_written(self) -> bool:
         """An attempt is out, or an earlier one was left without an answer."""
         return self.uncertain or self.state is BatchState.SENT
+
+    @property
+    def is_transactional(self) -> bool:
+        """It was sent as a part of a transaction."""
+        return self.session is not None and self.session.is_transactional
 
     @property
     def has_values_only(self) -> bool:

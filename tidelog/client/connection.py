@@ -8,18 +8,12 @@ from itertools import count
 from types import NoneType, TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.activity import read_activity
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
-from tidelog.client.arguments import (
-    bad,
-    check_number,
-    check_text,
-    check_whole,
-)
+from tidelog.client.arguments import bad, check_flag, check_whole
 from tidelog.client.consumer import Consumer
-from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.coordinator_link import OF_TRANSACTIONS, CoordinatorLink
 from tidelog.client.copying import CopiedStream, CopyRequest, copy_stream
 from tidelog.client.errors import Closed, WrongIncarnation
 from tidelog.client.fetcher import FetchSettings
@@ -32,18 +26,18 @@ from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
+from tidelog.client.producer_calls import ProducerCalls
 from tidelog.client.records import K, V
-from tidelog.client.serialization import Deserializers, Serializers
+from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, reading_options
 from tidelog.client.transaction_calls import TransactionCalls
+from tidelog.client.transactional_producer import TransactionalProducer
 from wire import operations as op
 from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
-from wire.durability import Durability
 from wire.errors import Code
 from wire.subjects import Subjects
 from wire.transport import Transport
-from wire.types import Acks
 
 _MAX_OFFSET = (1 << 63) - 1
 
@@ -53,7 +47,7 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client(PartitionChanges, GroupCalls, TransactionCalls):
+class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(
@@ -66,8 +60,9 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         self._metadata = MetadataCache(self._api)
         self._admin = Admin(self._api, self._metadata, subjects)
         self._link = CoordinatorLink(transport, subjects, self._api)
+        self._transactions_link = CoordinatorLink(transport, subjects, self._api, OF_TRANSACTIONS)
         self._groups = GroupAdmin(self._api, self._metadata, self._link, self.offsets)
-        self._producers: dict[Producer[Any, Any], None] = {}
+        self._producers: dict[Producer[Any, Any] | TransactionalProducer[Any, Any], None] = {}
         """In the order in which they were made: that is the order in which they hear of a connection."""
         self._consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None] = {}
         self._numbers = count(time.time_ns() % 1021)
@@ -85,14 +80,18 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection. Open producers give up their unacknowledged records: close them first."""
+        """Close the connection. Open producers give up their unacknowledged records: close them first. Transactions
+        that are open are aborted."""
         if self._closed:
             return
         self._home.check()
         self._closed = True
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         for producer in tuple(self._producers):
-            producer._abort(gone)
+            if isinstance(producer, TransactionalProducer):
+                await producer.close()
+            else:
+                producer._abort(gone)
         for consumer in tuple(self._consumers):
             await consumer.aclose()
         await self._transport.close()
@@ -234,78 +233,6 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
 
     # Records
 
-    def producer(
-        self,
-        stream: str,
-        *,
-        acks: Literal["all", "leader", "none"] = "all",
-        durability: str | None = None,
-        confirm_timeout: float | None = None,
-        batch_bytes: int = 1 << 20,
-        linger_ms: float = 0.0,
-        max_in_flight: int = 5,
-        buffer_bytes: int = 64 << 20,
-        delivery_timeout_ms: float = 30_000,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
-        key_serializer: Callable[[K], bytes] | None = None,
-        value_serializer: Callable[[V], bytes] | None = None,
-    ) -> Producer[K, V]:
-        """A producer for a stream.
-
-        `acks`: "all" = committed by the in-sync replicas; "leader" = in the leader's log, lost if the leader changes;
-        "none" = written to the connection. `durability`: a level of this producer's own in place of the stream's:
-        "durable", "accepted", "replica_durable:N", "replica_accepted:N", "majority_durable", "local_durable" (see
-        docs/operations.md). `confirm_timeout`: seconds that the leader waits for the level; then the record fails with
-        DeliveryTimeout, and may have been written. A leader that refuses records for so long (a quota, too few
-        replicas) ends them as well, with its refusal, and they have not been written. None: the stream's time, after
-        which it is sent again, without a duplicate, until `delivery_timeout_ms` is over. `batch_bytes` is bounded by
-        the payload that NATS takes in one message. `linger_ms` waits for more records before an incomplete batch is
-        sent. `max_in_flight`: batches per partition, 1 to 5. `buffer_bytes` of unacknowledged records: above it `send`
-        waits and `send_nowait` raises BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout, or
-        with what its leader refuses it for. `compression` of batches; None: the stream's setting. `partitioner`: the
-        hash of a key, modulo the number of partitions, is the partition of its records; "murmur2" is that of Kafka's
-        Java clients (librdkafka's murmur2_random). All producers of a stream should use one, else a key has two homes.
-        `key_serializer`, `value_serializer`: called with each key and value that is not None, to make bytes of it;
-        what they refuse, `send` and its like raise as SerializationFailed. None: keys and values are bytes.
-        """
-        self._check_open()
-        level = _acks(acks)
-        asked = None if durability is None else _durability(durability, level)
-        if confirm_timeout is not None:
-            check_number("confirm_timeout", confirm_timeout, 0.001, 3600)
-        check_whole("batch_bytes", batch_bytes, 1, 1 << 30)
-        check_number("linger_ms", linger_ms, 0, 60_000)
-        check_whole("max_in_flight", max_in_flight, 1, 5)
-        check_whole("buffer_bytes", buffer_bytes, 1, 1 << 40)
-        check_number("delivery_timeout_ms", delivery_timeout_ms, 1, 24 * 3_600_000)
-        number = next(self._numbers)
-        producer = Producer(
-            self._transport,
-            self._subjects,
-            self._api,
-            self._metadata,
-            stream_name(stream),
-            settings=AccumulatorSettings(
-                acks=level,
-                batch_bytes=batch_bytes,
-                linger=linger_ms / 1000,
-                max_in_flight=max_in_flight,
-                delivery_timeout=delivery_timeout_ms / 1000,
-                confirm_timeout=confirm_timeout,
-            ),
-            buffer_bytes=buffer_bytes,
-            compression=compression,
-            durability=asked,
-            confirm_timeout_ms=0 if confirm_timeout is None else max(1, round(confirm_timeout * 1000)),
-            partitioner=partitioner,
-            spread=number,
-            serializers=Serializers(key_serializer, value_serializer),
-            on_closed=lambda closed: self._producers.pop(closed, None),
-        )
-        self._producers[producer] = None
-        return producer
-
     def consume(
         self,
         stream: str,
@@ -319,6 +246,7 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         rack: str | None = None,
         on_gap: Literal["raise", "skip"] | None = None,
         on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
+        read_uncommitted: bool = False,
         key_deserializer: Callable[[bytes], K] | None = None,
         value_deserializer: Callable[[bytes], V] | None = None,
     ) -> Consumer[K, V]:
@@ -332,15 +260,16 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
         behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
         `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
-        The records are the same. `on_gap`: the reaction when retention
-        has removed the next record before it was read. "raise" OffsetOutOfRange, or "skip" the removed records: that is
-        told in the log and counted in `Consumer.missed`. None: raise where reading starts at an offset, skip where it
-        starts at a word or a time. `on_out_of_range`: where to start in place of an offset below the start or above the
-        end of the committed log, which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above
-        it waits for the log to grow (but is refused with the stop "latest"). `key_deserializer`, `value_deserializer`:
-        called with the bytes of each key and value that is not None, for `Record.key` and `Record.value`; `batches()`
-        gives bytes. What they raise is raised where the record is taken, as DeserializationFailed, which names the
-        record; the position stays at it.
+        The records are the same. `on_gap`: the reaction when retention has removed the next record before it was read.
+        "raise" OffsetOutOfRange, or "skip" the removed records: that is told in the log and counted in
+        `Consumer.missed`. None: raise where reading starts at an offset, skip where it starts at a word or a time.
+        `on_out_of_range`: where to start in place of an offset below the start or above the end of the committed log,
+        which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above it waits for the log to
+        grow (but is refused with the stop "latest"). `read_uncommitted`: hand out the records of transactions that are
+        open or were aborted, too, and none waits for a transaction. `key_deserializer`, `value_deserializer`: called
+        with the bytes of each key and value that is not None, for `Record.key` and `Record.value`; `batches()` gives
+        bytes. What they raise is raised where the record is taken, as DeserializationFailed, which names the record;
+        the position stays at it.
         """
         self._check_open()
         source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
@@ -348,6 +277,7 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
             raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
         check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+        check_flag("read_uncommitted", read_uncommitted)
         consumer = Consumer(
             self._transport,
             self._subjects,
@@ -358,7 +288,7 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
             stop=stop,
             partitions=partitions,
             prefetch_bytes=prefetch_bytes,
-            settings=FetchSettings(max_bytes=max_bytes),
+            settings=FetchSettings(max_bytes=max_bytes, read_uncommitted=read_uncommitted),
             read_from=source,
             rack=near,
             on_gap=gap,
@@ -378,9 +308,11 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         which: Literal["earliest", "latest"] | Moment,
         *,
         partitions: Iterable[int] | None = None,
+        read_uncommitted: bool = False,
     ) -> dict[int, int]:
         """One offset per partition (None: of all): "earliest" = of the oldest record there is; "latest" = the end of
-        the committed log (exclusive: the next record's); a time (as the `timestamp` of `Producer.send`) = of the first
+        the committed log (exclusive: the next record's; in front of the first transaction that is open, or, with
+        `read_uncommitted`, behind it); a time (as the `timestamp` of `Producer.send`) = of the first
         record at or after it, the end when there is none. "latest" never goes back. `Consumer` has the same as
         `beginning_offsets`, `end_offsets` and `offsets_for_times`.
 
@@ -388,11 +320,12 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         """
         self._check_open()
         position = _looked_up(which)
+        check_flag("read_uncommitted", read_uncommitted)
         if position is Anchor.EARLIEST:
             return await self._lookup.beginnings(stream, partitions)
         if position is Anchor.NEW:
-            return await self._lookup.ends(stream, partitions)
-        return await self._lookup.at(stream, position, partitions)
+            return await self._lookup.ends(stream, partitions, read_uncommitted=read_uncommitted)
+        return await self._lookup.at(stream, position, partitions, read_uncommitted=read_uncommitted)
 
     async def fetch_batches(
         self,
@@ -402,17 +335,19 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
         end_offset: int,
         *,
         max_bytes: int = 1 << 20,
+        read_uncommitted: bool = False,
         stream_incarnation: int | None = None,
         partition_incarnation: int | None = None,
     ) -> AsyncIterator[RecordBatch]:
         """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for records that
-        are not committed yet. With incarnations given, raises WrongIncarnation when the stream has been created anew
-        since.
+        are not committed yet. `read_uncommitted` as that of `consume`. With incarnations given, raises WrongIncarnation
+        when the stream has been created anew since.
         """
         self._check_open()
         for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):
             check_whole(name, value, 0, _MAX_OFFSET)
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
+        check_flag("read_uncommitted", read_uncommitted)
         layout = await self._metadata.get(stream)
         if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
             layout = await self._metadata.refresh(stream)
@@ -423,7 +358,9 @@ class Client(PartitionChanges, GroupCalls, TransactionCalls):
                 Code.WRONG_INCARNATION,
                 f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
             )
-        settings = FetchSettings(max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
+        settings = FetchSettings(
+            max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD), read_uncommitted=read_uncommitted
+        )
         start, end = AtOffset(start_offset), AtOffset(end_offset)
         reader = self._lookup.reader(layout, partition, start, end, settings)
         while answer := await reader.read():
@@ -512,26 +449,3 @@ def _is_same_life(
         None,
         layout.partitions[partition].incarnation,
     )
-
-
-def _acks(text: str) -> Acks:
-    try:
-        return Acks(text)
-    except ValueError:
-        raise bad(f"acks={text!r} is none of 'all', 'leader' and 'none'") from None
-
-
-def _durability(text: str, acks: Acks) -> Durability:
-    check_text("durability", text, "durable")
-    try:
-        asked = Durability.parse(text)
-    except ValueError as error:
-        raise bad(f"durability={text!r}: {error}") from None
-    if acks is Acks.NONE:
-        raise bad(f"durability={asked} says when to acknowledge, acks='none' never to; leave one out")
-    if acks is Acks.LEADER and asked.has_floor:
-        raise bad(
-            f"durability={asked} waits for other replicas, and acks='leader' for the leader alone; leave acks out, or"
-            " ask for durability='local_durable'",
-        )
-    return asked

@@ -65,6 +65,7 @@ class Consumer(Generic[K, V]):
         self._stream = stream
         self._metadata = metadata
         self._lookup = lookup
+        self._read_uncommitted = settings.read_uncommitted
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
@@ -215,9 +216,11 @@ class Consumer(Generic[K, V]):
         return await self._lookup.beginnings(self._stream, self._asked(partitions))
 
     async def end_offsets(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
-        """By partition, the end of the committed log, exclusive: the offset of the next record. It never goes back."""
+        """By partition, the end of the committed log, exclusive: the offset of the next record; in front of the first
+        transaction that is open, or, with `read_uncommitted`, behind it. It never goes back."""
         self._reading.check_open()
-        return await self._lookup.ends(self._stream, self._asked(partitions))
+        asked = self._asked(partitions)
+        return await self._lookup.ends(self._stream, asked, read_uncommitted=self._read_uncommitted)
 
     async def offsets_for_times(self, times: Moment | Mapping[int, Moment]) -> dict[int, int | None]:
         """By partition, the offset of the first record at or after a time; None where there is none yet. `times`: one
@@ -230,7 +233,7 @@ class Consumer(Generic[K, V]):
             if asked is None:
                 asked = (await self._metadata.refresh(self._stream)).partitions
             times = dict.fromkeys(asked, moment)
-        return await self._lookup.at_times(self._stream, times)
+        return await self._lookup.at_times(self._stream, times, read_uncommitted=self._read_uncommitted)
 
     def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""

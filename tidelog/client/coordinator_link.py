@@ -1,23 +1,28 @@
-"""Requests to the coordinator of a group or a cursor, repeated while it moves to another broker.
+"""Requests to the coordinator of a group, a cursor or a transactional id, repeated while it moves to another broker.
 
-The coordinator is the leader of a partition of the internal stream `__groups`. While that partition has no leader, NATS
-says that nobody listens; then the controller is asked once, which makes the stream if it is not there yet.
+The coordinator is the leader of a partition of an internal stream: `__groups` or `__transactions`. While that partition
+has no leader, NATS says that nobody listens; then the controller is asked once, which makes the stream if it is not
+there yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from tidelog.client.api import Api
 from tidelog.client.errors import NoServer, typed
+from wire import groups, transactions
 from wire.errors import Code, TidelogError
-from wire.groups import coordinator_subject
+from wire.internal_streams import GROUPS, TRANSACTIONS
+from wire.operation import Operation
 from wire.operations import CLUSTER_ID, GROUP_COORDINATOR
 from wire.subjects import Subjects
+from wire.transaction_operations import TRANSACTION_COORDINATOR
 from wire.transport import NO_RESPONDERS, Transport
 
 _log = logging.getLogger(__name__)
@@ -40,6 +45,26 @@ class _Answer(Protocol):
 _Answered = TypeVar("_Answered", bound=_Answer)
 
 
+class Coordinators(NamedTuple):
+    """The coordinators of one kind of names."""
+
+    stream: str
+    """The internal stream whose leaders they are."""
+    subject: Callable[[Subjects, str, str], str]
+    """Where the coordinator of a name takes requests of a kind."""
+    find: Operation[[str], Any, Any]
+    """Tells where the coordinator of a name is, and makes the stream if need be."""
+    more_time: float = 0.0
+    """Seconds for one request beside ATTEMPT_TIMEOUT."""
+
+
+OF_GROUPS: Final = Coordinators(GROUPS.name, groups.coordinator_subject, GROUP_COORDINATOR)
+OF_TRANSACTIONS: Final = Coordinators(
+    TRANSACTIONS.name, transactions.coordinator_subject, TRANSACTION_COORDINATOR, more_time=1.0
+)
+"""They answer after 2 s at the latest where a partition cannot be reached."""
+
+
 class Attempts:
     """Tells the caller of `CoordinatorLink.ask` whether a request may have been carried out before the last one."""
 
@@ -48,10 +73,13 @@ class Attempts:
 
 
 class CoordinatorLink:
-    def __init__(self, transport: Transport, subjects: Subjects, api: Api) -> None:
+    def __init__(
+        self, transport: Transport, subjects: Subjects, api: Api, coordinators: Coordinators = OF_GROUPS
+    ) -> None:
         self._transport = transport
         self._subjects = subjects
         self._api = api
+        self._coordinators = coordinators
 
     async def cluster_id(self) -> str:
         """Of the cluster that the client uses. Raises NoServer when no broker tells."""
@@ -72,17 +100,18 @@ class CoordinatorLink:
         """The answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        subject = coordinator_subject(self._subjects, kind, name)
+        subject = self._coordinators.subject(self._subjects, kind, name)
         payload = request.SerializeToString()
         attempts = attempts or Attempts()
         refusal: TidelogError | None = None
         has_looked, backoff = False, _BACKOFF
         while (left := deadline - loop.time()) > 0:
-            wait = backoff
+            wait, was_connected = backoff, self._transport.is_connected
+            limit = min(left, ATTEMPT_TIMEOUT + self._coordinators.more_time)
             try:
-                message = await self._transport.request(subject, payload, timeout=min(left, ATTEMPT_TIMEOUT))
+                message = await self._transport.request(subject, payload, timeout=limit)
             except TimeoutError:
-                attempts.repeated = attempts.repeated or self._transport.is_connected
+                attempts.repeated = attempts.repeated or was_connected or self._transport.is_connected
                 if not has_looked:  # a listener on `>` keeps NATS from saying that nobody coordinates
                     await self.look(name)
                 has_looked = True
@@ -106,14 +135,14 @@ class CoordinatorLink:
         because = "" if refusal is None else f": {refusal.message}"
         raise NoServer(
             Code.UNAVAILABLE,
-            f"the coordinator of {name!r} did not carry out a {kind} request within {timeout:g} s{because}; see"
-            " `tidelog stream describe __groups`",
+            f"the coordinator of {name!r} did not carry out the {kind} request within {timeout:g} s{because}; see"
+            f" `tidelog stream describe {self._coordinators.stream}`",
         )
 
     async def look(self, name: str) -> None:
         """Let the controller make the internal stream if it is not there yet. Raises what will not pass."""
         try:
-            await self._api.call(GROUP_COORDINATOR, name)
+            await self._api.call(self._coordinators.find, name)
         except TidelogError as error:
             if not error.retriable:
                 raise

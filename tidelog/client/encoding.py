@@ -94,6 +94,8 @@ def encode_batch(batch: PendingBatch, compression: Compression) -> EncodedBatch:
         ):
             builder.add_record(value, key, headers or b"", timestamp)
     session = batch.session
+    if batch.is_transactional:
+        builder.has_message_ids = False  # that of an aborted record would hide the one that is sent again
     if session is None:
         return builder.build(batch.timestamp, compression=compression)
     return builder.build(
@@ -102,4 +104,5 @@ def encode_batch(batch: PendingBatch, compression: Compression) -> EncodedBatch:
         producer_epoch=session.producer_epoch,
         base_sequence=batch.base_sequence,
         compression=compression,
+        is_transactional=session.is_transactional,
     )

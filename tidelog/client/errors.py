@@ -112,7 +112,21 @@ class IncorrectOffset(TidelogError):
 
 
 class ProducerFenced(TidelogError):
-    """A newer producer of the same identity has taken over."""
+    """A newer producer with the same transactional id has begun; this one has ended. Or an operator has aborted its
+    transaction."""
+
+
+class NotInTransaction(TidelogError):
+    """No transaction is open where records, offsets or a commit need one."""
+
+
+class TransactionAborted(TidelogError):
+    """The transaction is not committed, and nothing of it is; `__cause__` is why, where a record or an answer was the
+    reason. It is over, and the producer can begin another one."""
+
+
+class UnknownTransaction(TidelogError):
+    """The coordinator does not know the transactional id: nobody has used it, or not for a week."""
 
 
 class WrongCluster(TidelogError):
@@ -244,6 +258,9 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
     Code.INCORRECT_OFFSET: IncorrectOffset,
     Code.PRODUCER_FENCED: ProducerFenced,
+    Code.NOT_IN_TRANSACTION: NotInTransaction,
+    Code.TRANSACTION_ABORTED: TransactionAborted,
+    Code.UNKNOWN_TRANSACTION: UnknownTransaction,
     Code.WRONG_CLUSTER: WrongCluster,
     Code.WRONG_INCARNATION: WrongIncarnation,
     Code.UNKNOWN_GROUP: UnknownGroup,

@@ -50,6 +50,8 @@ class FetchSettings:
     """Most bytes of one answer; an answer holds at least one whole batch."""
     max_wait: float = 0.5
     """How long the leader holds a request that finds nothing."""
+    read_uncommitted: bool = False
+    """Records of open and of aborted transactions are wanted, too."""
     grace: float = 0.3
     """A request is taken for lost this long after `max_wait`; doubled each time that happens, up to `grace_max`."""
     grace_max: float = 5.0
@@ -126,7 +128,8 @@ class PartitionFetcher:
         """Exclusive; None while it is being looked up or when there is none."""
         self.leader_epoch = leader_epoch
         self.committed_end = 0
-        """Exclusive end of the committed log, as answers have told it."""
+        """Exclusive end of the committed log, or of what is before the first open transaction, as answers have told
+        it."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.settings = settings
@@ -162,6 +165,7 @@ class PartitionFetcher:
             stream_incarnation=self._stream_incarnation,
             partition_incarnation=self._partition_incarnation,
             leader_epoch=self.leader_epoch,
+            read_uncommitted=self.settings.read_uncommitted,
         )
         stop = self._stop_wanted
         if stop is not None and (not isinstance(stop, AtTime) or clock_ns >= stop.timestamp_ns):

@@ -11,7 +11,7 @@ from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_text, check_whole, shown, whole
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import GroupNotEmpty, NotPermitted, UnknownGroup, typed
-from tidelog.client.group_commits import COMMIT_TIMEOUT, Mark, commit_requests
+from tidelog.client.group_commits import COMMIT_TIMEOUT, Mark, TransactionPart, commit_requests
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, AtTime, position_from_text, timestamp_ns
 from tidelog.client.subscription import Name, checked_names
@@ -139,14 +139,29 @@ class GroupAdmin:
     async def commit(self, group: str, offsets: Mapping[Name, int], metadata: str) -> None:
         name = _group_name(group)
         check_text("metadata", metadata, "")
+        await self._commit(name, await self._marks(offsets), metadata, None)
+
+    async def prepare_commit(
+        self, group: str, offsets: Mapping[Name, int]
+    ) -> Callable[[TransactionPart], Awaitable[None]]:
+        """Looks the partitions up. What it returns commits the offsets as a part of a transaction."""
+        name, marks = _group_name(group), await self._marks(offsets)
+        return lambda part: self._commit(name, marks, "", part)
+
+    async def _marks(self, offsets: Mapping[Name, int]) -> dict[StreamPartition, Mark]:
         marks: dict[StreamPartition, Mark] = {}
         for (stream, partition), offset in checked_names(offsets).items():
             known = await self._metadata.get(stream)
             _check_partition(known, partition)
             of = StreamPartition(stream, known.incarnation, partition)
             marks[of] = Mark(offset, known.partitions[partition].incarnation)
+        return marks
+
+    async def _commit(
+        self, name: str, marks: Mapping[StreamPartition, Mark], metadata: str, part: TransactionPart | None
+    ) -> None:
         cluster_id = await self._link.cluster_id()
-        for request in commit_requests(name, marks, metadata):
+        for request in commit_requests(name, marks, metadata, part):
             request.cluster_id = cluster_id
             await self._link.ask(COMMIT, name, request, CommitResponse, timeout=COMMIT_TIMEOUT)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from tidelog.client.api import Api
-from tidelog.client.arguments import check_number, check_whole
+from tidelog.client.arguments import check_flag, check_number, check_whole
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.cursors import Cursor
@@ -64,6 +64,7 @@ class GroupCalls(ABC):
         rack: str | None = None,
         on_gap: Literal["raise", "skip"] = "skip",
         on_out_of_range: Literal["earliest", "latest", "fail"] = "earliest",
+        read_uncommitted: bool = False,
         key_deserializer: Callable[[bytes], K] | None = None,
         value_deserializer: Callable[[bytes], V] | None = None,
     ) -> GroupConsumer[K, V]:
@@ -96,6 +97,7 @@ class GroupCalls(ABC):
         check_number("auto_commit_interval", auto_commit_interval, 0.01, 3600)
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
         check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+        check_flag("read_uncommitted", read_uncommitted)
         source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
         number = next(self._numbers)
         deserializers = Deserializers(key_deserializer, value_deserializer)
@@ -107,7 +109,7 @@ class GroupCalls(ABC):
                 self._metadata,
                 stream,
                 prefetch_bytes=prefetch_bytes,
-                settings=FetchSettings(max_bytes=max_bytes),
+                settings=FetchSettings(max_bytes=max_bytes, read_uncommitted=read_uncommitted),
                 read_from=source,
                 rack=near,
                 on_gap=gap,

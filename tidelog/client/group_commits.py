@@ -31,6 +31,15 @@ class Mark(NamedTuple):
     partition_incarnation: int
 
 
+class TransactionPart(NamedTuple):
+    """What makes a commit of offsets a part of a transaction."""
+
+    producer_id: int
+    producer_epoch: int
+    ticket: bytes
+    """For the group."""
+
+
 class GroupCommits:
     def __init__(self, link: CoordinatorLink, session: GroupSession, group: str) -> None:
         self._link = link
@@ -65,18 +74,26 @@ class GroupCommits:
         return [*answer.offsets]
 
     async def commit(
-        self, marks: Mapping[StreamPartition, Mark], metadata: str = "", timeout: float = COMMIT_TIMEOUT
+        self,
+        marks: Mapping[StreamPartition, Mark],
+        metadata: str = "",
+        timeout: float = COMMIT_TIMEOUT,
+        *,
+        life: str | None = None,
+        part: TransactionPart | None = None,
     ) -> None:
         """Returns when it is committed on the in-sync replicas. Raises NotAssigned, UnknownMember, NoServer, and what
-        has ended the membership; of up to MAX_COMMITTED partitions, nothing or everything is committed then."""
+        has ended the membership; of up to MAX_COMMITTED partitions, nothing or everything is committed then. `life`:
+        id of the member that the marks are of; None: of this one now. `part`: they are committed when its transaction
+        is."""
         if not marks:
             return
         async with self._one_at_a_time:
-            life = self._session.member_id
+            life = self._session.member_id if life is None else life
             cluster_id = await self._link.cluster_id()
             try:
                 async with asyncio.timeout(timeout):
-                    for request in commit_requests(self._group, marks, metadata):
+                    for request in commit_requests(self._group, marks, metadata, part):
                         self._number += 1
                         request.member, request.number, request.cluster_id = life, self._number, cluster_id
                         await self._commit(request, timeout)
@@ -84,8 +101,9 @@ class GroupCommits:
                 raise NoServer(
                     Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
                 ) from None
-        for of, mark in marks.items():
-            self._committed[of] = mark.offset
+        if part is None:
+            for of, mark in marks.items():
+                self._committed[of] = mark.offset
 
     async def try_to_commit(self, marks: Mapping[StreamPartition, Mark], timeout: float) -> None:
         """A failure is logged."""
@@ -112,7 +130,9 @@ class GroupCommits:
                 return
 
 
-def commit_requests(group: str, marks: Mapping[StreamPartition, Mark], metadata: str) -> Iterator[CommitRequest]:
+def commit_requests(
+    group: str, marks: Mapping[StreamPartition, Mark], metadata: str, part: TransactionPart | None = None
+) -> Iterator[CommitRequest]:
     """As many as it takes."""
     offsets = [
         CommittedOffset(
@@ -126,4 +146,7 @@ def commit_requests(group: str, marks: Mapping[StreamPartition, Mark], metadata:
         for of, mark in sorted(marks.items())
     ]
     for first in range(0, len(offsets), MAX_COMMITTED):
-        yield CommitRequest(group=group, offsets=offsets[first : first + MAX_COMMITTED])
+        request = CommitRequest(group=group, offsets=offsets[first : first + MAX_COMMITTED])
+        if part is not None:
+            request.producer_id, request.producer_epoch, request.ticket = part
+        yield request

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -24,7 +24,7 @@ from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
-from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits
+from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
 from tidelog.client.group_partitions import GroupPartitions
 from tidelog.client.group_reading import GroupReading
 from tidelog.client.group_session import GroupSession, session_clock
@@ -273,6 +273,26 @@ class GroupConsumer(Generic[K, V]):
             marks = await self._partitions.given_marks(checked_names(offsets))
         await self._commits.commit(marks, metadata)
 
+    async def _prepare_commit(
+        self, offsets: Mapping[Name, int] | None
+    ) -> Callable[[TransactionPart], Awaitable[None]] | None:
+        """As `commit` takes them. What it returns commits them as a part of a transaction; None: there is nothing to
+        commit. Raises BadRequest where commits are automatic, and as `commit`."""
+        if self._auto_commit_interval is not None:
+            raise bad(
+                f"this consumer of group {self.group!r} commits by itself, whether a transaction is committed or not;"
+                " subscribe with auto_commit=False"
+            )
+        await self.start()
+        commits, life = self._commits, self.member_id
+        assert commits is not None
+        if offsets is None:
+            self._reading.finish()
+            marks = self._partitions.marks(again=True)
+        else:
+            marks = await self._partitions.given_marks(checked_names(offsets))
+        return (lambda part: commits.commit(marks, life=life, part=part)) if marks else None
+
     async def committed(self, partitions: Iterable[Name] | None = None) -> dict[Name, Committed]:
         """What the group has committed of these partitions (None: of those assigned to this member); those of which
         nothing is committed are left out. Raises UnknownStream, NoServer."""
@@ -295,6 +315,16 @@ class GroupConsumer(Generic[K, V]):
         """
         self._check_open()
         await self._partitions.seek(self._partitions.found(checked_name((stream, partition))), position)
+
+    async def seek_to_committed(self) -> None:
+        """Go back to what the group has committed, in each partition that is read; to where this member began, where
+        nothing is committed. After a transaction that was aborted, its records are read again so. Raises as `seek`,
+        NoServer."""
+        committed = await self.committed()
+        for of, began in sorted(self._reading.beginnings.items()):
+            found = committed.get((of.stream, of.partition))
+            if self._reading.is_read(of):
+                await self._partitions.seek(of, began if found is None else found.offset)
 
     def pause(self, *partitions: Name) -> None:
         """Hand out no records of these (none given: of all that are read) until they are resumed. What was fetched

@@ -40,6 +40,8 @@ class GroupReading:
         """In which order readings are asked for records."""
         self._current: _Life | None = None
         """From which records were handed out last."""
+        self.beginnings: dict[StreamPartition, int] = {}
+        """Where reading began, of what is read."""
         self._told: set[StreamPartition] = set()
         """Gone, as the log says already."""
 
@@ -58,6 +60,7 @@ class GroupReading:
         self._incarnations[of] = stream.partitions[of.partition].incarnation
         self._share()
         await reading.add(of.partition, start, stream)
+        self.beginnings[of] = reading.ahead.positions[of.partition]
 
     async def seek(self, of: StreamPartition, position: Start) -> None:
         await self._readings[of.stream, of.incarnation].seek(of.partition, position)
@@ -76,6 +79,7 @@ class GroupReading:
         if self._incarnations.pop(of, None) is None:
             return
         self._readings[of.stream, of.incarnation].remove(of.partition)
+        self.beginnings.pop(of, None)
         self._told.discard(of)
         self._share()
 

@@ -25,33 +25,44 @@ class OffsetLookup:
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
-        self._ends: dict[tuple[int, int], int] = {}
-        """(stream incarnation, partition) -> the largest end that was told, which never goes back."""
+        self._ends: dict[tuple[int, int, bool], int] = {}
+        """(stream incarnation, partition, with open transactions) -> the largest end that was told, which never goes
+        back."""
 
     async def beginnings(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
         """By partition, the offset of its oldest record. None: all partitions. Raises UnknownStream, BadRequest,
         NoServer, as all of these."""
         layout, chosen = await self._chosen(stream, partitions)
-        return {p: offset for p, (offset, _) in (await self._found(layout, chosen, Anchor.EARLIEST)).items()}
+        return {p: offset for p, (offset, _) in (await self._found(layout, chosen, Anchor.EARLIEST, False)).items()}
 
-    async def ends(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
+    async def ends(
+        self, stream: str, partitions: Iterable[int] | None, *, read_uncommitted: bool = False
+    ) -> dict[int, int]:
+        """`read_uncommitted`: with the records of open transactions, as in all of these."""
         layout, chosen = await self._chosen(stream, partitions)
         ends: dict[int, int] = {}
-        for partition, (offset, _) in (await self._found(layout, chosen, Anchor.NEW)).items():
-            key = (layout.incarnation, partition)
+        for partition, (offset, _) in (await self._found(layout, chosen, Anchor.NEW, read_uncommitted)).items():
+            key = (layout.incarnation, partition, read_uncommitted)
             ends[partition] = self._ends[key] = max(offset, self._ends.get(key, 0))
         return ends
 
-    async def at(self, stream: str, time: AtTime, partitions: Iterable[int] | None) -> dict[int, int]:
+    async def at(
+        self, stream: str, time: AtTime, partitions: Iterable[int] | None, *, read_uncommitted: bool = False
+    ) -> dict[int, int]:
         """The first record at or after that time; the end where there is none."""
         layout, chosen = await self._chosen(stream, partitions)
-        return {p: offset for p, (offset, _) in (await self._found(layout, chosen, time)).items()}
+        found = await self._found(layout, chosen, time, read_uncommitted)
+        return {p: offset for p, (offset, _) in found.items()}
 
-    async def at_times(self, stream: str, times: Mapping[int, Moment]) -> dict[int, int | None]:
+    async def at_times(
+        self, stream: str, times: Mapping[int, Moment], *, read_uncommitted: bool = False
+    ) -> dict[int, int | None]:
         """As `at`, of a time for each partition; None where there is no record at or after it."""
         wanted = {partition: AtTime(timestamp_ns(time, f"times[{partition!r}]")) for partition, time in times.items()}
         layout, chosen = await self._chosen(stream, wanted)
-        found = await asyncio.gather(*(self._find(layout, partition, wanted[partition]) for partition in chosen))
+        found = await asyncio.gather(
+            *(self._find(layout, partition, wanted[partition], read_uncommitted) for partition in chosen)
+        )
         return {p: None if offset >= end else offset for p, (offset, end) in zip(chosen, found, strict=True)}
 
     async def _chosen(self, stream: str, partitions: Iterable[int] | None) -> tuple[StreamMetadata, list[int]]:
@@ -63,14 +74,19 @@ class OffsetLookup:
         return layout, asked
 
     async def _found(
-        self, layout: StreamMetadata, partitions: list[int], position: Position
+        self, layout: StreamMetadata, partitions: list[int], position: Position, read_uncommitted: bool
     ) -> dict[int, tuple[int, int]]:
-        found = await asyncio.gather(*(self._find(layout, partition, position) for partition in partitions))
+        found = await asyncio.gather(
+            *(self._find(layout, partition, position, read_uncommitted) for partition in partitions)
+        )
         return dict(zip(partitions, found, strict=True))
 
-    async def _find(self, layout: StreamMetadata, partition: int, position: Position) -> tuple[int, int]:
+    async def _find(
+        self, layout: StreamMetadata, partition: int, position: Position, read_uncommitted: bool
+    ) -> tuple[int, int]:
         """The offset, and the end of the committed log as the same answer tells it."""
-        reader = self.reader(layout, partition, position, None, FetchSettings())
+        settings = FetchSettings(read_uncommitted=read_uncommitted)
+        reader = self.reader(layout, partition, position, None, settings)
         await reader.resolve()
         assert reader.fetcher.position is not None
         return reader.fetcher.position, reader.fetcher.committed_end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,10 +22,12 @@ from tidelog.client.accumulator import (
     Probe,
     RefreshMetadata,
     WantSession,
+    WantTicket,
 )
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.encoding import encode_batch
 from tidelog.client.errors import typed
+from tidelog.client.metadata import StreamMetadata
 from tidelog.client.upkeep import Upkeep
 from wire.append import encode_append
 from wire.batch import Compression
@@ -98,9 +100,17 @@ class Pipe:
         """Everything given to this partition is resolved."""
         return self.core.is_idle
 
-    def on_session(self, session: ProducerSession) -> None:
-        self.core.on_session(session)
+    def on_session(self, session: ProducerSession, ticket: bytes = b"") -> None:
+        """`ticket`: of a transaction. The same session again: with another ticket."""
+        self._request.ticket = ticket
+        if session != self.core.session:
+            self.core.on_session(session)
         self.pump()
+
+    @property
+    def incarnations(self) -> tuple[int, int]:
+        """Lives of the stream and of the partition that it writes to."""
+        return self._request.stream_incarnation, self._request.partition_incarnation
 
     def pump(self) -> None:
         """Send every batch that may be sent, and set the timer."""
@@ -135,6 +145,8 @@ class Pipe:
                     self._probe()
                 case WantSession():
                     self._upkeep.renew_session(self)
+                case WantTicket():
+                    self._upkeep.renew_ticket(self)
                 case RefreshMetadata():
                     self._upkeep.check_layout()
 
@@ -256,3 +268,11 @@ class Pipe:
         if self._probe_inbox is not None:
             self._transport.on_inbox(self._probe_inbox, None)
             self._probe_inbox = None
+
+
+def tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
+    """The controller's word on the leaders of these partitions."""
+    for partition, pipe in pipes.items():
+        known = layout.partitions.get(partition)
+        if known is not None:
+            pipe.run(pipe.core.on_metadata(known.leader_epoch))

@@ -14,7 +14,7 @@ Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Generic, Self, cast
@@ -35,13 +35,13 @@ from tidelog.client.encoding import (
 )
 from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
-from tidelog.client.metadata import MetadataCache, StreamMetadata
+from tidelog.client.metadata import MetadataCache
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
-from tidelog.client.pipe import Pipe, Sender
+from tidelog.client.pipe import Pipe, Sender, tell_epochs
 from tidelog.client.positions import Moment, timestamp_ns
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, K, Receipt, V
-from tidelog.client.refusals import check_partition, closed, no_key, no_partition
+from tidelog.client.refusals import check_level, check_partition, closed, no_key, no_partition
 from tidelog.client.runs import Rooms, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
@@ -78,7 +78,7 @@ class Producer(Generic[K, V]):
         stream: StreamName,
         *,
         settings: AccumulatorSettings,
-        buffer_bytes: int,
+        buffer: SendBuffer,
         compression: str | None,
         durability: Durability | None,
         confirm_timeout_ms: int,
@@ -96,9 +96,9 @@ class Producer(Generic[K, V]):
         self._subjects = subjects
         self._metadata = metadata
         self._settings = settings
-        self._buffer = SendBuffer(buffer_bytes, timeout=settings.delivery_timeout, stream=stream)
+        self._buffer = buffer
         self._receipts = Receipts()
-        self._upkeep = Upkeep(api, metadata, stream, self._give_up, lambda layout: _tell_epochs(self._pipes, layout))
+        self._upkeep = Upkeep(api, metadata, stream, self._give_up, lambda layout: tell_epochs(self._pipes, layout))
         self._compression = _COMPRESSION[compression]
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
@@ -126,6 +126,8 @@ class Producer(Generic[K, V]):
         self._settled = asyncio.Event()
         """Set whenever a batch is resolved."""
         self._fatal: TidelogError | None = None
+        self._barred: TidelogError | None = None
+        """Why no records are taken at present."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -176,11 +178,11 @@ class Producer(Generic[K, V]):
         self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
         self._is_compacted = layout.config.compact
-        self._check_level(layout)
+        check_level(self._durability, self._stream, layout.replication_factor)
         settings = replace(self._settings, batch_bytes=batch_bytes)
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
             settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
-        session = await self._upkeep.new_session() if settings.acks is not Acks.NONE else None
+        session = await self._upkeep.first_session() if settings.acks is not Acks.NONE else None
         stored = Compression[layout.config.compression.name]
         sender = Sender(
             compression=stored if self._compression is None else self._compression,
@@ -214,15 +216,6 @@ class Producer(Generic[K, V]):
             )
         self._upkeep.layout = layout
         self._partitioner = Partitioner(tuple(layout.partitions), key_hash=self._key_hash, start=self._spread)
-
-    def _check_level(self, layout: StreamMetadata) -> None:
-        """Raises BadRequest: no partition has so many replicas."""
-        replicas = layout.replication_factor
-        if self._durability is not None and self._durability.in_sync_floor(replicas) > replicas:
-            raise bad(
-                f"durability={self._durability} needs more replicas than the {replicas} of stream {self._stream!r}; ask"
-                f" for {replicas} at most"
-            )
 
     async def send(
         self,
@@ -443,6 +436,8 @@ class Producer(Generic[K, V]):
     ) -> asyncio.Future[Receipt]:
         """`headers`: encoded, so that later changes of the caller's dictionary have no effect."""
         partitioner = self._partitioner
+        if self._barred is not None:
+            raise self._barred
         if partitioner is None or self._closed or self._fatal is not None or not self._home.is_here():
             self._check_usable()
             raise bad("the producer is not started; use `async with` or await its start()")
@@ -512,6 +507,8 @@ class Producer(Generic[K, V]):
 
     def _append_run(self, run: Run) -> asyncio.Future[BatchReceipt]:
         self._check_usable()
+        if self._barred is not None:
+            raise self._barred
         self._stop_gathering()
         pipe = self._pipes[run.partition]
         future: asyncio.Future[BatchReceipt] = self._loop.create_future()
@@ -584,10 +581,3 @@ def _outcome(result: BatchReceipt | BaseException) -> BatchReceipt | TidelogErro
     if isinstance(result, BatchReceipt | TidelogError):
         return result
     raise result
-
-
-def _tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
-    for partition, pipe in pipes.items():
-        known = layout.partitions.get(partition)
-        if known is not None:
-            pipe.run(pipe.core.on_metadata(known.leader_epoch))

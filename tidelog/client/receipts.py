@@ -20,6 +20,8 @@ class Receipts:
     def __init__(self) -> None:
         self.awaited: set[asyncio.Future[Receipt]] = set()
         """Futures of `send`: it raises their failures, and `flush` does not raise them again."""
+        self.is_quiet = False
+        """Failures are raised elsewhere as well: asyncio need not report those that no caller has read."""
         self._first_failure: TidelogError | None = None
 
     def acknowledge(
@@ -39,18 +41,19 @@ class Receipts:
                 waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices, found))
 
     def fail(self, batch: PendingBatch, error: TidelogError) -> None:
-        quiet = False
+        is_told = False
         for _, indices, waiting in batch.claims:
             for future in waiting if indices is None else [waiting]:
                 if future.done():
                     continue
                 future.set_exception(error)
-                if indices is not None or quiet:
+                is_first = indices is None and not is_told
+                if is_first:
+                    is_told = True
+                    if self._first_failure is None and future not in self.awaited:
+                        self._first_failure = error
+                if not is_first or self.is_quiet:
                     future.exception()  # asyncio reports exceptions that are never read; once per batch is enough
-                    continue
-                quiet = True
-                if self._first_failure is None and future not in self.awaited:
-                    self._first_failure = error
 
     def take_failure(self) -> TidelogError | None:
         """The first failure since the last call of this."""

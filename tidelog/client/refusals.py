@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from tidelog.client.arguments import bad, shown, whole
 from tidelog.client.errors import BadRequest, Closed
+from wire.durability import Durability
 from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
@@ -21,6 +22,15 @@ def check_partition(partition: int, stream: StreamName, partitions: Collection[i
     if number not in partitions:
         known = ", ".join(map(str, partitions))
         raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
+
+
+def check_level(durability: Durability | None, stream: StreamName, replicas: int) -> None:
+    """Raises BadRequest: no partition has so many replicas."""
+    if durability is not None and durability.in_sync_floor(replicas) > replicas:
+        raise bad(
+            f"durability={durability} needs more replicas than the {replicas} of stream {stream!r}; ask for"
+            f" {replicas} at most"
+        )
 
 
 def no_key(stream: StreamName) -> BadRequest:

@@ -10,16 +10,16 @@ from wire.errors import Code, TidelogError
 
 
 class SendBuffer:
-    """`limit` in bytes; a call waits for room `timeout` seconds at most. `stream`: for sentences."""
+    """`limit` in bytes; a call waits for room `timeout` seconds at most. `of`: whose records, in sentences."""
 
-    __slots__ = ("_stream", "_timeout", "_waiting", "limit", "used")
+    __slots__ = ("_of", "_timeout", "_waiting", "limit", "used")
 
-    def __init__(self, limit: int, *, timeout: float, stream: str) -> None:
+    def __init__(self, limit: int, *, timeout: float, of: str) -> None:
         self.limit = limit
         self.used = 0
         """Bytes of records that are not acknowledged, and bytes granted to calls which have not gone on yet."""
         self._timeout = timeout
-        self._stream = stream
+        self._of = of
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def has_room(self, size: int) -> bool:
@@ -47,7 +47,7 @@ class SendBuffer:
             raise BufferFull(
                 Code.BACKPRESSURE,
                 f"no room came free in the buffer of {self.limit} bytes within {self._timeout:g} s: the brokers of "
-                f"{self._stream!r} do not keep up or are away",
+                f"{self._of} do not keep up or are away",
             ) from None
         self.used -= size
 
@@ -61,7 +61,7 @@ class SendBuffer:
         """The error of a call that does not wait."""
         return BufferFull(
             Code.BACKPRESSURE,
-            f"{self.used} bytes of records for {self._stream!r} wait to be acknowledged and buffer_bytes is "
+            f"{self.used} bytes of records for {self._of} wait to be acknowledged and buffer_bytes is "
             f"{self.limit}; await send(), or wait for earlier futures first",
         )
 

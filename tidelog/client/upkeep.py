@@ -22,6 +22,15 @@ class SessionTaker(Protocol):
     def on_session(self, session: ProducerSession) -> None: ...
 
 
+class SessionGiver(Protocol):
+    """Gives the partitions of a producer their sessions, in place of the controller."""
+
+    def want_session(self, taker: Any) -> None: ...
+
+    def want_ticket(self, taker: Any) -> None:
+        """The session of `taker` is to have another ticket."""
+
+
 class Upkeep:
     """`give_up`: called with an error that ends the producer. `on_layout`: with the stream as it is now."""
 
@@ -42,8 +51,14 @@ class Upkeep:
         self._refresh_task: asyncio.Task[None] | None = None
         self.layout: StreamMetadata | None = None
         """The stream as it was when the producer started."""
+        self.giver: SessionGiver | None = None
+        """None: the controller gives out ids."""
         self.is_closing = False
         """Sessions are fetched for partitions that have unresolved batches only."""
+
+    async def first_session(self) -> ProducerSession | None:
+        """That all partitions begin with. None: each asks for one when it has something to send."""
+        return await self.new_session() if self.giver is None else None
 
     async def new_session(self) -> ProducerSession:
         try:
@@ -63,7 +78,15 @@ class Upkeep:
 
     def renew_session(self, taker: SessionTaker) -> None:
         """Get a session and give it to `taker`."""
-        self._spawn(self._renew_session(taker))
+        if self.giver is None:
+            self._spawn(self._renew_session(taker))
+        else:
+            self.giver.want_session(taker)
+
+    def renew_ticket(self, taker: SessionTaker) -> None:
+        """Of its session, which is of a transaction."""
+        if self.giver is not None:
+            self.giver.want_ticket(taker)
 
     def check_layout(self) -> None:
         """Ask whether the stream is still the one of `layout`; one request at a time."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import Cluster, make
+from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
+from tests.unit.tidelog.client.fake_transactions import FakeTransactions
+from tests.unit.tidelog.client.transactions_world import World
+from tidelog.client import coordinator_link
+from wire.operations import GROUP_COORDINATOR
 
 
 @pytest.fixture
@@ -14,3 +21,20 @@ async def cluster() -> Cluster:
     broker.create("s", 1)
     broker.create("three", 3)
     return transport, broker, client
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """The same, with coordinators of groups and of transactions."""
+    monkeypatch.setattr(coordinator_link, "ATTEMPT_TIMEOUT", 0.05)
+    of_transactions = coordinator_link.OF_TRANSACTIONS._replace(more_time=0)
+    monkeypatch.setattr("tidelog.client.connection.OF_TRANSACTIONS", of_transactions)
+    transport, broker, client = make()
+    broker._api[GROUP_COORDINATOR.name] = lambda _: {"partition": 0}
+    transport.listen(broker.subjects.api(GROUP_COORDINATOR.name), lambda m: broker._on_api(GROUP_COORDINATOR.name, m))
+    broker.create("s", 1)
+    broker.create("three", 3)
+    streams = {name: (made["incarnation"], len(made["partitions"])) for name, made in broker.streams.items()}
+    transactions = FakeTransactions(transport, broker)
+    yield World(transport, broker, transactions, FakeCoordinator(transport, streams), client)
+    await client.close()

@@ -71,6 +71,8 @@ class FakeBroker:
         """So many appends are written and answered with bytes that do not decode."""
         self.refusals: list[TidelogError] = []
         """Taken from the front, one per append."""
+        self.check_ticket: Callable[[AppendRequest, BatchHeader, tuple[str, int]], None] = _no_ticket
+        """Of transactional batches; raises TidelogError."""
         self.appends: list[tuple[AppendRequest, BatchHeader]] = []
         self.fetches: list[FetchRequest] = []
         self.corrupt = False
@@ -134,7 +136,7 @@ class FakeBroker:
         """Records that are there already, as one batch."""
         builder = BatchBuilder()
         builder.add_values(list(values))
-        self._write((name, partition), builder.build(timestamp))
+        self.write((name, partition), builder.build(timestamp))
 
     def _listen(self, name: str) -> None:
         for partition in range(len(self.streams[name]["partitions"])):
@@ -195,6 +197,12 @@ class FakeBroker:
             self._refuse(message.reply, TidelogError(Code.FENCED_LEADER_EPOCH, "an older epoch", details))
             return
         header = batch.header
+        if header.is_transactional:
+            try:
+                self.check_ticket(request, header, key)
+            except TidelogError as no_ticket:
+                self._refuse(message.reply, no_ticket)
+                return
         verdict = self.logs[key].producers.check(
             header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
         )
@@ -206,7 +214,7 @@ class FakeBroker:
                 error = TidelogError(Code.INCORRECT_OFFSET, f"the next offset is {last + 1}", [LAST_OFFSET.of(last)])
                 self._refuse(message.reply, error)
                 return
-            base = self._write(key, batch)
+            base = self.write(key, batch)
         else:
             self._refuse(message.reply, verdict.error)
             return
@@ -221,7 +229,8 @@ class FakeBroker:
             response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
             self.transport.publish(message.reply, [response.SerializeToString()])
 
-    def _write(self, key: tuple[str, int], batch: EncodedBatch) -> int:
+    def write(self, key: tuple[str, int], batch: EncodedBatch) -> int:
+        """Returns its first offset."""
         log = self.logs[key]
         base = log.end
         parts, header = batch.stamp(Offset(base), LeaderEpoch(self.leader_epoch))
@@ -307,6 +316,10 @@ class FakeBroker:
     def _refuse(self, inbox: str | None, error: TidelogError) -> None:
         if inbox is not None:
             self.transport.publish(inbox, [b""], headers=error.to_headers())
+
+
+def _no_ticket(request: AppendRequest, header: BatchHeader, key: tuple[str, int]) -> None:
+    raise TidelogError(Code.BAD_REQUEST, f"no transaction was expected in {key}")
 
 
 Cluster: TypeAlias = tuple[FakeTransport, FakeBroker, Client]

@@ -12,7 +12,7 @@ import pytest
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.unit.tidelog.client.accumulators import core, fill, refused, sent
-from tidelog.client.accumulator import Acknowledged, Effect, Failed, Probe, RefreshMetadata, WantSession
+from tidelog.client.accumulator import Acknowledged, Effect, Failed, Probe, RefreshMetadata, WantSession, WantTicket
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from wire.batch import BatchHeader
 from wire.errors import Code, TidelogError
@@ -118,6 +118,8 @@ class World:
                     self.acc.on_session(ProducerSession(self.sessions, 0))
                 case Probe():
                     self.probes += 1
+                case WantTicket():
+                    raise AssertionError("it is of no transaction")
                 case RefreshMetadata():
                     pass
 

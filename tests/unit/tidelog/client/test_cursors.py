@@ -81,7 +81,7 @@ async def test_refusals_that_pass_are_waited_out(world: World) -> None:
 async def test_nobody_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursors, "_TIMEOUT", 0.1)
     world.coordinator.refusals[CURSOR] = [TidelogError(Code.UNAVAILABLE, "it moves")] * 99
-    with pytest.raises(NoServer, match=r"did not carry out a cursor request within 0\.1 s: it moves"):
+    with pytest.raises(NoServer, match=r"did not carry out the cursor request within 0\.1 s: it moves"):
         await world.client.cursor("c").get()
 
 

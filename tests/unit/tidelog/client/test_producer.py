@@ -588,11 +588,11 @@ async def test_bad_arguments_are_refused_in_a_sentence(cluster: Cluster) -> None
     with pytest.raises(UnknownStream):
         await client.producer("nosuch").start()
     with pytest.raises(BadRequest, match="'some'"):
-        client.producer("s", acks="some")  # type: ignore[arg-type]
+        client.producer("s", acks="some")  # type: ignore[call-overload]
     with pytest.raises(BadRequest, match="max_in_flight=6"):
         client.producer("s", max_in_flight=6)
     with pytest.raises(BadRequest, match="compression='gzip'"):
-        client.producer("s", compression="gzip")  # type: ignore[arg-type]
+        client.producer("s", compression="gzip")  # type: ignore[call-overload]
     producer = client.producer("s")
     with pytest.raises(BadRequest, match="not started"):
         producer.send_nowait(b"a")

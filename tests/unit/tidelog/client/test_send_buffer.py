@@ -27,7 +27,7 @@ async def turn() -> None:
 
 async def test_calls_get_room_in_order_of_arrival_and_never_more_than_there_is() -> None:
     """Several batches are acknowledged in one turn of the loop, before the first call goes on."""
-    buffer = SendBuffer(100, timeout=10, stream="s")
+    buffer = SendBuffer(100, timeout=10, of="'s'")
     buffer.used = 100
     calls = [waiting(buffer, 20) for _ in range(6)]
     await turn()
@@ -41,7 +41,7 @@ async def test_calls_get_room_in_order_of_arrival_and_never_more_than_there_is()
 
 
 async def test_room_that_a_cancelled_call_was_given_goes_to_the_next_one() -> None:
-    buffer = SendBuffer(100, timeout=10, stream="s")
+    buffer = SendBuffer(100, timeout=10, of="'s'")
     buffer.used = 100
     first, second = waiting(buffer, 80), waiting(buffer, 80)
     await turn()
@@ -54,7 +54,7 @@ async def test_room_that_a_cancelled_call_was_given_goes_to_the_next_one() -> No
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_lets_the_next_one_pass() -> None:
-    buffer = SendBuffer(100, timeout=10, stream="s")
+    buffer = SendBuffer(100, timeout=10, of="'s'")
     buffer.used = 50
     large, small = waiting(buffer, 80), waiting(buffer, 20)
     await turn()
@@ -66,7 +66,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_lets_the_next_one_pass() 
 
 
 async def test_a_call_gives_up_in_time() -> None:
-    buffer = SendBuffer(100, timeout=0.001, stream="s")
+    buffer = SendBuffer(100, timeout=0.001, of="'s'")
     buffer.used = 100
     with pytest.raises(BufferFull, match="no room came free"):
         await buffer.wait_for_room(1)

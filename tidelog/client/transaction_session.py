@@ -1,0 +1,279 @@
+"""Drives the `Transactions` of a producer: asks their coordinator, and hands their effects on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol, assert_never
+
+from tidelog.client.batches import ProducerSession
+from tidelog.client.coordinator_link import Attempts, CoordinatorLink
+from tidelog.client.errors import TransactionAborted
+from tidelog.client.group_commits import TransactionPart
+from tidelog.client.transaction import (
+    Drop,
+    Effects,
+    Gather,
+    Grant,
+    SendAdd,
+    SendEnd,
+    State,
+    Transactions,
+)
+from wire.errors import Code, TidelogError
+from wire.transactions import ADD, END, INIT
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndRequest,
+    EndResponse,
+    InitRequest,
+    InitResponse,
+    TransactionPartition,
+)
+
+_log = logging.getLogger(__name__)
+
+_OF_DELIVERY = 0.9
+"""Part of the delivery timeout after which an add is given up: its error says more than that of the records."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that an abort has where nobody asks for its outcome."""
+
+
+class Work(Protocol):
+    """What was taken for the transaction: records and offsets."""
+
+    @property
+    def is_done(self) -> bool:
+        """All of it is acknowledged."""
+
+    def grant(self, grant: Grant) -> None: ...
+
+    def close(self, refusal: TidelogError) -> None:
+        """Take nothing more, for that reason, and send what lingers."""
+
+    def drop(self, error: TidelogError) -> None:
+        """Take nothing more, and give up what is not acknowledged."""
+
+
+class TransactionSession:
+    """`answer_timeout`: seconds that the coordinator has, with all repetitions."""
+
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        client: str,
+        answer_timeout: float,
+        work: Work,
+    ) -> None:
+        self._link = link
+        self._timeout_ms = timeout_ms
+        self._client = client
+        self._answer_timeout = answer_timeout
+        self._work = work
+        self.machine = Transactions(transactional_id)
+        self._initializing = asyncio.Lock()
+        self._adding: set[asyncio.Task[None]] = set()
+        self._ending: asyncio.Task[None] | None = None
+        self._waiting: set[asyncio.Future[TidelogError | None]] = set()
+        """For the outcome of a commit or an abort."""
+        self._changes: set[asyncio.Future[None]] = set()
+
+    async def init(self) -> None:
+        """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses."""
+        machine = self.machine
+        async with self._initializing:
+            if machine.state is not State.NEW:
+                return
+            request = InitRequest(
+                transactional_id=machine.name,
+                timeout_ms=self._timeout_ms,
+                client=self._client,
+                cluster_id=await self._link.cluster_id(),
+            )
+            answer = await self._link.ask(INIT, machine.name, request, InitResponse, timeout=self._answer_timeout)
+            machine.on_init(ProducerSession(answer.producer_id, answer.producer_epoch))
+
+    async def begin(self) -> None:
+        """Raises as `Transactions.begin`; NoServer where the coordinator does not answer; the failure of a commit that
+        goes on still."""
+        machine = self.machine
+        if machine.is_ending:
+            is_commit = machine.state is not State.ABORTING
+            failure = await self._outcome()
+            if is_commit and failure is not None:
+                raise failure
+        if machine.state is State.ABORTING:
+            await self.abort()
+        await self.init()
+        machine.begin()
+
+    async def commit(self) -> None:
+        """Goes on when the caller is cancelled. Raises as `TransactionalProducer.commit`."""
+        self.carry_out(self.machine.commit())
+        if self.machine.state is State.CLOSING:
+            self._work.close(self.machine.being_committed())
+            self.on_progress()
+        failure = await self._outcome()
+        if failure is not None:
+            raise failure
+
+    async def abort(self) -> None:
+        """Goes on when the caller is cancelled. Raises BadRequest; NoServer where the coordinator does not answer."""
+        self.carry_out(self.machine.abort())
+        await self._outcome()
+        if self.machine.unconfirmed is not None:
+            raise self.machine.unconfirmed
+
+    async def try_to_abort(self) -> None:
+        """Returns soon; a failure is logged."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self.abort()
+        except (TidelogError, TimeoutError) as error:
+            _log.warning(
+                "the transaction of %r is not known to be aborted (%s): its coordinator aborts it after its timeout of"
+                " %g s at the latest, if it is not committed",
+                self.machine.name,
+                str(error) or f"no answer within {CLOSE_TIMEOUT:g} s",
+                self._timeout_ms / 1000,
+            )
+
+    def on_progress(self) -> None:
+        """Something of the transaction was acknowledged, or has failed."""
+        if self.machine.state is State.CLOSING and self._work.is_done:
+            self.carry_out(self.machine.on_written())
+
+    async def part_of(self, group: str, number: int) -> TransactionPart:
+        """What the group's coordinator needs to know in the `number`th transaction. Raises what keeps offsets from
+        being taken."""
+        machine = self.machine
+        self.carry_out(machine.on_wanted(group) if machine.ticket(group) is None else [])
+        while True:
+            self.check_present(number)
+            ticket = machine.ticket(group)
+            if ticket is not None:
+                return TransactionPart(machine.session.producer_id, machine.session.producer_epoch, ticket)
+            await self._changed()
+
+    def check_present(self, number: int) -> None:
+        """Raises what keeps the `number`th transaction from going on."""
+        machine = self.machine
+        if machine.number != number:
+            raise TransactionAborted(Code.TRANSACTION_ABORTED, f"that transaction of {machine.name!r} is over")
+        if not machine.is_taking:
+            raise machine.refusal() or TidelogError(Code.INTERNAL, "a transaction that takes nothing has no reason")
+
+    async def wait_for_outcome(self) -> None:
+        """Of a commit or an abort that goes on; CLOSE_TIMEOUT at most."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._outcome()
+        except TimeoutError:
+            _log.warning("whether the last transaction of %r is committed is not known", self.machine.name)
+
+    def cancel(self) -> None:
+        """Ask the coordinator nothing more."""
+        for task in (*self._adding, *([self._ending] if self._ending is not None else [])):
+            task.cancel()
+
+    def carry_out(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Gather():
+                    asyncio.get_running_loop().call_soon(lambda: self.carry_out(self.machine.gathered()))
+                case SendAdd():
+                    self._adding.add(task := _spawn(self._add(effect)))
+                    task.add_done_callback(self._adding.discard)
+                case SendEnd():
+                    self._ending = _spawn(self._end(effect))
+                case Grant():
+                    self._work.grant(effect)
+                case Drop(error):
+                    self._work.drop(error)
+                case _:
+                    assert_never(effect)
+        self._wake()
+
+    # ----
+
+    async def _add(self, add: SendAdd) -> None:
+        request = AddRequest(
+            transactional_id=self.machine.name,
+            producer_id=add.session.producer_id,
+            producer_epoch=add.session.producer_epoch,
+            partitions=[TransactionPartition(**life._asdict()) for life in add.partitions],
+            groups=add.groups,
+            cluster_id=await self._link.cluster_id(),
+        )
+        timeout = self._answer_timeout * _OF_DELIVERY
+        try:
+            answer = await self._link.ask(ADD, self.machine.name, request, AddResponse, timeout=timeout)
+        except TidelogError as error:
+            self.carry_out(self.machine.on_add_refused(add, error))
+        else:
+            self.carry_out(self.machine.on_added(add, answer.tickets))
+
+    async def _end(self, end: SendEnd) -> None:
+        attempts = Attempts()
+        try:
+            request = EndRequest(
+                transactional_id=self.machine.name,
+                producer_id=end.session.producer_id,
+                producer_epoch=end.session.producer_epoch,
+                commits=end.commits,
+                cluster_id=await self._link.cluster_id(),
+            )
+            answer = await self._link.ask(
+                END, self.machine.name, request, EndResponse, timeout=self._answer_timeout, attempts=attempts
+            )
+        except TidelogError as error:
+            self.carry_out(self.machine.on_end_failed(end, error, attempts.repeated))
+            return
+        if answer.waits_for:
+            _log.warning(
+                "the transaction of %r is %s, and %s do not show it yet, for they cannot be reached",
+                self.machine.name,
+                "committed" if end.commits else "aborted",
+                ", ".join(answer.waits_for)[:1000],
+            )
+        self.carry_out(self.machine.on_ended(end, answer.next_epoch))
+
+    async def _outcome(self) -> TidelogError | None:
+        """`Transactions.failure` as soon as nothing is waited for any more."""
+        if not self.machine.is_ending:
+            return self.machine.failure
+        waiting: asyncio.Future[TidelogError | None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            return await waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    async def _changed(self) -> None:
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.add(change)
+        try:
+            await change
+        finally:
+            self._changes.discard(change)
+
+    def _wake(self) -> None:
+        for change in self._changes:
+            if not change.done():
+                change.set_result(None)
+        if not self.machine.is_taking:
+            for task in self._adding:
+                task.cancel()
+        if not self.machine.is_ending:
+            for waiting in self._waiting:
+                if not waiting.done():
+                    waiting.set_result(self.machine.failure)
+
+
+def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(work)
