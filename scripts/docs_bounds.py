@@ -402,6 +402,7 @@ BOUNDS = (
         f" {MAX_HELD} for the end of one transaction",
         where="tidelog/server/coordinator.py",
         answer="BACKPRESSURE; BAD_REQUEST for one that is too large",
+        counter="refused_coordinator_requests",
     ),
     Bound(
         on="what a coordinator of transactions keeps: `transactional_ids`, `transaction_participants`",
@@ -428,14 +429,22 @@ BOUNDS = (
         limit=f"{MAX_GROUPS}, {MAX_MEMBERS_OF_ALL} ({MAX_MEMBERS} of a group), {MAX_OFFSETS_OF_ALL}, {MAX_CURSORS}",
         where="tidelog/groups/shard.py",
         answer="LIMIT_REACHED",
+        counter="refused_coordinator_limits",
     ),
     Bound(
         on="what a member asks for, commits, and gets",
         limit=f"{MAX_SUBSCRIPTION} streams and patterns; {MAX_COMMITTED} offsets at once, with {MAX_METADATA}"
-        f" characters each; {MAX_GROUP_PARTITIONS} partitions of a group, {MAX_TARGET_BYTES >> 10} KiB in its record,"
-        " the first by name",
+        f" characters each",
+        where="tidelog/groups/members.py",
+        answer="BAD_REQUEST",
+    ),
+    Bound(
+        on="partitions of a group",
+        limit=f"{MAX_GROUP_PARTITIONS}, {MAX_TARGET_BYTES >> 10} KiB in the record of a member; the first by name",
         where="tidelog/groups/group.py",
-        answer="BAD_REQUEST; partitions beyond are assigned to nobody",
+        answer="those beyond are assigned to nobody: members and the coordinator say it in their logs, and"
+        " `tidelog group describe`",
+        counter="group_partitions_left_out",
     ),
     Bound(
         on="a cursor's value",

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wire/groups.proto\x12\x0etidelog.groups\"K\n\x10StreamPartitions\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\r\"1\n\x0cSubscription\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x10\n\x08patterns\x18\x02 \x03(\t\"\xcc\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x33\n\x04kind\x18\x03 \x01(\x0e\x32%.tidelog.groups.HeartbeatRequest.Kind\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x32\n\x0csubscription\x18\x05 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06\x63lient\x18\x07 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x08 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\t \x01(\r\x12\x12\n\ncluster_id\x18\n \x01(\t\"/\n\x04Kind\x12\x08\n\x04STAY\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04PART\x10\x03\"\x9c\x01\n\x11HeartbeatResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x04 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0f\n\x07unasked\x18\x05 \x01(\x08\"\xa0\x01\n\x0f\x43ommittedOffset\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x10\n\x08metadata\x18\x06 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x03\"\xd5\x01\n\rCommitRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x30\n\x07offsets\x18\x04 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x13\n\x0bproducer_id\x18\x05 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x06 \x01(\x05\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\x0e\n\x06number\x18\x08 \x01(\x04\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x10\n\x0e\x43ommitResponse\"i\n\x0eOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\npartitions\x18\x02 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x12\n\ncluster_id\x18\n \x01(\t\"C\n\x0fOffsetsResponse\x12\x30\n\x07offsets\x18\x01 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\"\x97\x01\n\rCursorRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06writes\x18\x02 \x01(\x08\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64\x65letes\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\tB\x13\n\x11_expected_version\"0\n\x0e\x43ursorResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"5\n\x0bGroupRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nemptied_at\x18\x02 \x01(\x03\"\xed\x02\n\x0cMemberRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x32\n\x0csubscription\x18\x04 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x08 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x32\n\x08revoking\x18\t \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x30\n\x06target\x18\n \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0e\n\x06parted\x18\x0b \x01(\x08\"\x85\x01\n\x0cOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x1d\n\x15partition_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x04 \x01(\x03\x12\x0e\n\x06member\x18\x05 \x01(\t\x12\x0e\n\x06number\x18\x06 \x01(\x04\".\n\x0c\x43ursorRecord\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"}\n\rPendingRecord\x12\x16\n\x0eproducer_epoch\x18\x01 \x01(\x05\x12\x30\n\x07offsets\x18\x02 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x12\n\nchanged_at\x18\x03 \x01(\x03\x12\x0e\n\x06number\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11wire/groups.proto\x12\x0etidelog.groups\"K\n\x10StreamPartitions\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x12\n\npartitions\x18\x03 \x03(\r\"1\n\x0cSubscription\x12\x0f\n\x07streams\x18\x01 \x03(\t\x12\x10\n\x08patterns\x18\x02 \x03(\t\"\xcc\x02\n\x10HeartbeatRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x33\n\x04kind\x18\x03 \x01(\x0e\x32%.tidelog.groups.HeartbeatRequest.Kind\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x32\n\x0csubscription\x18\x05 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06\x63lient\x18\x07 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x08 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\t \x01(\r\x12\x12\n\ncluster_id\x18\n \x01(\t\"/\n\x04Kind\x12\x08\n\x04STAY\x10\x00\x12\x08\n\x04JOIN\x10\x01\x12\t\n\x05LEAVE\x10\x02\x12\x08\n\x04PART\x10\x03\"\xae\x01\n\x11HeartbeatResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x04 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0f\n\x07unasked\x18\x05 \x01(\x08\x12\x10\n\x08left_out\x18\x06 \x01(\r\"\xa0\x01\n\x0f\x43ommittedOffset\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x10\n\x08metadata\x18\x06 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x03\"\xd5\x01\n\rCommitRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06member\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x30\n\x07offsets\x18\x04 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x13\n\x0bproducer_id\x18\x05 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x06 \x01(\x05\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\x0e\n\x06number\x18\x08 \x01(\x04\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x10\n\x0e\x43ommitResponse\"i\n\x0eOffsetsRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x34\n\npartitions\x18\x02 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x12\n\ncluster_id\x18\n \x01(\t\"C\n\x0fOffsetsResponse\x12\x30\n\x07offsets\x18\x01 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\"\x97\x01\n\rCursorRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\t\x12\x0e\n\x06writes\x18\x02 \x01(\x08\x12\r\n\x05value\x18\x03 \x01(\x0c\x12\x1d\n\x10\x65xpected_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x64\x65letes\x18\x05 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\tB\x13\n\x11_expected_version\"0\n\x0e\x43ursorResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"5\n\x0bGroupRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x12\n\nemptied_at\x18\x02 \x01(\x03\"\xed\x02\n\x0cMemberRecord\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x32\n\x0csubscription\x18\x04 \x01(\x0b\x32\x1c.tidelog.groups.Subscription\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\r\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\x32\n\x08\x61ssigned\x18\x08 \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x32\n\x08revoking\x18\t \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x30\n\x06target\x18\n \x03(\x0b\x32 .tidelog.groups.StreamPartitions\x12\x0e\n\x06parted\x18\x0b \x01(\x08\"\x85\x01\n\x0cOffsetRecord\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x1d\n\x15partition_incarnation\x18\x02 \x01(\x04\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x04 \x01(\x03\x12\x0e\n\x06member\x18\x05 \x01(\t\x12\x0e\n\x06number\x18\x06 \x01(\x04\".\n\x0c\x43ursorRecord\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c\"}\n\rPendingRecord\x12\x16\n\x0eproducer_epoch\x18\x01 \x01(\x05\x12\x30\n\x07offsets\x18\x02 \x03(\x0b\x32\x1f.tidelog.groups.CommittedOffset\x12\x12\n\nchanged_at\x18\x03 \x01(\x03\x12\x0e\n\x06number\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,29 +40,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST_KIND']._serialized_start=451
   _globals['_HEARTBEATREQUEST_KIND']._serialized_end=498
   _globals['_HEARTBEATRESPONSE']._serialized_start=501
-  _globals['_HEARTBEATRESPONSE']._serialized_end=657
-  _globals['_COMMITTEDOFFSET']._serialized_start=660
-  _globals['_COMMITTEDOFFSET']._serialized_end=820
-  _globals['_COMMITREQUEST']._serialized_start=823
-  _globals['_COMMITREQUEST']._serialized_end=1036
-  _globals['_COMMITRESPONSE']._serialized_start=1038
-  _globals['_COMMITRESPONSE']._serialized_end=1054
-  _globals['_OFFSETSREQUEST']._serialized_start=1056
-  _globals['_OFFSETSREQUEST']._serialized_end=1161
-  _globals['_OFFSETSRESPONSE']._serialized_start=1163
-  _globals['_OFFSETSRESPONSE']._serialized_end=1230
-  _globals['_CURSORREQUEST']._serialized_start=1233
-  _globals['_CURSORREQUEST']._serialized_end=1384
-  _globals['_CURSORRESPONSE']._serialized_start=1386
-  _globals['_CURSORRESPONSE']._serialized_end=1434
-  _globals['_GROUPRECORD']._serialized_start=1436
-  _globals['_GROUPRECORD']._serialized_end=1489
-  _globals['_MEMBERRECORD']._serialized_start=1492
-  _globals['_MEMBERRECORD']._serialized_end=1857
-  _globals['_OFFSETRECORD']._serialized_start=1860
-  _globals['_OFFSETRECORD']._serialized_end=1993
-  _globals['_CURSORRECORD']._serialized_start=1995
-  _globals['_CURSORRECORD']._serialized_end=2041
-  _globals['_PENDINGRECORD']._serialized_start=2043
-  _globals['_PENDINGRECORD']._serialized_end=2168
+  _globals['_HEARTBEATRESPONSE']._serialized_end=675
+  _globals['_COMMITTEDOFFSET']._serialized_start=678
+  _globals['_COMMITTEDOFFSET']._serialized_end=838
+  _globals['_COMMITREQUEST']._serialized_start=841
+  _globals['_COMMITREQUEST']._serialized_end=1054
+  _globals['_COMMITRESPONSE']._serialized_start=1056
+  _globals['_COMMITRESPONSE']._serialized_end=1072
+  _globals['_OFFSETSREQUEST']._serialized_start=1074
+  _globals['_OFFSETSREQUEST']._serialized_end=1179
+  _globals['_OFFSETSRESPONSE']._serialized_start=1181
+  _globals['_OFFSETSRESPONSE']._serialized_end=1248
+  _globals['_CURSORREQUEST']._serialized_start=1251
+  _globals['_CURSORREQUEST']._serialized_end=1402
+  _globals['_CURSORRESPONSE']._serialized_start=1404
+  _globals['_CURSORRESPONSE']._serialized_end=1452
+  _globals['_GROUPRECORD']._serialized_start=1454
+  _globals['_GROUPRECORD']._serialized_end=1507
+  _globals['_MEMBERRECORD']._serialized_start=1510
+  _globals['_MEMBERRECORD']._serialized_end=1875
+  _globals['_OFFSETRECORD']._serialized_start=1878
+  _globals['_OFFSETRECORD']._serialized_end=2011
+  _globals['_CURSORRECORD']._serialized_start=2013
+  _globals['_CURSORRECORD']._serialized_end=2059
+  _globals['_PENDINGRECORD']._serialized_start=2061
+  _globals['_PENDINGRECORD']._serialized_end=2186
 # @@protoc_insertion_point(module_scope)

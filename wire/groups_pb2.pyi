@@ -168,6 +168,7 @@ class HeartbeatResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     ASSIGNED_FIELD_NUMBER: _builtins.int
     UNASKED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """of the group, that this member has reached"""
     heartbeat_interval_ms: _builtins.int
@@ -175,6 +176,8 @@ class HeartbeatResponse(_message.Message):
     """of `assigned`; grows"""
     unasked: _builtins.bool
     """not the answer to a heartbeat: it does not prolong the session"""
+    left_out: _builtins.int
+    """partitions of what the group's members subscribe to that are beyond its limit: no member gets them"""
     @_builtins.property
     def assigned(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamPartitions]:
         """all partitions that it may read; those that it has beside these it must give up"""
@@ -187,10 +190,11 @@ class HeartbeatResponse(_message.Message):
         version: _builtins.int = ...,
         assigned: _abc.Iterable[Global___StreamPartitions] | None = ...,
         unasked: _builtins.bool = ...,
+        left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "generation", b"generation", "heartbeat_interval_ms", b"heartbeat_interval_ms", "unasked", b"unasked", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "generation", b"generation", "heartbeat_interval_ms", b"heartbeat_interval_ms", "left_out", b"left_out", "unasked", b"unasked", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -475,6 +475,8 @@ class GroupDescription(GroupSummary):
     """By stream and partition."""
     pending: NotRequired[list[PendingGroupOffset]]
     """By producer. While there are some, the offsets are neither told to consumers nor reset."""
+    left_out: NotRequired[int]
+    """Partitions of what the members subscribe to that are beyond the limit of a group: no member gets them."""
 
 
 GROUP_DESCRIBE = Operation(

@@ -35,7 +35,7 @@ async def values(client: tidelog.Client, stream: str) -> list[bytes | None]:
 
 
 async def test_a_list_of_records_that_is_sent_again_is_written_once(cluster: ReplicatedCluster) -> None:
-    await cluster.create("lists", partitions=3)
+    await cluster.client.create_stream("lists", partitions=3, replication_factor=3)
     values = [b"%d" % number for number in range(9000)]
     ids = [None if number % 100 == 0 else f"id-{number}" for number in range(9000)]
     offsets: list[dict[int, tuple[int, int]]] = []

@@ -192,6 +192,12 @@ def _show_description(found: DescribedGroup) -> None:
         f" {found['coordinator']} (__groups/{found['partition']})",
         highlight=False,
     )
+    if left_out := found.get("left_out", 0):
+        console().print(
+            f"[red]beyond the limit of a group: {counted(left_out, 'partition')} of what is subscribed to, which no"
+            " member reads[/]; share the streams among several groups",
+            highlight=False,
+        )
     if found["details"]:
         members = Table("member", "client", "instance", "subscribed to", "partitions", "to be given up")
         for member in found["details"]:

@@ -95,6 +95,8 @@ class GroupSession:
         self._changes: set[asyncio.Future[None]] = set()
         self._answers = 0
         """Heartbeats that were answered."""
+        self._left_out = 0
+        """Partitions that no member of the group gets, as the coordinator said last."""
         self._looking: asyncio.Task[None] | None = None
         self._is_closed = False
         transport.violations.hear(self._on_violation)
@@ -288,7 +290,18 @@ class GroupSession:
         if not answer.unasked:
             self._stop_waiting(number)
             self._answers += 1
+        self._hear_of_left_out(answer.left_out)
         self._carry_out(self._membership.on_answer(number, answer, now))
+
+    def _hear_of_left_out(self, left_out: int) -> None:
+        if left_out > self._left_out:
+            _log.warning(
+                "%d partitions that group %r has subscribed to are beyond the limit of a group, and are read by no"
+                " member; share the streams among several groups",
+                left_out,
+                self._group,
+            )
+        self._left_out = left_out
 
     def _refused(self, number: int, error: TidelogError) -> None:
         self._stop_waiting(number)

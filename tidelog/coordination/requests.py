@@ -51,6 +51,8 @@ class Settled:
     unasked: list[tuple[object, Answer]] = field(default_factory=list)
     """For members of groups, on the inboxes of their newest heartbeats."""
     deliveries: list[Delivery] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """Sentences for the log, each said when what it tells of has changed."""
 
 
 def size_of(request: Request) -> int:

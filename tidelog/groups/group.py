@@ -63,6 +63,10 @@ class Group:
     coordinator, which then calls such a member unknown."""
     farewells: list[tuple[object, TidelogError]] = field(default_factory=list)
     """Refusals for members that were removed, with the tokens of their newest heartbeats."""
+    left_out: int = 0
+    """Partitions of what is subscribed that are beyond the limit: no member gets them. As of the last look."""
+    left_out_before: int = 0
+    """What was last told of it."""
     _is_stale: bool = False
     """Targets are to be computed anew."""
     _is_unsettled: bool = False
@@ -191,8 +195,11 @@ class Group:
         for of in [of for of in self.offsets if view.is_gone(of)]:
             del self.offsets[of]
             records[OffsetKey(self.name, of)] = None
-        if self._subscribed is not None and self._partitions_of(view) != self._subscribed:
-            self._is_stale = bool(self.members)
+        if self._subscribed is not None:
+            before = self._subscribed
+            wanted, self.left_out = self._partitions_of(view)
+            if wanted != before:
+                self._is_stale = bool(self.members)
 
     @property
     def is_unsettled(self) -> bool:
@@ -210,7 +217,7 @@ class Group:
 
     def _retarget(self, view: StreamsView, time_ns: int, records: Records) -> None:
         has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
-        self._subscribed = self._partitions_of(view)
+        self._subscribed, self.left_out = self._partitions_of(view)
         by_stream: dict[str, list[StreamPartition]] = {}
         for partition in self._subscribed:
             by_stream.setdefault(partition.stream, []).append(partition)
@@ -231,16 +238,18 @@ class Group:
         known = view.matching(member.streams, member.patterns)
         return frozenset(known | {partition.stream for partition in member.target if view.is_unknown(partition)})
 
-    def _partitions_of(self, view: StreamsView) -> frozenset[StreamPartition]:
-        """All to which members have subscribed. Those that a member has stay, if this broker does not know their
-        stream yet."""
+    def _partitions_of(self, view: StreamsView) -> tuple[frozenset[StreamPartition], int]:
+        """All to which members have subscribed, as far as a group can have them, and how many there are beyond. Those
+        that a member has stay, if this broker does not know their stream yet."""
         names: set[str] = set()
         for member in self.members.values():
             if not member.is_expelled:
                 names |= view.matching(member.streams, member.patterns)
         unknown = {p for member in self.members.values() for p in member.target if view.is_unknown(p)}
         known = {p for name in names for p in view.partitions(name)}
-        return _limited(frozenset(known | unknown))
+        wanted = frozenset(known | unknown)
+        taken = _limited(wanted)
+        return taken, len(wanted) - len(taken)
 
     def _reconcile(self, now: float, records: Records) -> None:
         for member in self.members.values():
@@ -301,6 +310,18 @@ class Group:
             self.farewells.append((member.token, unknown_member(self.name, member.id)))
             member.token = None
         return bool(dead or late)
+
+    def tell_left_out(self) -> str | None:
+        """A sentence for the log, where more or fewer partitions are left out than before."""
+        if self.left_out == self.left_out_before:
+            return None
+        self.left_out_before = self.left_out
+        if not self.left_out:
+            return None
+        return (
+            f"{self.left_out} partitions that group {self.name!r} has subscribed to are beyond the limit of a group,"
+            " and are read by no member; share the streams among several groups"
+        )
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
 

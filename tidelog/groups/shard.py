@@ -98,6 +98,8 @@ _STATELESS: Final = frozenset(
 
 
 Request: TypeAlias = HeartbeatRequest | CommitRequest | OffsetsRequest | CursorRequest | Admin
+_Due: TypeAlias = tuple[object, Group, Member, int]
+"""A heartbeat that is to be answered: its token, and the version that the member has applied."""
 TicketCheck: TypeAlias = Callable[[bytes, int, int, str], None]
 """Of a ticket, a producer, its epoch and the target. Raises TidelogError(NOT_IN_TRANSACTION)."""
 
@@ -192,8 +194,9 @@ class GroupShard(Shard):
     def settle(self, now: float, time_ns: int) -> Settled:
         self._look_at_clock(now)
         records: Records = {}
-        settled, due = Settled(), list[tuple[object, Member, int]]()
+        settled, due = Settled(), list[_Due]()
         size = 0
+        is_view_new = self._is_view_new
         if self._is_view_new:
             self._is_view_new = False
             for group in self.groups.values():
@@ -216,9 +219,11 @@ class GroupShard(Shard):
                     self._unsettled[group.name] = None
         self._forget_old(now, time_ns, records)
         stepped = self._step(size, now, time_ns, records)
-        settled.answers += [(token, _told(member, applied)) for token, member, applied in due]
+        settled.answers += [(token, _told(group, member, applied)) for token, group, member, applied in due]
         for group in stepped:
             settled.unasked += _unasked(group)
+        looked_at = self.groups.values() if is_view_new else stepped
+        settled.warnings = [told for group in looked_at if (told := group.tell_left_out()) is not None]
         settled.records = encoded(records)
         if not records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
@@ -263,7 +268,7 @@ class GroupShard(Shard):
         now: float,
         time_ns: int,
         records: Records,
-        due: list[tuple[object, Member, int]],
+        due: list[_Due],
     ) -> Answer | None:
         """None: the answer is due once assignments are computed. Raises TidelogError."""
         match request:
@@ -281,7 +286,7 @@ class GroupShard(Shard):
                     self._drop_if_nothing(group)
                 if member is None:
                     return HeartbeatResponse()
-                due.append((token, member, request.applied))
+                due.append((token, group, member, request.applied))
                 return None
             case CommitRequest():
                 return self._commit(request, time_ns, records)
@@ -468,6 +473,7 @@ class GroupShard(Shard):
             **_summary(group),
             "coordinator": self._broker,
             "partition": self._partition,
+            "left_out": group.left_out,
             "details": [_description(member) for _, member in sorted(group.members.items())],
             "offsets": [
                 {
@@ -499,13 +505,14 @@ class GroupShard(Shard):
         self.pending.validate()
 
 
-def _told(member: Member, applied: int) -> HeartbeatResponse:
+def _told(group: Group, member: Member, applied: int) -> HeartbeatResponse:
     member.told = (member.version, member.generation)
     return HeartbeatResponse(
         generation=member.generation,
         heartbeat_interval_ms=member.heartbeat_interval_ms,
         version=member.version,
         assigned=to_stream_partitions(member.assigned) if applied != member.version else [],
+        left_out=group.left_out,
     )
 
 
@@ -514,7 +521,7 @@ def _unasked(group: Group) -> list[tuple[object, Answer]]:
     group.farewells.clear()
     for member in group.members.values():
         if member.token is not None and member.told != (member.version, member.generation):
-            response = _told(member, applied=0)
+            response = _told(group, member, applied=0)
             response.unasked = True
             found.append((member.token, response))
     return [(token, answer) for token, answer in found if token is not None]

@@ -293,6 +293,9 @@ class BrokerRuntime:
             ),
             "dropped_audit_records": self._audit_stream.queue.dropped,
             "dropped_activity_events": self._activity.dropped,
+            "refused_coordinator_requests": self.coordinators.counters.refused_requests,
+            "refused_coordinator_limits": self.coordinators.counters.refused_limits,
+            "group_partitions_left_out": self.coordinators.left_out,
         }
         return {
             **report,

@@ -30,6 +30,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
@@ -79,6 +80,9 @@ class CoordinatorPorts(Protocol):
     def cluster_id(self) -> str: ...
 
     @property
+    def counters(self) -> CoordinatorCounters: ...
+
+    @property
     def clients(self) -> Transport: ...
 
     @property
@@ -98,6 +102,16 @@ class CoordinatorPorts(Protocol):
     def streams(self) -> StreamsView:
         """The same object until something has changed."""
         ...
+
+
+@dataclass(slots=True)
+class CoordinatorCounters:
+    """Of all coordinators that a broker has had."""
+
+    refused_requests: int = 0
+    """With BACKPRESSURE, because too many wait, or because they are too large."""
+    refused_limits: int = 0
+    """With LIMIT_REACHED."""
 
 
 class _State(Enum):
@@ -259,6 +273,7 @@ class Coordinator:
                 return
             inbox = _ClientInbox(message.reply, self._ports.clients)
             if len(message.data) > MAX_REQUEST_BYTES:
+                self._ports.counters.refused_requests += 1
                 inbox.send(
                     TidelogError(
                         Code.BAD_REQUEST, f"a request of {len(message.data)} bytes is above {MAX_REQUEST_BYTES}"
@@ -306,6 +321,7 @@ class Coordinator:
             inbox.send(self._unavailable("it reads its log"))
             return
         if self._shard.waiting >= MAX_WAITING or self._shard.waiting_bytes >= MAX_WAITING_BYTES:
+            self._ports.counters.refused_requests += 1
             inbox.send(self._too_many())
             return
         self._shard.take(inbox, request)
@@ -341,6 +357,7 @@ class Coordinator:
             _log.exception("coordinator %s met a bug", self._led.key)
             self._reload(TidelogError(Code.INTERNAL, f"the coordinator of {self._led.key} met a bug: {bug!r}"))
             return
+        self._note(settled)
         if settled.records:
             self._append(settled)
             return
@@ -353,6 +370,13 @@ class Coordinator:
                 token.send(error)
             self._deliveries.add(settled.deliveries)
         self._go_on()
+
+    def _note(self, settled: Settled) -> None:
+        self._ports.counters.refused_limits += sum(
+            isinstance(answer, TidelogError) and answer.code is Code.LIMIT_REACHED for _, answer in settled.answers
+        )
+        for warning in settled.warnings:
+            _log.warning("coordinator %s: %s", self._led.key, warning)
 
     def _append(self, settled: Settled) -> None:
         self._is_appending = True

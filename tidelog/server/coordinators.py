@@ -10,7 +10,7 @@ from metadata.runtime.service import MetadataService
 from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.groups.shard import GroupShard
 from tidelog.server.coordinated import Coordinated, groups_and_cursors, transactional_ids
-from tidelog.server.coordinator import Coordinator
+from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from tidelog.transactions.shard import TransactionShard
 from wire.internal_streams import GROUPS, TRANSACTIONS, is_internal, is_of_internal
 from wire.peers import PeerTransport
@@ -51,6 +51,7 @@ class Coordinators:
         self._work_time = work_time
         self._tickets = tickets
         self._kinds = {GROUPS.name: self._of_groups, TRANSACTIONS.name: self._of_transactions}
+        self.counters = CoordinatorCounters()
         self._living: dict[tuple[str, int], Coordinator] = {}
         """By stream and partition."""
         self._view = StreamsView()
@@ -65,6 +66,13 @@ class Coordinators:
     @property
     def cluster_id(self) -> str:
         return self._metadata.cluster_id
+
+    @property
+    def left_out(self) -> int:
+        """Partitions of subscribed streams that no member of their group gets now, of the groups coordinated here."""
+        living = [coordinator for coordinator in self._living.values() if not coordinator.is_over]
+        shards = [each for coordinator in living if isinstance(each := coordinator.shard, GroupShard)]
+        return sum(group.left_out for shard in shards for group in shard.groups.values())
 
     def lease_valid(self) -> bool:
         return self._metadata.lease_valid(self.now())

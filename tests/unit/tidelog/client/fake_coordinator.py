@@ -74,6 +74,8 @@ class ModelGroup:
     offsets: dict[StreamPartition, CommittedOffset] = field(default_factory=dict)
     commits: list[CommitRequest] = field(default_factory=list)
     """That were taken."""
+    left_out: int = 0
+    """Partitions that it says no member gets."""
 
     @property
     def owners(self) -> dict[StreamPartition, list[str]]:
@@ -109,6 +111,7 @@ class ModelGroup:
             version=member.version,
             assigned=[] if applied == member.version else to_stream_partitions(member.assigned),
             unasked=unasked,
+            left_out=self.left_out,
         )
 
     def remove(self, member: str) -> None:

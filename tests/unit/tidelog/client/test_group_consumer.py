@@ -100,6 +100,19 @@ async def test_one_member_reads_everything_and_commits_what_it_finished(world: W
     assert not world.group.members
 
 
+async def test_a_member_says_that_partitions_are_beyond_the_limit_of_its_group(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.group.left_out = 7
+    async with world.client().subscribe("s", group="g") as consumer:
+        await take(consumer, 20)
+        world.coordinator.rebalance("g")
+        await until(lambda: consumer.generation == world.group.generation)
+    told = [record.message for record in caplog.records if "beyond the limit of a group" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("7 partitions that group 'g' has subscribed to")
+
+
 async def test_the_next_member_goes_on_where_the_last_one_stopped(world: World) -> None:
     async with world.client().subscribe("s", group="g") as consumer:
         first = await take(consumer, 7)

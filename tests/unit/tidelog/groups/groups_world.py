@@ -56,6 +56,7 @@ class World:
         self.view = streams or view(s=(1, 4))
         self.log: list[tuple[bytes, bytes | None]] = []
         self.unasked: list[tuple[object, Answer]] = []
+        self.warnings: list[str] = []
         self.shard = self._new()
         self.shard.begin(self.view, self.now)
         self._tokens = 0
@@ -95,6 +96,7 @@ class World:
             self.log += settled.records
             answers += settled.answers
             self.unasked += settled.unasked
+            self.warnings += settled.warnings
             self.shard.validate()
             if not self.shard.is_waiting:
                 return answers

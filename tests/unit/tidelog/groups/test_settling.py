@@ -204,6 +204,27 @@ def test_the_record_of_a_member_that_has_everything_fits_in_a_batch() -> None:
     assert len(world.log) == records, "what is beyond the limit makes nothing new of it"
 
 
+def test_partitions_beyond_the_limit_of_a_group_are_told_to_members_operators_and_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_module, "MAX_TARGET_BYTES", 36)  # of four partitions
+    world = World(view(10, s=(1, 6)))
+    a = Member(world, "a", "s", "t")
+    assert a.numbers == [0, 1, 2, 3]
+    assert len(world.warnings) == 1
+    assert a.beat().left_out == 2
+    assert world.admin(op.GROUP_DESCRIBE, GROUP)["left_out"] == 2
+    world.change(view(11, s=(1, 6), t=(11, 3)))
+    assert (a.beat().left_out, a.numbers) == (5, [0, 1, 2, 3])
+    world.fail_over()
+    assert a.beat().left_out == 5
+    world.change(view(12, t=(11, 3)))
+    a.beat()
+    a.beat()
+    assert (a.beat().left_out, a.numbers) == (0, [0, 1, 2])
+    assert [sentence[:31] for sentence in world.warnings] == [f"{n} partitions that group 'g' has" for n in (2, 5, 5)]
+
+
 # ---- time ----------------------------------------------------------------------------------------------------------
 
 

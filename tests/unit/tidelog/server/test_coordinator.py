@@ -18,7 +18,7 @@ from tidelog.groups.group import Group
 from tidelog.groups.shard import GroupShard
 from tidelog.server import coordinator as module
 from tidelog.server.coordinated import groups_and_cursors
-from tidelog.server.coordinator import Coordinator
+from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from wire import json_codec
 from wire import operations as op
 from wire.batch import BatchBuilder, EncodedBatch
@@ -102,6 +102,7 @@ class Ports:
         self.has_lease = True
         self.view = view(s=(1, 2))
         self.later = 0.0
+        self.counters = CoordinatorCounters()
 
     def now(self) -> float:
         return asyncio.get_running_loop().time() + self.later

@@ -12,10 +12,11 @@ import pytest
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.unit.tidelog.groups.groups_world import check_ticket, view
 from tidelog.coordination.streams import StreamsView
+from tidelog.groups import group as group_module
 from tidelog.groups.shard import GroupShard
 from tidelog.server import coordinator as module
 from tidelog.server.coordinated import groups_and_cursors
-from tidelog.server.coordinator import Coordinator
+from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from wire.batch import EncodedBatch, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, HEARTBEAT, KINDS, OFFSETS, coordinator_partition
@@ -131,6 +132,7 @@ class Ports:
         self.offset = 0.0
         self.has_lease = True
         self.view = view(s=(1, 4))
+        self.counters = CoordinatorCounters()
 
     def now(self) -> float:
         return asyncio.get_running_loop().time() + self.offset
@@ -435,11 +437,33 @@ async def test_the_bytes_of_the_queue_are_bounded_too(monkeypatch: pytest.Monkey
         await scene.join("b", client="x" * 300)
         refused = await scene.stay()
         assert code(scene.answer(refused)) is Code.BACKPRESSURE
+        assert scene.ports.counters.refused_requests == 1
         scene.led.commit()
         await delivered()
         scene.led.commit()
         await delivered()
         assert HeartbeatResponse.FromString(scene.answer(await scene.stay())).generation
+
+
+async def test_refusals_for_a_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "MAX_MEMBERS", 1)
+    async with running() as scene:
+        await scene.join()
+        for name in ("b", "c"):
+            assert code(scene.answer(await scene.join(name))) is Code.LIMIT_REACHED
+        assert scene.ports.counters == CoordinatorCounters(refused_limits=2)
+
+
+async def test_partitions_that_no_member_gets_are_in_the_log_and_in_the_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group_module, "MAX_TARGET_BYTES", 33)  # of three partitions
+    async with running() as scene:
+        assert HeartbeatResponse.FromString(scene.answer(await scene.join())).left_out == 1
+        (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert "1 partitions that group 'g' has subscribed to are beyond the limit of a group" in told
+        await scene.stay()
+        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
 async def test_an_answer_that_nats_does_not_carry_is_an_error() -> None:
