@@ -1,0 +1,167 @@
+"""A transactional producer that is messages, so that a test decides when each of them is sent, and sends it again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import tidelog
+from tests.integration.waiting import LIMIT
+from tidelog.runtime.nats import NatsConnection
+from tidelog.server.devcluster import DevCluster
+from wire.append import encode_append
+from wire.batch import BatchBuilder
+from wire.error_details import REASON
+from wire.errors import Code, TidelogError
+from wire.groups import COMMIT
+from wire.groups import coordinator_subject as subject_of_group
+from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset
+from wire.internal_streams import TRANSACTIONS
+from wire.subjects import Subjects
+from wire.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.transaction_operations import TRANSACTION_COORDINATOR
+from wire.transactions import ADD, END, INIT, coordinator_partition, coordinator_subject
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndRequest,
+    EndResponse,
+    InitRequest,
+    InitResponse,
+    TransactionPartition,
+)
+from wire.types import LeaderEpoch, Offset, StreamName
+
+SUBJECTS = Subjects()
+
+
+class MessageProducer:
+    """Asks until it is answered; refusals that pass are asked again."""
+
+    def __init__(self, cluster: DevCluster, nats: NatsConnection, client: tidelog.Client, name: str) -> None:
+        self.cluster, self.nats, self.client, self.name = cluster, nats, client, name
+        self.id = self.epoch = 0
+        self._tickets: dict[tuple[str, int], bytes] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
+
+    async def make_streams(self) -> None:
+        """Tidelog's own."""
+        await self.client._api.call(TRANSACTION_COORDINATOR, self.name)
+
+    async def ask(self, subject: str, payload: bytes) -> bytes:
+        async with asyncio.timeout(3 * LIMIT):
+            while True:
+                try:
+                    message = await self.nats.request(subject, payload, timeout=2)
+                except TimeoutError:
+                    continue
+                error = TidelogError.from_headers(message.headers)
+                if message.status is None and error is None:
+                    return message.data
+                if error is not None:
+                    reason = error.detail(REASON)  # a request without a LeaderEpoch is refused with it
+                    error = error if reason is None else TidelogError(Code[reason], error.message)
+                    if not error.retriable:
+                        raise error
+                await asyncio.sleep(0.05)
+
+    async def _ask(self, kind: str, request: Any) -> bytes:
+        return await self.ask(coordinator_subject(SUBJECTS, kind, self.name), request.SerializeToString())
+
+    async def init(self, timeout: float = 60.0) -> None:
+        request = InitRequest(transactional_id=self.name, timeout_ms=round(timeout * 1000), client="a test")
+        answer = InitResponse.FromString(await self._ask(INIT, request))
+        self.id, self.epoch = answer.producer_id, answer.producer_epoch
+
+    async def add(self, *partitions: tuple[str, int], groups: tuple[str, ...] = ()) -> None:
+        lives = [await self._life(stream, partition) for stream, partition in partitions]
+        request = AddRequest(
+            transactional_id=self.name,
+            producer_id=self.id,
+            producer_epoch=self.epoch,
+            partitions=lives,
+            groups=groups,
+        )
+        answer = AddResponse.FromString(await self._ask(ADD, request))
+        self._tickets.update(zip([*partitions, *((group, -1) for group in groups)], answer.tickets, strict=True))
+
+    async def _life(self, stream: str, partition: int) -> TransactionPartition:
+        known = await self.client.metadata(stream)
+        return TransactionPartition(
+            stream=stream,
+            stream_incarnation=known.incarnation,
+            partition=partition,
+            partition_incarnation=known.partitions[partition].incarnation,
+        )
+
+    async def write(self, stream: str, partition: int, *values: str) -> None:
+        """One batch, acknowledged."""
+        life = await self._life(stream, partition)
+        sequence = self._sequences.get((stream, partition), 0)
+        builder = BatchBuilder()
+        for value in values:
+            builder.add_record(value.encode(), None)
+        batch = builder.build(
+            1,
+            producer_id=self.id,
+            producer_epoch=self.epoch,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        request = AppendRequest(
+            stream_incarnation=life.stream_incarnation,
+            partition_incarnation=life.partition_incarnation,
+            acks=AppendRequest.ALL,
+            ticket=self._tickets[stream, partition],
+        )
+        parts, _ = batch.stamp(Offset(0), LeaderEpoch(0))
+        payload = b"".join(bytes(part) for part in encode_append(request, parts))
+        AppendResponse.FromString(await self.ask(SUBJECTS.append(StreamName(stream), partition), payload))
+        self._sequences[stream, partition] = sequence + len(values)
+
+    async def commit_offset(self, group: str, stream: str, partition: int, offset: int) -> None:
+        life = await self._life(stream, partition)
+        request = CommitRequest(
+            group=group,
+            producer_id=self.id,
+            producer_epoch=self.epoch,
+            ticket=self._tickets[group, -1],
+            offsets=[
+                CommittedOffset(stream=stream, incarnation=life.stream_incarnation, partition=partition, offset=offset)
+            ],
+        )
+        CommitResponse.FromString(
+            await self.ask(subject_of_group(SUBJECTS, COMMIT, group), request.SerializeToString())
+        )
+
+    def end_request(self, *, commits: bool = True) -> bytes:
+        return EndRequest(
+            transactional_id=self.name, producer_id=self.id, producer_epoch=self.epoch, commits=commits
+        ).SerializeToString()
+
+    async def end(self, *, commits: bool = True) -> EndResponse:
+        subject = coordinator_subject(SUBJECTS, END, self.name)
+        answer = EndResponse.FromString(await self.ask(subject, self.end_request(commits=commits)))
+        self.epoch = answer.next_epoch
+        self._tickets.clear()
+        self._sequences.clear()
+        return answer
+
+    async def refused(self, *, commits: bool) -> Code:
+        try:
+            await self.end(commits=commits)
+        except TidelogError as error:
+            return error.code
+        raise AssertionError("the end was not refused")
+
+    async def coordinator(self) -> str:
+        """The broker."""
+        return await self.leader(TRANSACTIONS.name, coordinator_partition(self.name))
+
+    async def leader(self, stream: str, partition: int) -> str:
+        async with asyncio.timeout(LIMIT):
+            while True:
+                leader = (await self.client.describe(stream))["partitions"][partition]["leader"]
+                if leader is not None:
+                    return leader
+                await asyncio.sleep(0.05)
