@@ -167,11 +167,12 @@ class TransactionTable:
     def last_stable(self, high_watermark: Offset) -> Offset:
         """The end, exclusive, of what is committed and belongs to no transaction that may turn out either way. It may
         lie below the log start, where a transaction began there that is open."""
-        first = self._first_open
-        for ended in self._ended:  # seldom any, and seldom more than one below the HW
-            if ended.marker >= high_watermark:
-                first = min(first, ended.first)
-                break
+        first, all_ended = self._first_open, self._ended
+        if all_ended and all_ended[-1].marker >= high_watermark:
+            for ended in all_ended:  # seldom more than one below the HW
+                if ended.marker >= high_watermark:
+                    first = min(first, ended.first)
+                    break
         return min(high_watermark, first)
 
     def has_aborted_above(self, offset: Offset) -> bool:

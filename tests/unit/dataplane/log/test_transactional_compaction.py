@@ -13,6 +13,7 @@ from dataplane.encryption.master_keys import MasterKey, MasterKeys
 from dataplane.log.compaction import dirt_of
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.snapshot import SNAPSHOT_SUFFIX
+from dataplane.replica.transactions import TransactionTable
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, compact, end, one_pass, rows, stored
 from wire.batch import Marker, iter_batches
@@ -224,3 +225,27 @@ def test_a_pass_knows_the_transactions_as_of_its_beginning(ledger: Ledger) -> No
     assert ledger.left == ["0:k=1", "1:k=2"]
     compact(ledger.log)
     assert ledger.left == ["0:k=1"]
+
+
+def test_while_a_cut_restores_the_transactions_they_are_neither_asked_nor_forgotten(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut holds the lock of the derived state until that is whole again."""
+    ledger.write("k", "1", transaction=(1, 0, 0))
+    end(ledger.log, 1, 0, Marker.ABORT)
+    ledger.finish_segment()
+    lock, last_stable = ledger.log._state.derived.lock, TransactionTable.last_stable
+    asked: list[bool] = []
+
+    def noting(self: TransactionTable, high_watermark: Offset) -> Offset:
+        asked.append(lock.locked())
+        return last_stable(self, high_watermark)
+
+    monkeypatch.setattr(TransactionTable, "last_stable", noting)
+    compact(ledger.log)
+    assert asked == [True]
+    with lock:
+        ledger.log.swapping.forget_compacted()
+    assert ledger.log.transactions.aborted_count == 1
+    ledger.log.swapping.forget_compacted()
+    assert ledger.log.transactions.aborted_count == 0
