@@ -140,6 +140,15 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     assert said["Share the work: consumer groups"] == ["read 1101 lag 0"]
     assert said["Remember a value: cursors"] == ["imports: 1"]
     assert said["Write only if nothing came in between"] == ["balance 10"]
+    assert said["Keep, cut, rest and copy a stream"][0].startswith("refused: stream letters is read-only")
+    assert said["Keep, cut, rest and copy a stream"][1] == "partition 0 begins at 50"
+    assert "records=51" in said["Keep, cut, rest and copy a stream"][2]
+    assert said["Send again what may have been written"] == [
+        "order 17 is at 0 now",
+        "2 more, 0 of them already there",
+        "order 17 is at 0 already",
+        "2 more, 2 of them already there",
+    ]
     assert said["Keys and values that are not bytes"] == ["ada 1815"]
     assert said["Without asyncio"][0].startswith("offset ")
     assert any(line.endswith(" b'19.0'") for line in said["Without asyncio"])

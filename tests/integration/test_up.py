@@ -149,6 +149,15 @@ def test_ctrl_c_stops_everything_and_a_second_start_recovers(tmp_path: Path) -> 
         assert second.interrupt() == 0
 
 
+def test_what_happens_is_recorded_where_that_is_asked_for(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster", "--nodes", "1", "--activity") as running:
+        url = running.wait_ready()["nats_url"]
+        assert tidelog_command("stream", "create", "s", "--replication-factor", "1", "--server", url).returncode == 0
+        told = tidelog_command("activity", "--stream", "s", "--json", "--server", url)
+        assert '"stream_created"' in told.stdout, told
+        assert running.interrupt() == 0, running.said()
+
+
 def test_kill_9_leaves_no_orphan_and_the_next_start_recovers(tmp_path: Path) -> None:
     with up(tmp_path / "cluster") as first:
         asyncio.run(publish(first.wait_ready()["nats_url"], 3))

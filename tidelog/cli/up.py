@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     metavar="PORT",
     help="Answer Liftbridge's clients: b1 on this port, b2 on the next one, and so on.",
 )
+@click.option(
+    "--activity",
+    is_flag=True,
+    help="Record what happens in the cluster, for `tidelog activity`; give it at each start.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the content of cluster.json when all serve.")
 def up(
     nodes: int,
@@ -52,6 +57,7 @@ def up(
     restart_after: float | None,
     master_key_file: Path | None,
     liftbridge_port: int | None,
+    activity: bool,
     as_json: bool,
 ) -> None:
     """Run a development cluster: a real nats-server and brokers b1, b2, …, each a process.
@@ -77,7 +83,12 @@ def up(
     stop = _Stop()
     try:
         with DevCluster(
-            data_dir, nodes=nodes, port=port, master_key_file=master_key_file, liftbridge_port=liftbridge_port
+            data_dir,
+            nodes=nodes,
+            port=port,
+            settings={"metadata": {"activity_stream": True}} if activity else None,
+            master_key_file=master_key_file,
+            liftbridge_port=liftbridge_port,
         ) as cluster:
             try:
                 keeper = NatsKeeper(
