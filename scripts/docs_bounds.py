@@ -410,6 +410,7 @@ BOUNDS = (
         f" one transaction, {MAX_ADDED} added at once",
         where="tidelog/transactions/shard.py",
         answer="LIMIT_REACHED; BAD_REQUEST for a request with more",
+        counter="refused_coordinator_limits",
     ),
     Bound(
         on="requests of a coordinator of transactions to other brokers that are under way",
@@ -423,6 +424,7 @@ BOUNDS = (
         " in one group",
         where="tidelog/groups/pending.py",
         answer="LIMIT_REACHED",
+        counter="refused_coordinator_limits",
     ),
     Bound(
         on="what a coordinator keeps: `groups`, `group_members`, `group_offsets`, `cursors`",

@@ -71,7 +71,7 @@ class Code(Enum):
     LOG_TRUNCATED = Entry(False, False, details=(OFFSET,))
     DAMAGED = Entry(False, False, details=(BROKER,))
     BACKPRESSURE = Entry(True, False, details=(RETRY_AFTER_MS, LIMIT))
-    LIMIT_REACHED = Entry(False, False, details=(LIMIT,))
+    LIMIT_REACHED = Entry(False, False, details=(LIMIT, RETRY_AFTER_MS))
     NO_SPACE = Entry(True, False, details=(RETRY_AFTER_MS,))
     NO_KEY = Entry(False, True)
     NOT_ENOUGH_REPLICAS = Entry(True, False)

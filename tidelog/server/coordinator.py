@@ -372,9 +372,9 @@ class Coordinator:
         self._go_on()
 
     def _note(self, settled: Settled) -> None:
-        self._ports.counters.refused_limits += sum(
-            isinstance(answer, TidelogError) and answer.code is Code.LIMIT_REACHED for _, answer in settled.answers
-        )
+        refused = [answer.code for _, answer in settled.answers if isinstance(answer, TidelogError)]
+        self._ports.counters.refused_limits += refused.count(Code.LIMIT_REACHED)
+        self._ports.counters.refused_requests += refused.count(Code.BACKPRESSURE)
         for warning in settled.warnings:
             _log.warning("coordinator %s: %s", self._led.key, warning)
 
