@@ -123,6 +123,7 @@ def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Pa
     assert shell.returncode == 0
 
 
+@pytest.mark.timeout(300)  # some fifteen programs
 def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     said = {
         heading: run_file(tmp_path, f"task_{number}", source.replace(URL, cluster.nats_url)).splitlines()
@@ -138,6 +139,8 @@ def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     again = "Go on where the last run stopped"
     assert said[again] == ["did 1101"]
     assert said["Share the work: consumer groups"] == ["read 1101 lag 0"]
+    assert said["Transactions"] == ["aborted: bob has 5", "[b'5 from ada to bob']"]
+    assert said["Read, process, and write: each record once"][-1].endswith(" totals of 4950")
     assert said["Remember a value: cursors"] == ["imports: 1"]
     assert said["Write only if nothing came in between"] == ["balance 10"]
     assert said["Keep, cut, rest and copy a stream"][0].startswith("refused: stream letters is read-only")

@@ -28,7 +28,8 @@ from wire.transport import NO_RESPONDERS, Transport
 _log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT = 2.0
-"""Seconds for one request: a broker that was killed with the request in hand never answers."""
+"""Seconds for one request: a broker that was killed with the request in hand never answers. One that lives answers
+earlier, also where it waits for others."""
 _BACKOFF = 0.05
 _BACKOFF_MAX = 1.0
 
@@ -54,15 +55,10 @@ class Coordinators(NamedTuple):
     """Where the coordinator of a name takes requests of a kind."""
     find: Operation[[str], Any, Any]
     """Tells where the coordinator of a name is, and makes the stream if need be."""
-    more_time: float = 0.0
-    """Seconds for one request beside ATTEMPT_TIMEOUT."""
 
 
 OF_GROUPS: Final = Coordinators(GROUPS.name, groups.coordinator_subject, GROUP_COORDINATOR)
-OF_TRANSACTIONS: Final = Coordinators(
-    TRANSACTIONS.name, transactions.coordinator_subject, TRANSACTION_COORDINATOR, more_time=1.0
-)
-"""They answer after 2 s at the latest where a partition cannot be reached."""
+OF_TRANSACTIONS: Final = Coordinators(TRANSACTIONS.name, transactions.coordinator_subject, TRANSACTION_COORDINATOR)
 
 
 class Attempts:
@@ -107,9 +103,8 @@ class CoordinatorLink:
         has_looked, backoff = False, _BACKOFF
         while (left := deadline - loop.time()) > 0:
             wait, was_connected = backoff, self._transport.is_connected
-            limit = min(left, ATTEMPT_TIMEOUT + self._coordinators.more_time)
             try:
-                message = await self._transport.request(subject, payload, timeout=limit)
+                message = await self._transport.request(subject, payload, timeout=min(left, ATTEMPT_TIMEOUT))
             except TimeoutError:
                 attempts.repeated = attempts.repeated or was_connected or self._transport.is_connected
                 if not has_looked:  # a listener on `>` keeps NATS from saying that nobody coordinates

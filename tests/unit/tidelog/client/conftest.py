@@ -27,8 +27,6 @@ async def cluster() -> Cluster:
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """The same, with coordinators of groups and of transactions."""
     monkeypatch.setattr(coordinator_link, "ATTEMPT_TIMEOUT", 0.05)
-    of_transactions = coordinator_link.OF_TRANSACTIONS._replace(more_time=0)
-    monkeypatch.setattr("tidelog.client.connection.OF_TRANSACTIONS", of_transactions)
     transport, broker, client = make()
     broker._api[GROUP_COORDINATOR.name] = lambda _: {"partition": 0}
     transport.listen(broker.subjects.api(GROUP_COORDINATOR.name), lambda m: broker._on_api(GROUP_COORDINATOR.name, m))
