@@ -308,12 +308,13 @@ class ProducerTable:
             self._go_on_to(header.append_time)
         if header.has_message_ids:
             self._id_marks = self._id_marks.with_batch(self._time, header.base_offset)
-        if header.producer_id >= FIRST_TRANSACTIONAL_ID:
-            self._record_transactional(header)
-        elif header.producer_id != NO_PRODUCER:
-            self._learn(header, self._producers)
-            while len(self._producers) > self._max_producers:
-                self._forget_oldest()
+        if header.producer_id != NO_PRODUCER:
+            if header.producer_id >= FIRST_TRANSACTIONAL_ID:
+                self._record_transactional(header)
+            else:
+                self._learn(header, self._producers)
+                while len(self._producers) > self._max_producers:
+                    self._forget_oldest()
         while self._producers and self._oldest.written + self._expiration_ns <= self._time:
             self._forget_oldest()
         if self._transactional:
