@@ -47,7 +47,7 @@ from tidelog.server.coordinator import MAX_REQUEST_BYTES as COORDINATOR_REQUEST
 from tidelog.server.coordinator import MAX_WAITING as COORDINATOR_REQUESTS
 from tidelog.server.coordinator import MAX_WAITING_BYTES as COORDINATOR_BYTES
 from tidelog.server.deliveries import MOST_OF_ALL, MOST_OF_LANE
-from tidelog.server.liftbridge.port import MAX_CALLS, MAX_CALLS_OF_CONNECTION
+from tidelog.server.liftbridge.port import HANDSHAKE_S, IDLE_S, MAX_CALLS, MAX_CALLS_OF_CONNECTION, MAX_CONNECTIONS
 from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES as MAX_CALL_BYTES
 from tidelog.server.liftbridge.producers import BUFFER_BYTES, MAX_PRODUCERS
 from tidelog.server.liftbridge.publishing import MAX_IN_FLIGHT
@@ -497,6 +497,12 @@ BOUNDS = (
         limit=f"{MAX_CALLS} at once, {MAX_CALLS_OF_CONNECTION} of one connection; requests of {MAX_CALL_BYTES} bytes",
         where="tidelog/server/liftbridge/port.py",
         answer="gRPC's `resource exhausted`; a connection with too many waits",
+    ),
+    Bound(
+        on="connections to that port",
+        limit=f"{MAX_CONNECTIONS}; {HANDSHAKE_S} s to greet, {IDLE_S} s without a call",
+        where="tidelog/server/liftbridge/port.py",
+        answer="it is closed by gRPC, which counts nothing",
     ),
     Bound(
         on="subscriptions on that port",

@@ -33,6 +33,11 @@ _log = logging.getLogger(__name__)
 MAX_CALLS = 512
 """At once, subscriptions counted; more are refused by gRPC with RESOURCE_EXHAUSTED."""
 MAX_CALLS_OF_CONNECTION = 256
+MAX_CONNECTIONS = 512
+"""At once; one more is closed by gRPC before it is heard."""
+HANDSHAKE_S = 10
+IDLE_S = 600
+"""A connection without calls is ended after so long; clients connect again with their next call."""
 MAX_MESSAGE_BYTES = (1 << 20) + (64 << 10)
 """Of a request; more is refused by gRPC with RESOURCE_EXHAUSTED."""
 MAX_METADATA_BYTES = 8 << 10
@@ -42,6 +47,9 @@ GRACE = 0.5
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two brokers never share a port
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+    ("grpc.max_connection_idle_ms", IDLE_S * 1000),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
