@@ -2,10 +2,12 @@
 
     scripts/fuzz --messages 1000000                      as many, or --seconds, whichever comes first
     scripts/fuzz --seed 7 --corpus FILE                  replays a run: the same messages in the same order
+    scripts/fuzz --about __groups                        only on subjects with that text
 
 Messages that a plain NATS client captured (corpus.jsonl of a folder that is kept) are repeated, changed, cut, mixed
 with others, published to other subjects and with other replies, beside random ones: on all subjects of the data plane,
-of the brokers, of the controller and of the API. Raft's ports get bytes, too. What NATS carries for a user who may
+of the brokers, of the controller and of the API. Raft's ports get bytes, too, and the ports of Liftbridge's clients get
+calls (`scripts/fuzz_grpc.py`), --grpc-calls at least. What NATS carries for a user who may
 write is left out: publishes to the ledger's stream, and API requests that change anything but the stream `fuzzed`. So
 are clients' inboxes, which nothing but permissions protects.
 
@@ -34,6 +36,7 @@ import nats
 from nats.aio.client import Client as NatsClient
 
 import tidelog
+from scripts.fuzz_grpc import GrpcFuzz
 from scripts.verdict import judge
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.workload import acked_load, check, wait_in_sync
@@ -42,6 +45,7 @@ from wire.operations import OPERATIONS, BrokerStatus
 from wire.subjects import DEFAULT_NAMESPACE
 
 LEDGER, FUZZED = "ledger", "fuzzed"
+LIFTBRIDGE_PORT = 19292
 CAPTURE_SECONDS = 3.0
 KEPT_OF_A_KIND = 40
 """Captured messages whose subjects differ in random names and numbers only."""
@@ -77,6 +81,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1 << 60, help="how many at most")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="replays a run's choices")
     parser.add_argument("--corpus", type=Path, help="captured messages of an earlier run")
+    parser.add_argument("--about", default="", metavar="TEXT", help="only messages on subjects that have TEXT")
+    parser.add_argument("--grpc-calls", type=int, default=0, help="go on until so many calls were made as well")
     parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
     return parser.parse_args(given)
 
@@ -256,12 +262,21 @@ async def fuzz(cluster: DevCluster, options: argparse.Namespace) -> bool:
             before = await usage(client, cluster)
             stranger = await nats.connect(url)
             poking = asyncio.create_task(poke_raft([broker["raft"] for broker in brokers], options.seed))
+            grpc = GrpcFuzz([address for each in brokers if (address := each.get("liftbridge"))], options.seed)
+            calling = asyncio.create_task(grpc.run())
             try:
-                sent = await fire(stranger, Generator(options.seed, corpus).shots(), options)
+                aimed = [shot for shot in corpus if options.about in shot.subject]
+                sent = await fire(stranger, Generator(options.seed, aimed).shots(), options)
+                while grpc.sent < options.grpc_calls:
+                    assert not calling.done(), calling
+                    await asyncio.sleep(0.1)
             finally:
                 poking.cancel()
+                calling.cancel()
+                await asyncio.gather(calling, return_exceptions=True)
+                await grpc.close()
                 await stranger.close()
-        print(f"{sent} messages, made of {len(corpus)} captured ones")
+        print(f"{sent} messages, made of {len(aimed)} captured ones; {grpc.sent} calls of gRPC: {dict(grpc.statuses)}")
         findings = await check(url, ledger, cluster.data_dirs, timeout=60.0)
         after = await usage(client, cluster)
         for broker, used in after.items():
@@ -301,7 +316,7 @@ def main() -> int:
     options = arguments()
 
     def check_in(folder: Path) -> bool:
-        with DevCluster(folder / "cluster", nodes=3, port=0) as cluster:
+        with DevCluster(folder / "cluster", nodes=3, port=0, liftbridge_port=LIFTBRIDGE_PORT) as cluster:
             cluster.wait_ready(60)
             return asyncio.run(fuzz(cluster, options))
 
