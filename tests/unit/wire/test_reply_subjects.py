@@ -104,6 +104,19 @@ def test_runs_of_one_prefix_are_judged_at_once() -> None:
     assert known.rules.refused == 0, "a run is only judged; its messages are counted one by one"
 
 
+@pytest.mark.parametrize("others", [0, 1, 5, 1000])
+@pytest.mark.parametrize(
+    "bad", ["_INBOX.a.*", "_INBOX.>", "_INBOX..a", "_INBOX.a.", "_INBOX.\x01", "_INBOX.\x7f", "orders"]
+)
+def test_one_that_is_no_inbox_is_found_among_any_number(bad: str, others: int) -> None:
+    known = Known()
+    good: list[bytes | None] = [b"_INBOX.a.%d" % number for number in range(others)]
+    assert known.rules.checked(good) == good
+    assert known.rules.checked([*good, bad.encode()]) == [*good, None]
+    assert known.rules.checked([bad.encode(), *good]) == [None, *good]
+    assert known.rules.refused == 2
+
+
 def test_replies_that_are_no_text_are_refused() -> None:
     known = Known()
     assert known.rules.checked([b"\xff\xfe.1", b"_INBOX.\xff"]) == [None, b"_INBOX.\xff"]
