@@ -52,6 +52,8 @@ class ReplySubjects:
     def __init__(self, subjects: Subjects, streams: Callable[[], Iterable[str]], version: Callable[[], int]) -> None:
         self._namespace = subjects.namespace
         self._brokers = subjects.broker_inboxes().encode()
+        self._inboxes_of_brokers: set[bytes] = set()
+        """Replies on which brokers are answered, without their last tokens: one of each connection."""
         self._streams = streams
         self._version = version
         self._known_version: int | None = None
@@ -66,7 +68,14 @@ class ReplySubjects:
 
     def is_brokers(self, reply: bytes) -> bool:
         """Whether a request between brokers is answered there; it is counted if not."""
+        end = reply.rfind(b".")
+        if reply[:end] in self._inboxes_of_brokers and reply[end + 1 :].isalnum():
+            return True
         allowed = reply.startswith(self._brokers) and _is_plain(reply)
+        if allowed:
+            if len(self._inboxes_of_brokers) >= MAX_VERDICTS:
+                self._inboxes_of_brokers.clear()
+            self._inboxes_of_brokers.add(reply[:end])
         self.refused += not allowed
         return allowed
 

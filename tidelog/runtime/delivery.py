@@ -108,7 +108,11 @@ class Inboxes:
 
 def checked_subject(subject: str) -> str:
     """Raises ValueError for text that is no NATS subject."""
-    if not _SUBJECT.fullmatch(subject):
+    if subject.isascii():  # this takes half the time of the pattern
+        is_one = subject.isprintable() and " " not in subject and subject != ""
+    else:
+        is_one = _SUBJECT.fullmatch(subject) is not None
+    if not is_one:
         raise ValueError(f"{subject!r} cannot be a NATS subject: it is empty or holds blanks or control characters")
     return subject
 

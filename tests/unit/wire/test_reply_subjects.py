@@ -148,6 +148,12 @@ def test_brokers_are_answered_in_inboxes_of_brokers_only() -> None:
     for reply in ("_INBOX.x", "tidelog.inbox.>", "tidelog.orders.0.replicate", "orders", "other.inbox.b1.X.1"):
         assert not known.rules.is_brokers(reply.encode())
     assert known.rules.refused == 5
+    assert known.rules.is_brokers(b"tidelog.inbox.b1.X.1f")
+    for last in (b"", b"*", b">", b"1 ", b"1\xff.", b".1"):
+        assert not known.rules.is_brokers(b"tidelog.inbox.b1.X." + last), "a known connection's inboxes are plain, too"
+    for number in range(MAX_VERDICTS + 10):
+        assert known.rules.is_brokers(b"tidelog.inbox.b1.X%d.1" % number)
+    assert len(known.rules._inboxes_of_brokers) <= MAX_VERDICTS
     assert "inbox" in RESERVED_STREAM_NAMES
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tidelog.runtime.counters import Counters
-from tidelog.runtime.delivery import MAX_HEADER_BYTES, Guard, Inboxes, decoding, guarded
+from tidelog.runtime.delivery import MAX_HEADER_BYTES, Guard, Inboxes, checked_subject, decoding, guarded
 from tidelog.runtime.parser import ReadCounters
 from wire.transport import Message
 
@@ -45,3 +47,14 @@ def test_a_subject_that_is_not_utf_8_is_no_error() -> None:
     deliver(b"api.a\xff", b"_INBOX.\xff", None, b"")
     assert [(message.subject, message.reply) for message in heard] == [("api.a\ufffd", None)]
     assert counters.handler_errors == 0
+
+
+@pytest.mark.parametrize("subject", ["a", "a.b.>", "größe.1", "a\u00a0b", "~", "!"])
+def test_a_subject_is_any_text_without_blanks_and_control_characters(subject: str) -> None:
+    assert checked_subject(subject) == subject
+
+
+@pytest.mark.parametrize("text", ["", " ", "a b", "a\r\nPUB x 0", "a\tb", "a\x7f", "a\x00", "ö b", "ö\n", "ö\x7f"])
+def test_other_text_is_no_subject(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a NATS subject"):
+        checked_subject(text)
