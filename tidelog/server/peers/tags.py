@@ -117,7 +117,7 @@ class _Key:
         """Large parts are not copied."""
         size = sum(map(len, parts))
         if size < _SHORT:
-            return self._short_tag(number, covered, parts)
+            return self._short_tag(b"".join((number, covered, *parts)))
         if size < _UNJOINED_FROM:
             return self._aead.encrypt(_NONCE_HEAD + number, b"", b"".join((covered, *parts)))
         mac = Cipher(self._cipher, modes.GCM(_NONCE_HEAD + number)).encryptor()
@@ -129,7 +129,7 @@ class _Key:
 
     def verifies(self, number: bytes, tag: bytes, covered: bytes, payload: Buffer) -> bool:
         if len(payload) < _SHORT:
-            return hmac.compare_digest(self._short_tag(number, covered, (payload,)), tag)
+            return hmac.compare_digest(self._short_tag(b"".join((number, covered, payload))), tag)
         nonce = _NONCE_HEAD + number
         try:
             if len(payload) < _UNJOINED_FROM:
@@ -143,9 +143,9 @@ class _Key:
             return False
         return True
 
-    def _short_tag(self, number: bytes, covered: bytes, parts: Sequence[Buffer]) -> bytes:
+    def _short_tag(self, covered: bytes) -> bytes:
         mac = self._short.copy()
-        mac.update(b"".join((number, covered, *parts)))
+        mac.update(covered)
         return mac.digest()
 
 
@@ -186,8 +186,7 @@ class Signer:
         self._number = number = self._number + 1
         digits = number.to_bytes(8, "big")
         covers = covered(kind, subject.encode(), None if reply is None else reply.encode(), headers)
-        tag = self._key.tag(digits, covers, parts)
-        return b"".join((self._head, digits, tag, VERSION))
+        return self._head + digits + self._key.tag(digits, covers, parts) + VERSION
 
 
 class Verifier:
@@ -203,12 +202,14 @@ class Verifier:
         self._current_lives = current_lives
         self._senders: dict[bytes, Sender] = {}
         """By name; those that were heard and are accepted. The one that was heard the longest ago comes first."""
+        self._heard_last: Sender | None = None
+        """None: one that was remembered since."""
         secrets.on_change(self._forget_refused)
 
     def claimed_sender(self, kind: bytes, trailer: bytes) -> Sender | Fault:
         """Whom the trailer of a message of this kind names. Anybody can write that: nothing is verified yet, and
         nothing remembered."""
-        if trailer[-1:] != VERSION:
+        if not trailer.endswith(VERSION):
             return Fault.VERSION
         if len(trailer) != TRAILER_BYTES:
             return Fault.SHORT
@@ -239,8 +240,9 @@ class Verifier:
         window = sender.window
         if window is None:
             window = sender.window = self._remember(sender)
-        else:
+        elif sender is not self._heard_last:
             self._senders[sender.name] = self._senders.pop(sender.name)
+            self._heard_last = sender
         return None if window.take(int.from_bytes(digits, "big")) else Fault.REPLAYED
 
     def _remember(self, sender: Sender) -> ReplayWindow:
@@ -249,6 +251,7 @@ class Verifier:
             over = (name for name in self._senders if name[:LIFE_BYTES] not in current)
             del self._senders[next(over, None) or next(iter(self._senders))]
         self._senders[sender.name] = sender
+        self._heard_last = None
         return ReplayWindow()
 
     def _forget_refused(self) -> None:
