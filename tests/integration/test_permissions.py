@@ -56,7 +56,8 @@ SCOPES = {
 
 # What nobody but brokers may do, and what each client must not do besides.
 OF_BROKERS = [
-    "tidelog.orders.0.replicate", "tidelog.orders.0.offset", "tidelog.orders.0.checkpoint", "tidelog.notify.b1",
+    "tidelog.orders.0.replicate", "tidelog.orders.0.offset", "tidelog.orders.0.checkpoint", "tidelog.orders.0.mark",
+    "tidelog.notify.b1",
     "tidelog.__audit.0.write", "tidelog.__audit", "tidelog.__audit.0.append",
     "tidelog.metadata.probe.b1", "tidelog.metadata.drain.b1", "tidelog.metadata.status.b1", "tidelog.metadata.cluster",
     "tidelog.metadata.alter_isr", "tidelog.metadata.report_leader", "tidelog.metadata.withdraw",
