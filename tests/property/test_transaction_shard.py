@@ -1,0 +1,183 @@
+"""Whatever producers, operators and the metadata do, and whenever the coordinator moves or loses its last records: a
+transaction has one decision, which all that take part hear; nothing takes part in a transaction that has ended; and
+transactions end."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.unit.tidelog.groups.groups_world import view
+from tests.unit.tidelog.transactions.transactions_world import ID, Producer, World, init_request
+from tidelog.coordination.requests import Answer
+from tidelog.transactions.participants import GroupIn, Participant, PartitionIn
+from tidelog.transactions.shard import Request, TransactionShard
+from tidelog.transactions.transaction import Ending, Idle
+from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE
+from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+
+IDS = st.sampled_from((ID, "u"))
+PARTITIONS = st.frozensets(st.integers(0, 2), min_size=1)
+OF = tuple[int, int]
+"""A transaction: number of the producer, and epoch."""
+
+
+def facts(shard: TransactionShard) -> object:
+    """Who was told of a decision is not in the records."""
+    found = {}
+    for name, each in sorted(shard.transactions.items()):
+        record = each.to_record()
+        if isinstance(each.state, Ending):
+            record.ClearField("partitions")
+            record.ClearField("groups")
+        found[name] = record
+    return found, shard.given
+
+
+class TransactionShardMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.world = World(view(s=(1, 3)))
+        self.world.confirms = False
+        self.generation = 10
+        self.producers: list[Producer] = []
+        """As they were told, also older ones that were fenced."""
+        self.asked: dict[object, tuple[Request, Producer | None]] = {}
+        self.heard: set[object] = set()
+        self.added: dict[OF, set[Participant]] = {}
+        """Acknowledged."""
+        self.decided: dict[OF, bool] = {}
+        """That somebody was told, or that was answered."""
+        self.confirmed: set[tuple[OF, Participant]] = set()
+
+    def send(self, request: Request, producer: Producer | None = None) -> None:
+        token = self.world.send(request)
+        self.asked[token] = (request, producer)
+        self.hear()
+
+    def hear(self) -> None:
+        for told in self.world.undelivered:
+            self.decide((told.producer_id, told.producer_epoch), told.commits)
+        for token, answer in [*self.world.answers.items()]:
+            if token in self.asked and token not in self.heard:
+                self.heard.add(token)
+                self.on_answer(*self.asked[token], answer)
+
+    def decide(self, of: OF, commits: bool) -> None:
+        assert self.decided.setdefault(of, commits) is commits, f"{of} is decided twice, and differently"
+
+    def on_answer(self, request: Request, producer: Producer | None, answer: Answer) -> None:
+        match request, answer:
+            case InitRequest(), InitResponse():
+                newer = Producer(self.world, request.transactional_id, answer.producer_id, answer.producer_epoch)
+                assert all(newer.epoch > each.epoch for each in self.producers if each.id == newer.id)
+                assert (newer.id, newer.epoch) not in self.decided
+                self.producers.append(newer)
+            case AddRequest(), AddResponse():
+                of = (request.producer_id, request.producer_epoch)
+                assert of not in self.decided, "what takes part now hears of no end"
+                partitions = map(PartitionIn.of_record, request.partitions)
+                self.added.setdefault(of, set()).update([*partitions, *map(GroupIn, request.groups)])
+            case EndRequest(), EndResponse():
+                of = (request.producer_id, request.producer_epoch)
+                self.decide(of, request.commits)
+                assert producer is not None
+                producer.epoch = max(producer.epoch, answer.next_epoch)
+                if not answer.waits_for:
+                    for participant in self.added.get(of, ()):
+                        gone = participant.is_gone(self.world.view)
+                        assert gone or (of, participant) in self.confirmed, f"{participant} does not know of the end"
+            case _:
+                pass
+
+    @rule(name=IDS)
+    def init(self, name: str) -> None:
+        self.send(init_request(name))
+
+    @rule(which=st.integers(0, 3), partitions=PARTITIONS, group=st.booleans(), back=st.integers(0, 1))
+    def add(self, which: int, partitions: frozenset[int], group: bool, back: int) -> None:
+        if self.producers:
+            producer = self.producers[-1 - which % len(self.producers)]
+            incarnation = self.world.view.streams["s"].incarnation
+            groups = ("g",) if group else ()
+            self.send(
+                producer.add_request(
+                    *partitions,
+                    groups=groups,
+                    epoch=producer.epoch - back,
+                    incarnation=incarnation,
+                    partition_incarnation=incarnation,
+                )
+            )
+
+    @rule(which=st.integers(0, 3), commits=st.booleans(), back=st.integers(0, 1))
+    def end(self, which: int, commits: bool, back: int) -> None:
+        if self.producers:
+            producer = self.producers[-1 - which % len(self.producers)]
+            self.send(producer.end_request(commits=commits, epoch=producer.epoch - back), producer)
+
+    @rule(share=st.integers(1, 3))
+    def confirm(self, share: int) -> None:
+        for told in self.world.undelivered[::share]:
+            self.confirmed.add(((told.producer_id, told.producer_epoch), told.to))
+            if self.world.shard.awaits(told):
+                self.world.confirm(told)
+        self.world.settle()
+        self.hear()
+
+    @rule(seconds=st.sampled_from((0.5, 2.0, 70.0)))
+    def pass_(self, seconds: float) -> None:
+        self.world.pass_(seconds)
+        self.hear()
+
+    @rule(name=IDS)
+    def operator_aborts(self, name: str) -> None:
+        self.world.admin(TRANSACTION_ABORT, name)
+        self.world.admin(TRANSACTION_DESCRIBE, name)
+        self.hear()
+
+    @rule()
+    def recreate(self) -> None:
+        self.generation += 10
+        self.world.change(view(self.generation, s=(self.generation, 3)))
+        self.hear()
+
+    @rule(compacted=st.booleans())
+    def coordinator_moves(self, compacted: bool) -> None:
+        assert facts(self.world.successor(compacted=compacted)) == facts(self.world.shard)
+        self.world.fail_over(compacted=compacted)
+        self.hear()
+
+    @rule(which=st.integers(0, 3), commits=st.booleans(), kept=st.integers(0, 2))
+    def coordinator_loses_its_last_records(self, which: int, commits: bool, kept: int) -> None:
+        """Neither answers nor deliveries have left; a part of the records may be committed."""
+        if self.producers:
+            producer = self.producers[-1 - which % len(self.producers)]
+            self.world.shard.take("lost", producer.end_request(commits=commits))
+            self.world.shard.take("lost, too", init_request("u"))
+            self.world.log += self.world.shard.settle(self.world.now, self.world.time_ns).records[:kept]
+            self.world.fail_over()
+            self.hear()
+
+    @invariant()
+    def numbers_are_given_once(self) -> None:
+        owners: dict[int, str] = {}
+        for producer in self.producers:
+            assert owners.setdefault(producer.id, producer.name) == producer.name
+
+    def teardown(self) -> None:
+        """Everybody confirms: all transactions end."""
+        if not hasattr(self, "world"):
+            return
+        self.world.pass_(70)
+        self.world.fail_over()
+        self.world.confirms = True
+        self.world.confirm()
+        self.world.pass_(70)
+        assert all(isinstance(each.state, Idle) for each in self.world.shard.transactions.values())
+        assert not self.world.shard.waiting
+
+
+TransactionShardMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestTransactionShard = TransactionShardMachine.TestCase
