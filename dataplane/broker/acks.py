@@ -132,7 +132,8 @@ class Answers:
             self._transport.publish_raw(lines)
 
     def _formatted(self, offset: int, replies: list[bytes | None]) -> list[bytes]:
-        lines: list[bytes] = []
+        """Joined where the digits of offset and seq are as many: the connection has little to do for each piece."""
+        joined: list[bytes] = []
         at = 0
         while at < len(replies):
             first = offset + at
@@ -140,9 +141,11 @@ class Answers:
             end = min(len(replies), at + 10**seq_digits - 1 - first, at + 10**offset_digits - first)
             size = len(self._body) + seq_digits + len(b',"offset":}') + offset_digits
             form = b'PUB %%b %d\r\n%b%%d,"offset":%%d}\r\n' % (size, self._body_form)
-            lines += [form % (r, o + 1, o) for o, r in enumerate(replies[at:end], first) if r is not None]
+            lines = [form % (r, o + 1, o) for o, r in enumerate(replies[at:end], first) if r is not None]
+            if lines:
+                joined.append(b"".join(lines))
             at = end
-        return lines
+        return joined
 
     def _add_column(self, offset: int, replies: NDArray[np.void], lines: list[Buffer]) -> None:
         """Cut where any digit of an offset or a seq changes but for the last four."""
