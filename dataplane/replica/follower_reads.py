@@ -71,7 +71,7 @@ class FollowerReads:
 
     def refuse_waiting(self, now: float) -> list[FollowerEffect]:
         """Waiting consumers are sent elsewhere, if this replica serves none any more."""
-        error = self.refusal(now)
+        error = self.refusal(now) if self._consumers.has_waiting else None
         return [] if error is None else self.refuse_all(error)
 
     def refuse_all(self, error: TidelogError) -> list[FollowerEffect]:
