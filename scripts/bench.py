@@ -27,7 +27,22 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from scripts.benchmarks import acked, catchup, failover, ids, lag, log, picture, plain, read, spread, sync, tags, tail
+from scripts.benchmarks import (
+    acked,
+    catchup,
+    failover,
+    ids,
+    lag,
+    log,
+    picture,
+    plain,
+    read,
+    spread,
+    sync,
+    tags,
+    tail,
+    transactions,
+)
 from scripts.benchmarks.comparison import Comparison
 from scripts.benchmarks.machine import about
 from scripts.benchmarks.report import Report
@@ -35,7 +50,7 @@ from scripts.benchmarks.running import Run, tell
 
 WORKLOADS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag, tags)
+    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag, tags, transactions)
 }
 """Each has FIGURES and `async run(run)`."""
 ROUNDS = 3
@@ -107,7 +122,7 @@ def _measured(options: argparse.Namespace) -> Comparison:
 
 def _listed() -> str:
     """The workloads with the first lines of their docstrings."""
-    return "\n".join(f"    {name:<10} {(module.__doc__ or '').splitlines()[0]}" for name, module in WORKLOADS.items())
+    return "\n".join(f"    {name:<12} {(module.__doc__ or '').splitlines()[0]}" for name, module in WORKLOADS.items())
 
 
 def _log(words: list[str]) -> int:
