@@ -384,3 +384,11 @@ class TestFollowers:
         ask = f.next_request(NOW)
         assert (ask.source, ask.request.offset, ask.request.last_record_epoch) == (C, 0, 0)
         assert offsets(f.on_answer(answer(batch(0, 3), batch(3, 3)), None)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_every_request_says_whether_what_is_not_committed_is_wanted(wanted: bool) -> None:
+    settings = FetchSettings(read_uncommitted=wanted)
+    for start in (Anchor.EARLIEST, Anchor.NEW, AtOffset(3)):
+        fetcher = PartitionFetcher("s/0", start, None, settings, leader_epoch=1)
+        assert fetcher.next_request(0).request.read_uncommitted is wanted

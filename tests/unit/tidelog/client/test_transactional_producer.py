@@ -334,6 +334,21 @@ async def test_a_commit_that_reached_nobody_was_not_carried_out(world: World) ->
     assert world.ends == [False, True], "the one before was aborted first"
 
 
+async def test_a_commit_that_left_before_the_connection_was_lost_may_be_carried_out(world: World) -> None:
+    async with world.producer(delivery_timeout_ms=200) as producer:
+        await producer.begin()
+        await producer.send("s", b"one")
+        world.transactions.swallow[END] = 1
+        committing = asyncio.create_task(producer.commit())
+        await until(lambda: world.ends == [True])
+        world.transport.lose()
+        with pytest.raises(DeliveryTimeout):
+            await committing
+        world.transport.come_back()
+        await producer.commit()
+    assert world.readable() == [b"one"]
+
+
 async def test_a_producer_fenced_while_it_commits_does_not_know(world: World) -> None:
     async with world.producer() as producer:
         await producer.begin()
