@@ -6,16 +6,17 @@ connects for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_connector.log_port import CommittedLog, OffsetRange, OpenLog
 from spark_connector.options import AtTimestamp, Edge, SourceOptions
 from spark_connector.planning import (
     Extents,
+    assigned,
     positions_at,
     positions_from,
     positions_of,
@@ -23,7 +24,6 @@ from spark_connector.planning import (
     split,
 )
 from spark_connector.positions import Positions
-from spark_connector.pushdown import Narrowing
 from spark_connector.reading import TaskSettings, read_range
 from wire.errors import Code, TidelogError
 
@@ -37,22 +37,23 @@ class TidelogBatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._open_log = open_log
-        self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         """One range for each partition that has records to read, or more to make `minPartitions`."""
         with closing(self._open_log(self._options)) as log:
-            extents = {stream: log.extent(stream) for stream in self._options.subscribe}
+            extents = extents_of(log, self._options)
             start = starting_positions(log, extents, self._options, default=Edge.EARLIEST)
-            end = self._ending_positions(extents)
+            end = self._ending_positions(log, extents)
             _check_order(start, end)
-            ranges = self._narrowing.apply(ranges_between(start, end), log.offsets_at)
-        return [InputPartition(part) for part in split(ranges, self._options.min_partitions)]
+        parts = split(ranges_between(start, end), self._options.min_partitions)
+        return [InputPartition(part) for part in parts]
 
-    def _ending_positions(self, extents: Extents) -> Positions:
+    def _ending_positions(self, log: CommittedLog, extents: Extents) -> Positions:
         match self._options.ending:
             case None | Edge():
                 return positions_at(extents, Edge.LATEST)
+            case AtTimestamp(timestamp_ns):
+                return positions_from(extents, {stream: log.offsets_at(stream, timestamp_ns) for stream in extents})
             case explicit:
                 return positions_of(
                     extents, explicit, "endingOffsets", fail_on_data_loss=self._options.fail_on_data_loss
@@ -62,15 +63,10 @@ class TidelogBatchReader(DataSourceReader):
         return read_partition(partition, self._options, self._schema, self._open_log)
 
 
-class PushdownBatchReader(TidelogBatchReader):
-    """With option pushDownFilters=true.
-
-    A class of its own because Spark refuses a reader that has `pushFilters` unless its setting
-    spark.sql.python.filterPushdown.enabled is on, which it is not by default.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        return [condition for condition in filters if not self._narrowing.take(condition)]
+def extents_of(log: CommittedLog, options: SourceOptions) -> Extents:
+    """The logs that the query reads, as they are now. Raises TidelogError where a stream or partition is not there."""
+    extents = {stream: log.extent(stream) for stream in options.streams}
+    return extents if options.assign is None else assigned(extents, options.assign)
 
 
 def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptions, *, default: Edge) -> Positions:
@@ -106,5 +102,5 @@ def _check_order(start: Positions, end: Positions) -> None:
                 raise TidelogError(
                     Code.BAD_CONFIG,
                     f"the start {position.offset} of {stream}/{partition} lies beyond its end {last}: "
-                    "change startingOffsets or endingOffsets",
+                    "change where the query starts or ends",
                 )

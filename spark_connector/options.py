@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tidelog.client.positions import timestamp_from_text
 from wire.errors import Code, TidelogError
@@ -51,7 +51,8 @@ class AtTimestamp:
 
 ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge]]
 StartingPoint = Edge | AtTimestamp | ExplicitOffsets
-EndingPoint = Edge | ExplicitOffsets
+_Point = TypeVar("_Point", bound="StartingPoint")
+EndingPoint = Edge | AtTimestamp | ExplicitOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,9 @@ class SourceOptions:
     """None: those of the context, or of the environment."""
     login: Mapping[str, str] = field(repr=False)
     """The options of the login, as `tidelog.connect` takes them: nothing in Spark shows them."""
-    subscribe: tuple[StreamName, ...]
+    streams: tuple[StreamName, ...]
+    assign: Mapping[StreamName, tuple[int, ...]] | None
+    """The partitions of each stream that are read; None: all."""
     namespace: str
     inbox_prefix: str | None
     starting: StartingPoint | None
@@ -72,7 +75,6 @@ class SourceOptions:
     fetch_max_bytes: int
     fail_on_data_loss: bool
     include_headers: bool
-    push_down_filters: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -83,12 +85,18 @@ class SourceOptions:
             if key.lower() not in known:
                 _refuse_unknown(key)
             values[known[key.lower()]] = value
-        if "startingOffsets" in values and "startingTimestamp" in values:
-            _refuse(
-                "startingOffsets and startingTimestamp are both given, and one of them can be the start: leave one out"
-            )
-        for name, example in (("servers", "nats://127.0.0.1:4222"), ("subscribe", "flights")):
-            if name not in values and not (name == "servers" and "context" in values):
+        for name, other, role in (
+            ("startingOffsets", "startingTimestamp", "be the start"),
+            ("endingOffsets", "endingTimestamp", "be the end"),
+            ("subscribe", "assign", "say what is read"),
+        ):
+            if name in values and other in values:
+                _refuse(f"{name} and {other} are both given, and one of them can {role}: leave one out")
+        for name, instead, example in (
+            ("servers", "context", "nats://127.0.0.1:4222"),
+            ("subscribe", "assign", "flights"),
+        ):
+            if name not in values and instead not in values:
                 _refuse(f'option {name} is missing: add .option("{name}", "{example}")')
         parsed: dict[str, Any] = {
             name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()
@@ -96,22 +104,23 @@ class SourceOptions:
         options = cls(
             servers=parsed["servers"],
             login={name: parsed[_login_option(name)] for name in LOGIN_OPTIONS if parsed[_login_option(name)]},
-            subscribe=parsed["subscribe"],
+            streams=parsed["subscribe"] or tuple(parsed["assign"]),
+            assign=parsed["assign"],
             namespace=parsed["namespace"] or DEFAULT_NAMESPACE,
             inbox_prefix=parsed["inboxPrefix"],
             starting=_either(parsed["startingOffsets"], parsed["startingTimestamp"]),
-            ending=parsed["endingOffsets"],
+            ending=_either(parsed["endingOffsets"], parsed["endingTimestamp"]),
             max_offsets_per_trigger=parsed["maxOffsetsPerTrigger"],
             min_partitions=parsed["minPartitions"] or 1,
             fetch_max_bytes=parsed["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
             fail_on_data_loss=parsed["failOnDataLoss"] is not False,
             include_headers=parsed["includeHeaders"] is True,
-            push_down_filters=parsed["pushDownFilters"] is True,
         )
         for name, point in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
-            if isinstance(point, Mapping) and set(point) != set(options.subscribe):
+            if isinstance(point, Mapping) and set(point) != set(options.streams):
                 _refuse(
-                    f"{name} speaks of {_names(point)} but subscribe of {_names(options.subscribe)}: "
+                    f"{name} speaks of {_names(point)} but {'assign' if options.assign else 'subscribe'} of "
+                    f"{_names(options.streams)}: "
                     "give a position for each subscribed stream and no other"
                 )
         return options
@@ -131,13 +140,13 @@ class SourceOptions:
         """Checked for `spark.readStream`: begins at the latest record unless told, and has no end."""
         if self.ending is not None:
             _refuse(
-                "endingOffsets has no meaning in a streaming query: leave it out, "
+                "endingOffsets and endingTimestamp have no meaning in a streaming query: leave them out, "
                 "or use spark.read, or trigger(availableNow=True) to stop at the present end"
             )
         return self
 
 
-def _either(first: StartingPoint | None, second: StartingPoint | None) -> StartingPoint | None:
+def _either(first: _Point | None, second: _Point | None) -> _Point | None:
     return second if first is None else first
 
 
@@ -146,6 +155,12 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _refuse_unknown(key: str) -> NoReturn:
+    if key.lower() == "pushdownfilters":
+        _refuse(
+            "option pushDownFilters is gone, because Spark gives the filters of one query to the others of the same "
+            "load(), and rows were missing: use assign, startingOffsets or startingTimestamp, endingOffsets or "
+            "endingTimestamp to read less"
+        )
     if key.lower() == "path":
         _refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
     close = get_close_matches(key.lower(), [name.lower() for name in KNOWN_OPTIONS], n=1)
@@ -179,6 +194,28 @@ def _parse_streams(name: str, text: str) -> tuple[StreamName, ...]:
     if len(set(streams)) != len(streams):
         _refuse(f"{name}={text!r} names a stream twice: name each once")
     return tuple(check_stream_name(stream) for stream in streams)
+
+
+def _parse_assign(name: str, text: str) -> Mapping[StreamName, tuple[int, ...]]:
+    """`{"flights": [0, 2]}`, as Kafka's connector has it."""
+    form = 'a list of partitions for each stream, such as {"flights": [0, 2]}'
+    try:
+        streams = json.loads(text)
+    except ValueError:
+        _refuse(f"{name}={text!r} is not {form}")
+    if not isinstance(streams, dict) or not streams or not all(map(_are_partitions, streams.values())):
+        _refuse(f"{name}={text!r} is not {form}")
+    return {check_stream_name(stream): tuple(sorted(partitions)) for stream, partitions in streams.items()}
+
+
+def _are_partitions(value: Any) -> bool:
+    """Not empty, numbers from 0 up, each once."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(number) is int and number >= 0 for number in value)
+        and len(set(value)) == len(value)
+    )
 
 
 def _parse_namespace(_: str, text: str) -> str:
@@ -270,17 +307,18 @@ _IN_JSON: Mapping[int, Edge] = {EARLIEST_IN_JSON: Edge.EARLIEST, LATEST_IN_JSON:
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "servers": _parse_servers,
     "subscribe": _parse_streams,
+    "assign": _parse_assign,
     "namespace": _parse_namespace,
     "inboxPrefix": _parse_inbox_prefix,
     "startingOffsets": _parse_starting,
     "startingTimestamp": _parse_timestamp,
     "endingOffsets": _parse_ending,
+    "endingTimestamp": _parse_timestamp,
     "maxOffsetsPerTrigger": _between(1, 1 << 62),
     "minPartitions": _between(1, 100_000),
     "fetchMaxBytes": _between(1 << 10, 64 << 20),
     "failOnDataLoss": _parse_bool,
     "includeHeaders": _parse_bool,
-    "pushDownFilters": _parse_bool,
     **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
 }
 

@@ -13,7 +13,7 @@ either way: its offsets are other records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
@@ -24,6 +24,24 @@ from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
 Extents = Mapping[StreamName, StreamExtent]
+
+
+def assigned(extents: Extents, assign: Mapping[StreamName, Collection[int]]) -> Extents:
+    """Without the partitions that `assign` does not name. Raises TidelogError(BAD_CONFIG) for one that is not there."""
+    for stream, partitions in assign.items():
+        missing = set(partitions) - set(extents[stream].partitions)
+        if missing:
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"assign names partitions {_numbers(missing)} of stream {stream!r}, which has partitions "
+                f"{_numbers(extents[stream].partitions)}",
+            )
+    return {
+        stream: replace(
+            extent, partitions={number: held for number, held in extent.partitions.items() if number in assign[stream]}
+        )
+        for stream, extent in extents.items()
+    }
 
 
 def positions_at(extents: Extents, edge: Edge) -> Positions:
@@ -108,7 +126,8 @@ def check_continues(start: Positions, extents: Extents, *, fail_on_data_loss: bo
             if held is None:
                 raise TidelogError(
                     Code.PARTITION_RETIRED,
-                    f"partition {name}, which the checkpoint reads from, does not exist any more: "
+                    f"partition {name}, which the checkpoint reads from, does not exist any more, or assign "
+                    "leaves it out: "
                     "start with a new checkpointLocation",
                 )
             if position.incarnation != held.incarnation:
@@ -253,7 +272,7 @@ def split(ranges: Sequence[OffsetRange], minimum: int) -> list[OffsetRange]:
     return parts
 
 
-def _numbers(partitions: Mapping[int, object]) -> str:
+def _numbers(partitions: Iterable[int]) -> str:
     return ", ".join(str(number) for number in sorted(partitions)) or "none"
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
 
-from spark_connector.batch_reader import PushdownBatchReader, TidelogBatchReader
+from spark_connector.batch_reader import TidelogBatchReader
 from spark_connector.columns import check_schema, spark_schema
 from spark_connector.options import SourceOptions
 from spark_connector.stream_reader import TidelogStreamReader
@@ -39,9 +39,7 @@ class TidelogDataSource(DataSource):
         return spark_schema(include_headers=self._parsed().include_headers)
 
     def reader(self, schema: StructType) -> TidelogBatchReader:
-        options = self._checked(schema).for_batch()
-        kind = PushdownBatchReader if options.push_down_filters else TidelogBatchReader
-        return kind(options, schema, self.open_log)
+        return TidelogBatchReader(self._checked(schema).for_batch(), schema, self.open_log)
 
     def streamReader(self, schema: StructType) -> TidelogStreamReader:  # noqa: N802 - Spark's name
         return TidelogStreamReader(self._checked(schema).for_stream(), schema, self.open_log)

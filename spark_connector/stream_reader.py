@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_connector.batch_reader import read_partition, starting_positions
+from spark_connector.batch_reader import extents_of, read_partition, starting_positions
 from spark_connector.log_port import CommittedLog, OpenLog
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.planning import (
@@ -106,5 +106,4 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
     def _extents(self) -> Extents:
-        log = self._connected()
-        return {stream: log.extent(stream) for stream in self._options.subscribe}
+        return extents_of(self._connected(), self._options)

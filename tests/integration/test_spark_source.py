@@ -245,21 +245,39 @@ class TestBatch:
         )
         assert read(spark, logs, startingTimestamp="2031-01-01T00:00:00Z").count() == 0
 
-    def test_filters_narrow_the_fetched_range(self, spark: SparkSession, logs: FileLogs) -> None:
+    def test_assigned_partitions_are_read_and_no_others(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 3)
         for partition in range(3):
             logs.fill("flights", partition, 40, per_batch=8)
-        plain = read(spark, logs)
-        pushed = read(spark, logs, pushDownFilters="true")
-        for condition, tasks in (
-            ("partition = 1", 1),
-            ("partition IN (0, 2) AND offset >= 7 AND offset < 9", 2),
-            ("timestamp >= timestamp'2030-01-01 00:00:20' AND timestamp < timestamp'2030-01-01 00:00:30'", 3),
-            ("stream = 'other'", 1),
-            ("partition <> 1 AND value IS NOT NULL AND offset % 3 = 1", 3),
-        ):
-            assert identity(pushed.where(condition)) == identity(plain.where(condition)), condition
-            assert pushed.where(condition).rdd.getNumPartitions() == tasks, condition
+        given = {"servers": f"file://{logs.folder}", "assign": '{"flights": [2, 0]}'}
+        frame = spark.read.format("tidelog_files").options(**given).load()
+        assert identity(frame) == expected("flights", (0, 0, 40), (2, 0, 40))
+        missing = given | {"assign": '{"flights": [3]}'}
+        with pytest.raises(PySparkException, match="assign names partitions 3 of stream 'flights'"):
+            spark.read.format("tidelog_files").options(**missing).load().collect()
+
+    def test_a_read_ends_at_a_timestamp(self, spark: SparkSession, logs: FileLogs) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 40, per_batch=10)
+        until = str(BEGINNING // 1_000_000 + 30_000)
+        assert identity(read(spark, logs, endingTimestamp=until)) == expected("flights", (0, 0, 30))
+
+    def test_queries_of_one_load_filter_each_for_itself(self, spark: SparkSession, logs: FileLogs) -> None:
+        """Also where Spark would give filters to the source: it shares one reader between all of them."""
+        logs.create("flights", 2)
+        for partition in range(2):
+            logs.fill("flights", partition, 40, per_batch=8)
+        frame = read(spark, logs)
+        first, second = frame.where("partition = 0 AND offset < 10"), frame.where("partition = 1 AND offset >= 30")
+        assert first.count() == 10
+        assert frame.count() == 80
+        assert identity(first.union(second)) == expected("flights", (0, 0, 10), (1, 30, 40))
+        assert frame.where("partition = 0 OR offset >= 30").count() == 50
+        cached = second.cache()
+        assert (cached.count(), frame.count(), cached.count()) == (10, 80, 10)
+        cached.unpersist()
+        joined = frame.alias("a").join(frame.alias("b"), "offset").where("a.partition = 0 AND b.partition = 1")
+        assert joined.count() == 40
 
     def test_lost_records_are_an_error_unless_told(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 1)

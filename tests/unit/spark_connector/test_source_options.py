@@ -9,6 +9,7 @@ from spark_connector.options import KNOWN_OPTIONS, LOGIN_OPTIONS, AtTimestamp, E
 from wire.errors import Code, TidelogError
 
 GIVEN = {"servers": "nats://127.0.0.1:4222", "subscribe": "flights"}
+ASSIGNED = {"servers": "nats://127.0.0.1:4222"}
 
 
 def parse(**more: str) -> SourceOptions:
@@ -26,7 +27,7 @@ def refusal(given: dict[str, str]) -> str:
 def test_defaults() -> None:
     options = parse()
     assert options.servers == ("nats://127.0.0.1:4222",)
-    assert options.subscribe == ("flights",)
+    assert options.streams == ("flights",)
     assert options.namespace == "tidelog"
     assert options.starting is None
     assert options.ending is None
@@ -44,7 +45,13 @@ def test_names_are_case_insensitive() -> None:
 def test_lists() -> None:
     options = SourceOptions.parse({"servers": "nats://a:1, nats://b:2", "subscribe": "one , two"})
     assert options.servers == ("nats://a:1", "nats://b:2")
-    assert options.subscribe == ("one", "two")
+    assert options.streams == ("one", "two")
+
+
+def test_assigned_partitions() -> None:
+    options = SourceOptions.parse({"servers": "nats://a:1", "assign": '{"one": [2, 0], "two": [1]}'})
+    assert options.streams == ("one", "two")
+    assert options.assign == {"one": (0, 2), "two": (1,)}
 
 
 def test_offsets_in_json() -> None:
@@ -87,6 +94,16 @@ def test_an_unknown_option_is_refused_with_the_known_ones_and_the_likely_one() -
         (GIVEN | {"endingOffsets": '{"flights": {"0": -2}}'}, "earliest offset (-2)"),
         (GIVEN | {"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday'"),
         (GIVEN | {"startingTimestamp": "1", "startingOffsets": "earliest"}, "leave one out"),
+        (GIVEN | {"endingTimestamp": "1", "endingOffsets": "latest"}, "leave one out"),
+        (GIVEN | {"assign": '{"flights": [0]}'}, "subscribe and assign are both given"),
+        (ASSIGNED | {"assign": "flights"}, "assign='flights' is not a list"),
+        (ASSIGNED | {"assign": "{}"}, "is not a list"),
+        (ASSIGNED | {"assign": '{"flights": []}'}, "is not a list"),
+        (ASSIGNED | {"assign": '{"flights": [0, 0]}'}, "is not a list"),
+        (ASSIGNED | {"assign": '{"flights": [-1]}'}, "is not a list"),
+        (ASSIGNED | {"assign": '{"flights": [true]}'}, "is not a list"),
+        (ASSIGNED | {"assign": '{"flights": [0]}', "startingOffsets": '{"o": {"0": 1}}'}, "but assign of flights"),
+        (GIVEN | {"pushDownFilters": "true"}, "pushDownFilters is gone"),
         (GIVEN | {"minPartitions": "0"}, "minPartitions='0' is outside 1"),
         (GIVEN | {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger='many'"),
         (GIVEN | {"failOnDataLoss": "no"}, "failOnDataLoss='no'"),
@@ -97,7 +114,7 @@ def test_refusals_name_the_option_and_the_value(given: dict[str, str], says: str
 
 
 def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
-    with pytest.raises(TidelogError, match="endingOffsets has no meaning"):
+    with pytest.raises(TidelogError, match="endingOffsets and endingTimestamp have no meaning"):
         parse(endingOffsets="latest").for_stream()
     with pytest.raises(TidelogError, match="maxOffsetsPerTrigger has no meaning"):
         parse(maxOffsetsPerTrigger="5").for_batch()
