@@ -48,6 +48,9 @@ class Settled:
     changed, and the answers need a valid lease."""
     answers: list[tuple[object, Answer]] = field(default_factory=list)
     """By the tokens of the requests."""
+    begun: set[object] = field(default_factory=set)
+    """Tokens of answers that tell what an earlier settlement has decided. Where `records` are not committed, their
+    requests may have had their effect nevertheless."""
     unasked: list[tuple[object, Answer]] = field(default_factory=list)
     """For members of groups, on the inboxes of their newest heartbeats."""
     deliveries: list[Delivery] = field(default_factory=list)

@@ -196,10 +196,9 @@ class Coordinator:
         for token in abandoned.without_effect:
             assert isinstance(token, _Inbox)
             token.send(error)
-        unknown = TidelogError(Code.OUTCOME_UNKNOWN, f"{error.message}; it may be decided: ask again", error.details)
         for token in abandoned.begun:
             assert isinstance(token, _Inbox)
-            token.send(unknown)
+            token.send(_may_be_decided(error))
 
     def _unavailable(self, why: str) -> TidelogError:
         return TidelogError(
@@ -381,7 +380,7 @@ class Coordinator:
     def _append(self, settled: Settled) -> None:
         self._is_appending = True
         batches = self._batches(settled)
-        left = len(batches)
+        left, has_begun = len(batches), False
 
         def done(error: TidelogError | None) -> None:
             nonlocal left
@@ -397,11 +396,12 @@ class Coordinator:
                 return
             for token, _ in settled.answers:
                 assert isinstance(token, _Inbox)
-                token.send(error)
+                token.send(_may_be_decided(error) if has_begun or token in settled.begun else error)
             self._reload(self._unavailable(f"an append failed: {error.message}"))
 
-        for batch in batches:
+        for number, batch in enumerate(batches):
             if left:
+                has_begun = number > 0  # the refusal of a later one does not take the first one back
                 self._led.append(batch, CONFIRM_TIMEOUT_S, done)
 
     def _batches(self, settled: Settled) -> list[EncodedBatch]:
@@ -458,6 +458,12 @@ class Coordinator:
     def _on_delivered(self, delivery: Delivery) -> None:
         self._shard.on_delivered(delivery)
         self._soon()
+
+
+def _may_be_decided(error: TidelogError) -> TidelogError:
+    if error.code.unknown_outcome:
+        return error
+    return TidelogError(Code.OUTCOME_UNKNOWN, f"{error.message}; it may be decided: ask again", error.details)
 
 
 class _Inbox:

@@ -216,6 +216,7 @@ class TransactionShard(Shard):
         settled.records = encoded(records if counted is None else {ProducerIdsKey(): counted, **records})
         if not settled.records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
+        settled.begun = {token for token, answer in settled.answers if isinstance(answer, EndResponse)}
         settled.deliveries, self._decisions.to_tell = self._decisions.to_tell, []
         self._in_hand.clear()
         return settled

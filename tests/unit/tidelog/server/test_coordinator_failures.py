@@ -54,6 +54,8 @@ class Led:
         """Batches below the HW."""
         self.commits_at_once = True
         self.refusal: TidelogError | None = None
+        self.refuses_after: int | None = None
+        """Appends that are still taken."""
         self.appends = 0
         self.pending: list[Callable[[TidelogError | None], None]] = []
         self.damage: Exception | None = None
@@ -77,9 +79,11 @@ class Led:
 
     def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
         self.appends += 1
-        if self.refusal is not None:
-            done(self.refusal)
+        if self.refusal is not None or self.refuses_after == 0:
+            done(self.refusal or NOT_LEADER)
             return
+        if self.refuses_after is not None:
+            self.refuses_after -= 1
         parts, header = batch.stamp(self.log_end_offset, self.leader_epoch)
         assert header.size <= self.max_batch_bytes
         self.log.append(b"".join(parts))
@@ -427,6 +431,25 @@ async def test_no_further_batch_is_appended_behind_one_that_was_refused() -> Non
         shard = scene.coordinator.shard
         assert isinstance(shard, GroupShard)
         assert len(shard.groups[GROUP].members) == 1
+
+
+async def test_what_a_later_batch_was_refused_for_may_have_been_done_by_the_first_one() -> None:
+    led = Led()
+    led.max_batch_bytes = 2000
+    async with running(led) as scene:
+        led.commits_at_once = False
+        await scene.join("first")
+        inboxes = [await scene.join("m" * 50 + str(n)) for n in range(20)]
+        led.refuses_after = 1
+        led.commit()
+        await delivered()
+        assert {code(scene.answer(inbox)) for inbox in inboxes} == {Code.OUTCOME_UNKNOWN}
+        led.refuses_after, led.commits_at_once = None, True
+        led.commit()
+        await scene.until_active()
+        shard = scene.coordinator.shard
+        assert isinstance(shard, GroupShard)
+        assert len(shard.groups[GROUP].members) > 1
 
 
 async def test_the_bytes_of_the_queue_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,14 @@ async def test_a_decision_that_is_not_committed_is_told_to_nobody(world: World) 
     assert EndResponse.FromString(answers[0].data).next_epoch == 1
 
 
+async def test_an_end_whose_decision_is_committed_is_never_refused_as_if_it_were_not(world: World) -> None:
+    producer = await world.opened()
+    held = await world.end(producer)
+    world.led.refusal = TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few")
+    await world.confirm()
+    assert [refusal(message) for message in held] == [Code.OUTCOME_UNKNOWN], "everybody was told of the commit"
+
+
 async def test_after_a_failed_append_the_decisions_of_the_log_are_told_again(world: World) -> None:
     producer = await world.opened()
     held = await world.end(producer)
