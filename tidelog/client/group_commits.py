@@ -38,6 +38,8 @@ class TransactionPart(NamedTuple):
     producer_epoch: int
     ticket: bytes
     """For the group."""
+    numbers: Iterator[int]
+    """Each commit of the producer takes the next one, whichever consumer it is of."""
 
 
 class GroupCommits:
@@ -94,8 +96,10 @@ class GroupCommits:
             try:
                 async with asyncio.timeout(timeout):
                     for request in commit_requests(self._group, marks, metadata, part):
-                        self._number += 1
-                        request.member, request.number, request.cluster_id = life, self._number, cluster_id
+                        request.member, request.cluster_id = life, cluster_id
+                        if part is None:
+                            self._number += 1
+                            request.number = self._number
                         await self._commit(request, timeout)
             except TimeoutError:
                 raise NoServer(
@@ -148,5 +152,6 @@ def commit_requests(
     for first in range(0, len(offsets), MAX_COMMITTED):
         request = CommitRequest(group=group, offsets=offsets[first : first + MAX_COMMITTED])
         if part is not None:
-            request.producer_id, request.producer_epoch, request.ticket = part
+            request.producer_id, request.producer_epoch = part.producer_id, part.producer_epoch
+            request.ticket, request.number = part.ticket, next(part.numbers)
         yield request

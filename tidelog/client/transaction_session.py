@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol, assert_never
@@ -82,6 +83,8 @@ class TransactionSession:
         self._waiting: set[asyncio.Future[TidelogError | None]] = set()
         """For the outcome of a commit or an abort."""
         self._changes: set[asyncio.Future[None]] = set()
+        self._numbers = itertools.count(1)
+        """Of commits of offsets."""
 
     async def init(self) -> None:
         """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses."""
@@ -157,7 +160,8 @@ class TransactionSession:
             self.check_present(number)
             ticket = machine.ticket(group)
             if ticket is not None:
-                return TransactionPart(machine.session.producer_id, machine.session.producer_epoch, ticket)
+                session = machine.session
+                return TransactionPart(session.producer_id, session.producer_epoch, ticket, self._numbers)
             await self._changed()
 
     def check_present(self, number: int) -> None:

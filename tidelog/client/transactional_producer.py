@@ -82,6 +82,8 @@ class TransactionalProducer(Generic[K, V]):
         self._machine = self._session.machine
         self._work.serve(self._machine, self._session.carry_out, self._session.on_progress)
         self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+        """For commits of offsets: the coordinator of a group takes none that comes behind a later one."""
         self._home = HomeLoop(f"the producer {transactional_id!r}")
 
     async def __aenter__(self) -> Self:
@@ -254,7 +256,8 @@ class TransactionalProducer(Generic[K, V]):
         name = group if isinstance(group, str) else group.group
         with self._work.offsets():
             try:
-                await self._commit_offsets(name, number, commit)
+                async with self._one_at_a_time:
+                    await self._commit_offsets(name, number, commit)
             except BaseException as error:
                 if self._machine.number == number:
                     self._session.carry_out(self._machine.doom(_cause(error, name)))

@@ -138,14 +138,15 @@ class ModelGroup:
             raise TidelogError(Code.GROUP_NOT_EMPTY, "the group has members")
         if member is not None and request.generation != member.generation:
             raise TidelogError(Code.STALE_GENERATION, "another generation")
-        if member is not None and request.number < member.newest_commit:
-            raise TidelogError(Code.STALE_COMMIT, f"commit {member.newest_commit} was taken before")
+        numbered = None if request.producer_id else member  # those of a transaction are numbered by its producer
+        if numbered is not None and request.number < numbered.newest_commit:
+            raise TidelogError(Code.STALE_COMMIT, f"commit {numbered.newest_commit} was taken before")
         for offset in request.offsets:
             of = StreamPartition(offset.stream, offset.incarnation, offset.partition)
             if member is not None and of not in member.assigned | member.revoking:
                 raise TidelogError(Code.NOT_ASSIGNED, f"{of} is not assigned to it")
-        if member is not None:
-            member.newest_commit = request.number
+        if numbered is not None:
+            numbered.newest_commit = request.number
         for offset in request.offsets:
             self.offsets[StreamPartition(offset.stream, offset.incarnation, offset.partition)] = offset
         self.commits.append(request)

@@ -55,6 +55,25 @@ async def test_offsets_of_a_group_without_members(world: World) -> None:
     assert world.ends == [True]
 
 
+async def test_the_commits_of_a_transaction_are_numbered_whichever_consumer_they_are_of(world: World) -> None:
+    """A group's coordinator takes none that comes behind a later one of the same transaction."""
+    world.broker.seed("three", 0, [b"0"])
+    world.broker.seed("three", 1, [b"1"])
+    async with (
+        world.client.subscribe("three", group="g", auto_commit=False) as first,
+        world.client.subscribe("three", group="other", auto_commit=False) as second,
+        world.producer() as producer,
+        producer.transaction(),
+    ):
+        for consumer in (first, second, first):
+            await consumer.start()
+            await producer.send_offsets({("three", 0): 1}, group=consumer)
+        await producer.send_offsets({("s", 0): 1}, group="memberless")
+        await asyncio.gather(*(producer.send_offsets({("s", 0): n}, group="memberless") for n in (2, 3)))
+    numbers = [[each.number for each in world.groups.group(name).commits] for name in ("g", "other", "memberless")]
+    assert numbers == [[1, 3], [2], [4, 5, 6]]
+
+
 async def test_offsets_that_are_refused_doom_the_transaction(world: World) -> None:
     world.broker.seed("s", 0, [b"0"])
     async with (
