@@ -10,7 +10,7 @@ from typing import Any, Protocol, assert_never
 
 from tidelog.client.batches import ProducerSession
 from tidelog.client.coordinator_link import Attempts, CoordinatorLink
-from tidelog.client.errors import TransactionAborted
+from tidelog.client.errors import BadRequest, TransactionAborted
 from tidelog.client.group_commits import TransactionPart
 from tidelog.client.transaction import (
     Drop,
@@ -83,6 +83,8 @@ class TransactionSession:
         self._waiting: set[asyncio.Future[TidelogError | None]] = set()
         """For the outcome of a commit or an abort."""
         self._changes: set[asyncio.Future[None]] = set()
+        self._is_untold = False
+        """A commit was begun, and nobody was told its outcome."""
         self._numbers = itertools.count(1)
         """Of commits of offsets."""
 
@@ -108,8 +110,13 @@ class TransactionSession:
         if machine.is_ending:
             is_commit = machine.state is not State.ABORTING
             failure = await self._outcome()
+            self._is_untold = False
             if is_commit and failure is not None:
                 raise failure
+        elif self._has_ended_untold:
+            self._is_untold = False
+            if machine.failure is not None:
+                raise machine.failure
         if machine.state is State.ABORTING:
             await self.abort()
         await self.init()
@@ -117,17 +124,27 @@ class TransactionSession:
 
     async def commit(self) -> None:
         """Goes on when the caller is cancelled. Raises as `TransactionalProducer.commit`."""
-        self.carry_out(self.machine.commit())
+        if not self._has_ended_untold:
+            self.carry_out(self.machine.commit())
         if self.machine.state is State.CLOSING:
             self._work.close(self.machine.being_committed())
             self.on_progress()
+        self._is_untold = True
         failure = await self._outcome()
+        self._is_untold = False
         if failure is not None:
             raise failure
 
     async def abort(self) -> None:
         """Goes on when the caller is cancelled. Raises BadRequest; NoServer where the coordinator does not answer."""
+        if self._has_ended_untold and self.machine.failure is None:
+            raise BadRequest(
+                Code.BAD_REQUEST,
+                f"the transaction of {self.machine.name!r} is committed, for its commit went on when it was cancelled;"
+                " begin() another one",
+            )
         self.carry_out(self.machine.abort())
+        self._is_untold = False
         await self._outcome()
         if self.machine.unconfirmed is not None:
             raise self.machine.unconfirmed
@@ -204,6 +221,12 @@ class TransactionSession:
         self._wake()
 
     # ----
+
+    @property
+    def _has_ended_untold(self) -> bool:
+        """The commit of the newest transaction was cancelled, and has come to its end since."""
+        is_over = self.machine.state in (State.NEW, State.READY, State.ABORTING) and not self.machine.is_ending
+        return self._is_untold and is_over
 
     async def _add(self, add: SendAdd) -> None:
         request = AddRequest(

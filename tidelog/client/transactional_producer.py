@@ -148,7 +148,8 @@ class TransactionalProducer(Generic[K, V]):
         Raises TransactionAborted: nothing is committed, since a record or an offset could not be written, or since the
         transaction was open for longer than its timeout; it has been aborted. Raises DeliveryTimeout where the
         coordinator was asked and does not answer: the transaction may be committed; another `commit()` asks again.
-        Where the call is cancelled, the commit goes on. Raises NotInTransaction, ProducerFenced.
+        Where the call is cancelled, the commit goes on: another `commit()` tells its outcome, and `begin()` raises its
+        failure. Raises NotInTransaction, ProducerFenced.
         """
         self._check_usable()
         await self._session.commit()
@@ -157,8 +158,8 @@ class TransactionalProducer(Generic[K, V]):
         """Abort the transaction that is open: nothing of it will be read. What is not acknowledged is given up. Does
         nothing where none is open, as after a commit that has failed.
 
-        Raises BadRequest where it may be committed; NoServer where the coordinator does not answer: it is aborted
-        before the next one begins, or after its timeout.
+        Raises BadRequest where it is or may be committed, also by a call that was cancelled; NoServer where the
+        coordinator does not answer: it is aborted before the next one begins, or after its timeout.
         """
         self._check_usable()
         await self._session.abort()

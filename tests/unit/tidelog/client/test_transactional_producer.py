@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -379,6 +380,51 @@ async def test_a_commit_that_is_cancelled_goes_on(world: World) -> None:
         await producer.send("s", b"two")
         await producer.commit()
     assert world.readable() == [b"one", b"two"]
+
+
+async def cancelled_commit(world: World, producer: TransactionalProducer) -> None:
+    """The coordinator answers afterwards."""
+    await producer.begin()
+    await producer.send("s", b"one")
+    world.transactions.holds.add(END)
+    committing = asyncio.create_task(producer.commit())
+    await until(lambda: bool(world.transactions.held[END]))
+    committing.cancel()
+    world.transactions.release(END)
+    await delivered()
+
+
+async def test_the_outcome_of_a_commit_that_was_cancelled_is_told_by_another_one(world: World) -> None:
+    async with world.producer() as producer:
+        await cancelled_commit(world, producer)
+        await producer.commit()
+        with pytest.raises(NotInTransaction):
+            await producer.commit()
+    assert world.readable() == [b"one"]
+
+
+async def test_a_transaction_whose_commit_went_on_cannot_be_aborted(world: World) -> None:
+    async with world.producer() as producer:
+        await cancelled_commit(world, producer)
+        with pytest.raises(BadRequest, match="is committed"):
+            await producer.abort()
+        await producer.begin()
+        await producer.abort()
+    assert world.readable() == [b"one"]
+
+
+@pytest.mark.parametrize("asked", [TransactionalProducer.begin, TransactionalProducer.commit])
+async def test_the_failure_of_a_commit_that_was_cancelled_is_raised_by_the_next_call(
+    world: World, asked: Callable[[TransactionalProducer], Awaitable[None]]
+) -> None:
+    async with world.producer() as producer:
+        world.transactions.refusals[END].append(TidelogError(Code.TRANSACTION_ABORTED, "it was open for too long"))
+        await cancelled_commit(world, producer)
+        with pytest.raises(TransactionAborted, match="too long"):
+            await asked(producer)
+        async with producer.transaction():
+            await producer.send("s", b"two")
+    assert world.readable() == [b"two"]
 
 
 async def test_an_abort_while_the_records_of_a_commit_are_waited_for(world: World) -> None:
