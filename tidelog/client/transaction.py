@@ -229,7 +229,8 @@ class Transactions:
                 raise self.failure
             case _:
                 raise NotInTransaction(
-                    Code.NOT_IN_TRANSACTION, f"no transaction of {self.name!r} is open that could be committed"
+                    Code.NOT_IN_TRANSACTION,
+                    f"no transaction of {self.name!r} is open that could be committed: begin() one first",
                 )
 
     def abort(self) -> Effects:
@@ -259,7 +260,7 @@ class Transactions:
         why = "its program has aborted it" if cause is None else cause.message
         self.failure = TransactionAborted(
             Code.TRANSACTION_ABORTED,
-            f"the transaction of {self.name!r} is not committed, and nothing of it is: {why}",
+            f"nothing of the transaction of {self.name!r} is committed: {why}",
             [OUTCOME.of("not_written")],
         )
         self.failure.__cause__ = cause
@@ -447,7 +448,7 @@ class Transactions:
             return
         self.failure = TransactionAborted(
             Code.TRANSACTION_ABORTED,
-            f"the transaction of {self.name!r} is not committed, and nothing of it is: {cause.message}",
+            f"nothing of the transaction of {self.name!r} is committed: {cause.message}",
             [OUTCOME.of("not_written")],
         )
         self.failure.__cause__ = cause

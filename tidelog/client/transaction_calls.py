@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from tidelog.client.api import Api
+from tidelog.client.errors import typed
+from wire.errors import TidelogError
 from wire.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_DESCRIBE,
@@ -12,6 +14,7 @@ from wire.transaction_operations import (
     TransactionDescription,
     TransactionList,
 )
+from wire.transactions import check_transactional_id
 
 
 class TransactionCalls(ABC):
@@ -29,13 +32,21 @@ class TransactionCalls(ABC):
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """What is known of a transactional id, and for which partitions and groups its transaction waits. Raises
-        UnknownTransaction, NoServer."""
+        UnknownTransaction, BadName, NoServer."""
         self._check_open()
-        return await self._api.call(TRANSACTION_DESCRIBE, transactional_id)
+        return await self._api.call(TRANSACTION_DESCRIBE, _checked(transactional_id))
 
     async def abort_transaction(self, transactional_id: str) -> TransactionDescription:
         """Abort the open transaction of a producer that hangs, and fence that producer: it hears ProducerFenced.
         Returns when that is decided, and who is still to be told of it. Raises UnknownTransaction, NotInTransaction
-        (no transaction is open, or it is being committed already), NoServer."""
+        (no transaction is open, or it is being committed already), BadName, NoServer."""
         self._check_open()
-        return await self._api.call(TRANSACTION_ABORT, transactional_id)
+        return await self._api.call(TRANSACTION_ABORT, _checked(transactional_id))
+
+
+def _checked(transactional_id: str) -> str:
+    """Raises BadName."""
+    try:
+        return check_transactional_id(transactional_id)
+    except TidelogError as error:
+        raise typed(error) from None

@@ -17,7 +17,8 @@ def fenced(transaction: Transaction, epoch: int) -> TidelogError:
     return TidelogError(
         Code.PRODUCER_FENCED,
         f"epoch {epoch} of a producer under transactional id {transaction.transactional_id!r} is over: a newer producer"
-        " has begun under that id, or an operator has aborted the transaction. Give each producer an id of its own",
+        " has begun under that id, or an operator has aborted the transaction. Give each program an id of its own, and"
+        " make a new producer to go on",
     )
 
 

@@ -11,6 +11,7 @@ from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_transactions import FakeTransaction
 from tests.unit.tidelog.client.transactions_world import World, until
 from tidelog.client.errors import (
+    BadName,
     BadRequest,
     BufferFull,
     Closed,
@@ -516,3 +517,10 @@ async def test_init_says_who_asks_and_for_how_long(world: World) -> None:
         pass
     (init,) = [request for request in world.transactions.requests if isinstance(request, InitRequest)]
     assert (init.transactional_id, init.timeout_ms, init.client, init.cluster_id) == ("billing", 2500, "test", "c1")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "*", "a" * 65, 5])
+async def test_an_operator_names_an_id_that_cannot_be_one(world: World, name: str) -> None:
+    for call in (world.client.describe_transaction, world.client.abort_transaction):
+        with pytest.raises(BadName, match="transactional id"):
+            await call(name)
