@@ -22,6 +22,7 @@ from tidelog.client.transaction import (
     State,
     Transactions,
 )
+from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.transactions import ADD, END, INIT
 from wire.transactions_pb2 import (
@@ -197,10 +198,19 @@ class TransactionSession:
         except TimeoutError:
             _log.warning("whether the last transaction of %r is committed is not known", self.machine.name)
 
-    def cancel(self) -> None:
-        """Ask the coordinator nothing more."""
+    def end(self, gone: TidelogError) -> None:
+        """Ask the coordinator nothing more. Calls that wait for it raise `gone`, or that the outcome is not known."""
         for task in (*self._adding, *([self._ending] if self._ending is not None else [])):
             task.cancel()
+        for change in self._changes:
+            if not change.done():
+                change.set_exception(gone)
+        if self.machine.state is State.COMMITTING:
+            why = f"{gone.message}; its last transaction may or may not be committed"
+            gone = type(gone)(Code.OUTCOME_UNKNOWN, why, [OUTCOME.of("unknown")])
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(gone)
 
     def carry_out(self, effects: Effects) -> None:
         for effect in effects:

@@ -288,8 +288,8 @@ class TransactionalProducer(Generic[K, V]):
             elif self._machine.is_ending:
                 await self._session.wait_for_outcome()
         finally:
-            self._session.cancel()
             self._work.abandon(self._gone())
+            self._session.end(self._gone())
             self._on_closed(self)
 
     # ----

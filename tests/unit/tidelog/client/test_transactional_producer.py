@@ -10,6 +10,7 @@ import pytest
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_transactions import FakeTransaction
 from tests.unit.tidelog.client.transactions_world import World, until
+from tidelog.client import transaction_session
 from tidelog.client.errors import (
     BadName,
     BadRequest,
@@ -381,6 +382,38 @@ async def test_a_commit_that_is_cancelled_goes_on(world: World) -> None:
         await producer.send("s", b"two")
         await producer.commit()
     assert world.readable() == [b"one", b"two"]
+
+
+async def test_a_commit_does_not_wait_for_ever_for_a_producer_that_is_closed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_session, "CLOSE_TIMEOUT", 0.0)
+    producer = world.producer()
+    await producer.begin()
+    await producer.send("s", b"one")
+    world.transactions.holds.add(END)
+    committing = asyncio.create_task(producer.commit())
+    await until(lambda: bool(world.transactions.held[END]))
+    await producer.close()
+    async with asyncio.timeout(30):
+        with pytest.raises(Closed, match="may or may not be committed"):
+            await committing
+
+
+async def test_nor_do_offsets_whose_ticket_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_session, "CLOSE_TIMEOUT", 0.0)
+    producer = world.producer()
+    await producer.begin()
+    world.transactions.holds.add(ADD)
+    sending = asyncio.create_task(producer.send_offsets({("s", 0): 1}, group="g"))
+    await until(lambda: bool(world.transactions.held[ADD]))
+    committing = asyncio.create_task(producer.commit())
+    await delivered()
+    await producer.close()
+    async with asyncio.timeout(30):
+        for waiting in (sending, committing):
+            with pytest.raises((Closed, TransactionAborted)):
+                await waiting
 
 
 async def cancelled_commit(world: World, producer: TransactionalProducer) -> None:
