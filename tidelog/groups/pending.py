@@ -33,6 +33,8 @@ MAX_PENDING: Final = 100_000
 MAX_PENDING_BYTES: Final = 256 << 10
 """Of the offsets of one transaction in one group."""
 RETRY_MS: Final = 100
+OPERATORS_RETRY_MS: Final = 1000
+"""Of an operator's request, because each attempt is in the audit trail."""
 
 
 class PendingOffsets:
@@ -120,7 +122,7 @@ class PendingOffsets:
         return [(producer, record) for producer, record in self.known.get(group, {}).items() if record.offsets]
 
     def check_none(self, group: str, partitions: Iterable[StreamPartition] | None = None) -> None:
-        """`partitions`: None for all. Raises TidelogError(UNAVAILABLE) where offsets are pending."""
+        """`partitions`: None for all, as operators ask. Raises TidelogError(UNAVAILABLE) where offsets are pending."""
         found = self.of(group)
         if not found:
             return
@@ -132,7 +134,7 @@ class PendingOffsets:
                         Code.UNAVAILABLE,
                         f"a transaction of producer {producer} commits offsets of group {group!r}, such as of"
                         f" {partition_of(offset)}, and has not ended yet; try again, or see `tidelog transaction list`",
-                        [RETRY_AFTER_MS.of(RETRY_MS)],
+                        [RETRY_AFTER_MS.of(OPERATORS_RETRY_MS if wanted is None else RETRY_MS)],
                     )
 
     def forget_old(self, time_ns: int, records: dict[RecordKey, ProtoMessage | None]) -> None:

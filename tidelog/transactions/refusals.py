@@ -24,8 +24,8 @@ def fenced(transaction: Transaction, epoch: int) -> TidelogError:
 
 def forgotten(transactional_id: str) -> TidelogError:
     return TidelogError(
-        Code.PRODUCER_FENCED,
-        f"transactional id {transactional_id!r} was not used for long, and is forgotten; begin a new producer",
+        Code.UNKNOWN_TRANSACTION,
+        f"transactional id {transactional_id!r} was not used for long, and is forgotten with its producer; begin anew",
     )
 
 

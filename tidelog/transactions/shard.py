@@ -329,7 +329,8 @@ class TransactionShard(Shard):
             )
 
     def _of_producer(self, request: AddRequest | EndRequest) -> Transaction:
-        """Raises TidelogError(PRODUCER_FENCED) where the producer is not the one of its id."""
+        """Raises TidelogError: PRODUCER_FENCED where the producer is not the one of its id, UNKNOWN_TRANSACTION where
+        the id was forgotten."""
         name = check_transactional_id(request.transactional_id)
         known = self.transactions.get(name)
         if known is None:

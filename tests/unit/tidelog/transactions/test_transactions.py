@@ -372,7 +372,7 @@ def test_requests_that_cannot_be_are_refused_and_change_nothing() -> None:
         producer.add_request(0, epoch=1),
         producer.add_request(0, epoch=-1),
     ):
-        assert code(world.ask(unknown)) is Code.PRODUCER_FENCED, unknown
+        assert code(world.ask(unknown)) is Code.UNKNOWN_TRANSACTION, unknown
     assert {*world.log[len(before) :]} == {BARRIER}, "what it tells could be wrong by now"
 
 
@@ -444,7 +444,7 @@ def test_ids_that_are_idle_for_a_week_are_forgotten_and_their_numbers_are_not_us
     world.settle()
     assert list(world.shard.transactions) == ["open"]
     assert list(world.successor().transactions) == ["open"]
-    assert first.refused(first.add_request(0)) is Code.PRODUCER_FENCED
+    assert first.refused(first.add_request(0)) is Code.UNKNOWN_TRANSACTION
     assert world.init().id == producer_id(PARTITION, 2)
 
 
