@@ -3,8 +3,10 @@ reordered, never sent, or different on replicas.
 
     scripts/chaos --minutes 3 --interval 5
     scripts/chaos --groups                                a consumer group reads meanwhile; its members are killed, too
+    scripts/chaos --transactions                          a group's workers write in transactions, and are killed, too
     scripts/chaos --seed 7                                replays a run's choices (broker, time, number)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
+    scripts/chaos --transactions --broken offsets-outside    so must workers that commit offsets by themselves
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from pathlib import Path
 
 import tidelog
 from scripts.chaos_groups import chaos_groups
+from scripts.chaos_transactions import chaos_transactions
 from scripts.verdict import judge
 from tests.integration.workload import Ledger, acked_load, check, wait_in_isr, wait_in_sync
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "chaos"
+BROKEN_BROKERS = ("ack-before-commit",)
+BROKEN_WORKERS = ("offsets-outside",)
 RECOVERY_TIMEOUT = 60.0
 """Seconds in which all replicas must be back in sync after the last kill."""
 
@@ -35,10 +40,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=3, help="brokers (default 3)")
     parser.add_argument("--partitions", type=int, default=3, help="partitions (default 3)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="replays a run's choices")
-    parser.add_argument("--groups", action="store_true", help="a consumer group reads; members are killed, too")
-    parser.add_argument("--broken", choices=["ack-before-commit"], help="run brokers with this rule broken")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--groups", action="store_true", help="a consumer group reads; members are killed, too")
+    what.add_argument("--transactions", action="store_true", help="a group's workers write in transactions")
+    parser.add_argument(
+        "--json", action="store_true", help="with --transactions: end with a line of JSON before the verdict"
+    )
+    parser.add_argument("--broken", choices=[*BROKEN_BROKERS, *BROKEN_WORKERS], help="run with this rule broken")
     parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.broken in BROKEN_WORKERS and not options.transactions:
+        parser.error(f"--broken {options.broken} is about workers; give --transactions, too")
+    if options.json and not options.transactions:
+        parser.error("--json goes with --transactions")
+    return options
 
 
 class Chaos:
@@ -120,13 +135,15 @@ async def chaos(cluster: DevCluster, options: argparse.Namespace) -> bool:
 
 def main() -> int:
     options = arguments()
-    command = ["-m", "tests.integration.broken_broker", options.broken] if options.broken else None
+    command = ["-m", "tests.integration.broken_broker", options.broken] if options.broken in BROKEN_BROKERS else None
 
     def check_in(folder: Path) -> bool:
         with DevCluster(folder, nodes=options.nodes, port=0, server_command=command) as cluster:
             cluster.wait_ready()
             if options.groups:
                 return asyncio.run(chaos_groups(cluster, folder, options))
+            if options.transactions:
+                return asyncio.run(chaos_transactions(cluster, folder, options))
             return asyncio.run(chaos(cluster, options))
 
     return judge("chaos", options, check_in)

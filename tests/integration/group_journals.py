@@ -97,6 +97,8 @@ def _judge_members(found: GroupFindings, journals: Mapping[str, Sequence[dict[st
             if line["kind"] in ("assigned", "revoked", "lost"):
                 for partition in line["partitions"]:
                     ends.pop(partition, None)
+            elif line["kind"] == "sought":
+                ends.clear()
             elif line["kind"] == "read":
                 end = ends.get(line["partition"])
                 if end is not None and line["first"] < end:

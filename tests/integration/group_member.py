@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ class Journal:
         os.write(self._file, json.dumps({"at": time.monotonic(), "kind": kind, **facts}).encode() + b"\n")
 
 
+def hear_partitions(journal: Journal, kind: str) -> Callable[[Iterable[tuple[str, int]]], None]:
+    """A listener of a subscription to one stream."""
+    return lambda partitions: journal.write(kind, partitions=sorted(partition for _, partition in partitions))
+
+
 async def work(options: argparse.Namespace) -> None:
     journal = Journal(options.journal)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-
-    def hear(kind: str) -> Any:
-        return lambda partitions: journal.write(kind, partitions=sorted(partition for _, partition in partitions))
 
     async with (
         await tidelog.connect(options.server) as client,
@@ -60,9 +63,9 @@ async def work(options: argparse.Namespace) -> None:
             auto_commit=False,
             session_timeout=options.session,
             instance_id=options.instance or None,
-            on_assigned=hear("assigned"),
-            on_revoked=hear("revoked"),
-            on_lost=hear("lost"),
+            on_assigned=hear_partitions(journal, "assigned"),
+            on_revoked=hear_partitions(journal, "revoked"),
+            on_lost=hear_partitions(journal, "lost"),
         ) as consumer,
     ):
         while not stop.is_set():

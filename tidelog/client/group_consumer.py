@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, Self
 from tidelog.client.arguments import bad, check_number, check_text, check_whole
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import Closed
+from tidelog.client.errors import BadRequest, Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
 from tidelog.client.group_partitions import GroupPartitions
@@ -277,21 +277,29 @@ class GroupConsumer(Generic[K, V]):
         self, offsets: Mapping[Name, int] | None
     ) -> Callable[[TransactionPart], Awaitable[None]] | None:
         """As `commit` takes them. What it returns commits them as a part of a transaction; None: there is nothing to
-        commit. Raises BadRequest where commits are automatic, and as `commit`."""
+        commit. Raises BadRequest where commits are automatic; NotAssigned where records were handed out of a partition
+        that has gone since; and as `commit`."""
         if self._auto_commit_interval is not None:
             raise bad(
                 f"this consumer of group {self.group!r} commits by itself, whether a transaction is committed or not;"
                 " subscribe with auto_commit=False"
             )
         await self.start()
-        commits, life = self._commits, self.member_id
+        commits, life, claim = self._commits, self.member_id, self._partitions.claims.now()
         assert commits is not None
-        if offsets is None:
+        given = None if offsets is None else checked_names(offsets)
+        self._partitions.claims.check(given)
+        if given is None:
             self._reading.finish()
             marks = self._partitions.marks(again=True)
         else:
-            marks = await self._partitions.given_marks(checked_names(offsets))
-        return (lambda part: commits.commit(marks, life=life, part=part)) if marks else None
+            marks = await self._partitions.given_marks(given)
+
+        async def commit(part: TransactionPart) -> None:
+            await commits.commit(marks, life=life, part=part)
+            self._partitions.claims.settle(marks, claim)
+
+        return commit if marks else None
 
     async def committed(self, partitions: Iterable[Name] | None = None) -> dict[Name, Committed]:
         """What the group has committed of these partitions (None: of those assigned to this member); those of which
@@ -320,11 +328,19 @@ class GroupConsumer(Generic[K, V]):
         """Go back to what the group has committed, in each partition that is read; to where this member began, where
         nothing is committed. After a transaction that was aborted, its records are read again so. Raises as `seek`,
         NoServer."""
+        claims = self._partitions.claims
+        claim = claims.now()  # one that comes meanwhile begins at what is committed by itself
         committed = await self.committed()
         for of, began in sorted(self._reading.beginnings.items()):
+            if not claims.is_kept(of, claim):
+                continue
             found = committed.get((of.stream, of.partition))
-            if self._reading.is_read(of):
+            try:
                 await self._partitions.seek(of, began if found is None else found.offset)
+            except BadRequest:
+                if claims.is_kept(of, claim):
+                    raise
+        claims.went_back()
 
     def pause(self, *partitions: Name) -> None:
         """Hand out no records of these (none given: of all that are read) until they are resumed. What was fetched

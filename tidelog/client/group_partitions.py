@@ -19,6 +19,7 @@ from typing import Any
 
 from tidelog.client.arguments import bad
 from tidelog.client.errors import NotAssigned
+from tidelog.client.group_claims import GroupClaims
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_listeners import GroupListeners
 from tidelog.client.group_reading import GONE, GroupReading
@@ -71,6 +72,7 @@ class GroupPartitions:
         self._commit_timeout = commit_timeout
         self.listeners = GroupListeners(listeners, reading.progress.set)
         self._held: dict[StreamPartition, _Held] = {}
+        self.claims = GroupClaims(self._held, reading)
         self._busy: set[StreamPartition] = set()
         """To be given up at the program's next call."""
         self._failures: dict[StreamPartition, TidelogError] = {}
@@ -165,6 +167,7 @@ class GroupPartitions:
         held = self._held[of]
         if self._reading.is_read(of):
             await self._reading.seek(of, position)
+            self.claims.sought(of)
             return
         held.position = start_positions(position, (of.partition,), (of.partition,))[of.partition]
         has_failed = self._failures.pop(of, None) is not None
@@ -309,6 +312,7 @@ class GroupPartitions:
         """Whether the program has been told that it has it."""
         held = self._held.pop(of, None)
         self._busy.discard(of)
+        self.claims.goes(of)
         self._commits.forget((of,))
         if held is not None and held.beginning is not None:
             held.beginning.cancel()

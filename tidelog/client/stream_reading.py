@@ -337,17 +337,22 @@ class StreamReading:
         async with self._seeking:
             layout = await self._metadata.get(self._stream)
             (start,) = (await self._within(layout, given)).values()
-            old = self.readers[partition]
+            old = self.readers.get(partition)
+            if old is None:
+                raise self._taken_away(partition)
             stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
             reader = self._reader(layout, partition, start, stop)
             await self._look_up([reader])
             reader.missed = old.missed
             self.check_open()
             if self.readers.get(partition) is not old or partition not in self._tasks:
-                raise bad(f"partition {old.fetcher.name} is not read any more; it was taken away while seek waited")
+                raise self._taken_away(partition)
             self.cease(partition)
             self.failures.pop(partition, None)
             self._fetch_from(partition, reader)
+
+    def _taken_away(self, partition: int) -> TidelogError:
+        return bad(f"partition {self._stream}/{partition} is not read any more; it was taken away while seek waited")
 
     async def aclose(self) -> None:
         self._is_closed = True

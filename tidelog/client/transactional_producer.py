@@ -19,7 +19,7 @@ from typing import Any, Generic, Self
 
 from tidelog.client.arguments import bad, shown
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import Closed
+from tidelog.client.errors import BadRequest, Closed
 from tidelog.client.group_admin import GroupAdmin
 from tidelog.client.group_commits import TransactionPart
 from tidelog.client.group_consumer import GroupConsumer
@@ -245,22 +245,25 @@ class TransactionalProducer(Generic[K, V]):
         (`auto_commit=False`), and `offsets` None means all that it has handed out. Or the name of a group without
         members, whose partitions the program chooses itself.
 
-        Raises NotAssigned, UnknownMember, GroupNotEmpty, NotPermitted, NoServer (the transaction can only be aborted
-        then); BadRequest, NotInTransaction, TransactionAborted, ProducerFenced.
+        Raises NotAssigned (also where records were handed out of a partition that has gone since: abort, and call
+        `seek_to_committed`), UnknownMember, GroupNotEmpty, NotPermitted, NoServer: the transaction can only be aborted
+        then. Raises BadRequest, NotInTransaction, TransactionAborted, ProducerFenced.
         """
         self._check_taking()
         number = self._machine.number
-        commit = await self._prepare(offsets, group)
-        if commit is None:
-            return
-        self._session.check_present(number)
         name = group if isinstance(group, str) else group.group
+        commit: Callable[[TransactionPart], Awaitable[None]] | None = None
         with self._work.offsets():
             try:
+                commit = await self._prepare(offsets, group)
+                if commit is None:
+                    return
+                self._session.check_present(number)
                 async with self._one_at_a_time:
                     await self._commit_offsets(name, number, commit)
             except BaseException as error:
-                if self._machine.number == number:
+                is_wrong_use = commit is None and isinstance(error, BadRequest)
+                if self._machine.number == number and not is_wrong_use:
                     self._session.carry_out(self._machine.doom(_cause(error, name)))
                 raise
 

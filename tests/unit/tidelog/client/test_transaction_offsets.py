@@ -6,16 +6,23 @@ import asyncio
 
 import pytest
 
-from tests.fake_nats import delivered
-from tests.unit.tidelog.client.transactions_world import World
+from tests.fake_nats import FakeTransport, delivered
+from tests.unit.tidelog.client.transactions_world import World, until
+from tidelog.client.connection import Client
 from tidelog.client.errors import (
     BadRequest,
     NotAssigned,
     TransactionAborted,
 )
+from tidelog.client.group_commits import Mark
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, OFFSETS
 from wire.types import FIRST_TRANSACTIONAL_ID
+
+
+def another_client(world: World) -> Client:
+    transport = FakeTransport(world.transport.hub)
+    return Client(transport, world.broker.subjects, server="nats://fake:4222", name="other", api_timeout=0.5)
 
 
 async def test_offsets_of_a_consumer_go_with_the_transaction(world: World) -> None:
@@ -125,3 +132,104 @@ async def test_a_new_member_waits_for_pending_offsets(world: World) -> None:
     async with world.client.subscribe("s", group="g", auto_commit=False) as consumer:
         assert len(await consumer.getmany(5, timeout=5)) == 5
     assert not world.groups.refusals[OFFSETS]
+
+
+@pytest.mark.parametrize("offsets", [None, {("s", 0): 3}])
+async def test_records_of_a_partition_that_was_lost_are_not_committed(
+    world: World, offsets: dict[tuple[str, int], int] | None
+) -> None:
+    """Nor where the member has it again: another one may have processed them meanwhile."""
+    world.broker.seed("s", 0, [b"%d" % number for number in range(5)])
+    async with (
+        world.client.subscribe("s", group="g", auto_commit=False) as consumer,
+        world.producer() as producer,
+    ):
+        records = await consumer.getmany(3, timeout=5)
+        before = consumer.member_id
+        world.groups.remove("g", before)
+        await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
+        await producer.begin()
+        await producer.send("three", records[0].value, partition=0)
+        with pytest.raises(NotAssigned, match="seek_to_committed"):
+            await producer.send_offsets(offsets, group=consumer)
+        with pytest.raises(TransactionAborted, match="taken away"):
+            await producer.commit()
+        assert not world.readable("three", 0)
+        assert world.ends == [False]
+        await consumer.seek_to_committed()
+        again = await consumer.getmany(3, timeout=5)
+        assert [record.offset for record in again] == [0, 1, 2]
+        async with producer.transaction():
+            await producer.send_offsets(offsets, group=consumer)
+        assert [each.offset for each in world.groups.group("g").commits[-1].offsets] == [3]
+
+
+async def test_records_of_a_partition_that_was_revoked_between_two_polls_are_not_committed(world: World) -> None:
+    for partition in range(3):
+        world.broker.seed("three", partition, [b"-"])
+    async with (
+        world.client.subscribe("three", group="g", auto_commit=False) as consumer,
+        world.producer() as producer,
+    ):
+        taken = await consumer.getmany(1, timeout=5)
+        while len(taken) < 3:
+            taken += await consumer.getmany(1, timeout=5)
+        async with another_client(world).subscribe("three", group="g", auto_commit=False) as other:
+            while len(other.assignment) != 1:
+                await consumer.getmany(1, timeout=0.01)
+            await until(lambda: len(consumer.assignment) == 2)
+            with pytest.raises(NotAssigned):
+                async with producer.transaction():
+                    await producer.send_offsets(group=consumer)
+            (kept, _) = sorted(consumer.assignment)
+            await producer.begin()
+            await producer.send_offsets({kept: 1}, group=consumer)  # what the program names is its own affair
+            await producer.abort()
+
+
+async def test_offsets_that_were_sent_outlive_their_partition(world: World) -> None:
+    """They are pending at the coordinator: nobody reads on before they are committed."""
+    world.broker.seed("s", 0, [b"-"])
+    async with (
+        world.client.subscribe("s", group="g", auto_commit=False) as consumer,
+        world.producer() as producer,
+    ):
+        await consumer.getmany(1, timeout=5)
+        async with producer.transaction():
+            await producer.send_offsets(group=consumer)
+        before = consumer.member_id
+        world.groups.remove("g", before)
+        await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
+        async with producer.transaction():
+            await producer.send_offsets(group=consumer)
+    assert world.ends == [True]
+
+
+async def test_offsets_are_refused_where_the_partition_went_before_they_were_taken(world: World) -> None:
+    """It went to another member, and came back, while the coordinator was asked."""
+    world.broker.seed("s", 0, [b"-"])
+    async with world.client.subscribe("s", group="g", auto_commit=False) as consumer:
+        await consumer.getmany(1, timeout=5)
+        claims = consumer._partitions.claims
+        (of,) = claim = claims.now()
+        claims.settle({of: Mark(1, 1)}, claim)
+        before = consumer.member_id
+        world.groups.remove("g", before)
+        await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
+        with pytest.raises(NotAssigned):
+            claims.settle({of: Mark(1, 1)}, claim)
+
+
+async def test_a_partition_that_goes_is_not_sought(world: World) -> None:
+    """What another member has committed meanwhile stays ahead of this one."""
+    world.broker.seed("s", 0, [b"-"])
+    async with world.client.subscribe("s", group="g", auto_commit=False) as consumer:
+        await consumer.getmany(1, timeout=5)
+        before = consumer.member_id
+        world.groups.refusals[OFFSETS] = [TidelogError(Code.UNAVAILABLE, "not now", {"retry_after_ms": "100"})]
+        seeking = asyncio.create_task(consumer.seek_to_committed())
+        await until(lambda: not world.groups.refusals[OFFSETS])
+        world.groups.remove("g", before)
+        await seeking
+        await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
+        assert len(await consumer.getmany(1, timeout=5)) == 1
