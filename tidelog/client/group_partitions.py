@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.arguments import bad
-from tidelog.client.errors import NotAssigned
+from tidelog.client.errors import Closed, NotAssigned
 from tidelog.client.group_claims import GroupClaims
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_listeners import GroupListeners
@@ -166,7 +166,12 @@ class GroupPartitions:
     async def seek(self, of: StreamPartition, position: Start) -> None:
         held = self._held[of]
         if self._reading.is_read(of):
-            await self._reading.seek(of, position)
+            try:
+                await self._reading.seek(of, position)
+            except Closed:  # with the last partition of a stream, its reading is closed
+                if self._held.get(of) is held:
+                    raise
+                raise bad(f"{of} is not read any more; it was taken away while seek waited") from None
             self.claims.sought(of)
             return
         held.position = start_positions(position, (of.partition,), (of.partition,))[of.partition]

@@ -15,6 +15,8 @@ from tidelog.client.errors import (
     TransactionAborted,
 )
 from tidelog.client.group_commits import Mark
+from tidelog.client.group_consumer import Committed
+from tidelog.client.metadata import StreamMetadata
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, OFFSETS
 from wire.types import FIRST_TRANSACTIONAL_ID
@@ -220,16 +222,47 @@ async def test_offsets_are_refused_where_the_partition_went_before_they_were_tak
             claims.settle({of: Mark(1, 1)}, claim)
 
 
-async def test_a_partition_that_goes_is_not_sought(world: World) -> None:
-    """What another member has committed meanwhile stays ahead of this one."""
-    world.broker.seed("s", 0, [b"-"])
+async def test_a_partition_that_comes_back_is_not_sought(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another member has committed meanwhile stays ahead of what was asked for before."""
+    world.broker.seed("s", 0, [b"%d" % number for number in range(5)])
     async with world.client.subscribe("s", group="g", auto_commit=False) as consumer:
-        await consumer.getmany(1, timeout=5)
+        await consumer.getmany(2, timeout=5)
+        await consumer.commit({("s", 0): 1})
+        ask = consumer.committed
+
+        async def ask_slowly() -> dict[tuple[str, int], Committed]:
+            found = await ask()
+            (offset,) = world.groups.group("g").offsets.values()
+            offset.offset = 3
+            before = consumer.member_id
+            world.groups.remove("g", before)
+            await until(lambda: consumer.member_id != before and consumer.positions == {("s", 0): 3})
+            return found
+
+        monkeypatch.setattr(consumer, "committed", ask_slowly)
+        await consumer.seek_to_committed()
+        assert [record.offset for record in await consumer.getmany(5, timeout=5)] == [3, 4]
+
+
+async def test_a_partition_that_goes_while_it_is_sought(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that seek it hear that; those that go back to what is committed have nothing to go back to."""
+    for partition in range(3):
+        world.broker.seed("three", partition, [b"-"])
+    async with world.client.subscribe("three", group="g", auto_commit=False) as consumer:
+        await until(lambda: len(consumer.positions) == 3)
+        metadata = consumer._metadata
+        get = metadata.get
+
+        async def lose(stream: str) -> StreamMetadata:
+            consumer._partitions.lose(frozenset(consumer._partitions.owned))
+            return await get(stream)
+
+        monkeypatch.setattr(metadata, "get", lose)
+        with pytest.raises(BadRequest, match="taken away"):
+            await consumer.seek("three", 0, "earliest")
+        monkeypatch.setattr(metadata, "get", get)
         before = consumer.member_id
-        world.groups.refusals[OFFSETS] = [TidelogError(Code.UNAVAILABLE, "not now", {"retry_after_ms": "100"})]
-        seeking = asyncio.create_task(consumer.seek_to_committed())
-        await until(lambda: not world.groups.refusals[OFFSETS])
         world.groups.remove("g", before)
-        await seeking
-        await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
-        assert len(await consumer.getmany(1, timeout=5)) == 1
+        await until(lambda: consumer.member_id != before and len(consumer.positions) == 3)
+        monkeypatch.setattr(metadata, "get", lose)
+        await consumer.seek_to_committed()
