@@ -646,7 +646,7 @@ class FetchRequest(_message.Message):
     earliest: _builtins.bool
     """position: the log start"""
     latest: _builtins.bool
-    """position: the HW"""
+    """position: the HW, or the last stable offset (12)"""
     timestamp: _builtins.int
     """position: the first record at or after this time, ns since 1970"""
     max_bytes: _builtins.int

@@ -3,6 +3,8 @@ printed, replayed and made smaller.
 
 A fault that would go beyond what the stream's durability promises to survive is not carried out: two disks lost before
 the first one's replica is back, or, on a stream that acknowledges from the page cache, the power of two machines.
+
+The module has more than 600 lines because each kind of fault is a small function of its own here, in one table.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tests.simulation.members import MEMBERS
 from tests.simulation.messaging import Weather
 from tests.simulation.scenarios.catalog import SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
+from tests.simulation.transactors import TRANSACTORS
 
 if TYPE_CHECKING:
     from tests.simulation.run import Cluster
@@ -141,21 +144,27 @@ def draw_operator(rng: Random, duration: float) -> list[Fault]:
 
 
 MEMBER_FAULTS = ("pause", "pause", "kill", "kill", "leave", "slow", "cut", "cut", "move")
+TRANSACTOR_FAULTS = ("kill", "kill", "pause", "stop", "twin", "zombie", "cut", "move", "abort")
 
 
-def with_members(schedule: list[Fault], rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
-    """What happens to the members of a group, and to its coordinator; the rest is thinned, because a group comes to
-    nothing in a cluster without a quiet moment."""
-    schedule = schedule[:: rng.choice((1, 3, 8))]
-    kinds = [kind for kind in MEMBER_FAULTS if rng.random() < 0.6] or ["kill"]
+def with_programs(
+    schedule: list[Fault], rng: Random, brokers: tuple[str, ...], duration: float, kind: str
+) -> list[Fault]:
+    """What happens to the members of a group (`kind` "member") or to programs with transactions ("transactor"), and to
+    their coordinator; the rest is thinned, because they come to nothing in a cluster without a quiet moment."""
+    all_kinds, programs, thinnings = (
+        (MEMBER_FAULTS, MEMBERS, (1, 3, 8)) if kind == "member" else (TRANSACTOR_FAULTS, TRANSACTORS, (1, 2, 5))
+    )
+    schedule = schedule[:: rng.choice(thinnings)]
+    kinds = [each for each in all_kinds if rng.random() < 0.6] or ["kill"]
     return schedule + [
         Fault(
             at=rng.random() * duration,
-            kind="member",
+            kind=kind,
             broker=rng.choice(brokers),
             detail=rng.choice(kinds),
             lasts=rng.choice((0.1, 0.5, 1.5, 3.0)) * (0.5 + rng.random()),
-            number=rng.randrange(MEMBERS),
+            number=rng.randrange(programs),
         )
         for _ in range(rng.randrange(2, 3 + int(2 * duration)))
     ]
@@ -528,6 +537,40 @@ def _member(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _transactor(fault: Fault, cluster: Cluster) -> bool:
+    them, number = cluster.transactors, fault.number
+    if them is None:
+        return False
+    one = them.newest[number]
+    match fault.detail:
+        case "move":
+            them.move_coordinator(fault.broker)
+            return True
+        case "abort":
+            them.abort(number)
+            return True
+        case _ if not one.process.alive or one.process.paused:
+            return False
+        case "pause":
+            one.process.pause()
+            cluster.lift(fault.lasts * 2, one.process.resume)
+        case "kill":
+            one.die()
+            cluster.lift(fault.lasts / 3, lambda: them.restart(number))
+        case "stop":
+            one.stop(lambda: cluster.lift(fault.lasts / 3, lambda: them.restart(number)))
+        case "twin":
+            them.restart(number)
+        case "zombie":
+            one.process.pause()
+            cluster.lift(fault.lasts / 3, lambda: them.restart(number))
+            cluster.lift(fault.lasts, one.process.resume)
+        case _:
+            cluster.nats.block(one.connection, up=fault.lasts < 1.0, down=fault.lasts > 0.3)
+            cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(one.connection))
+    return True
+
+
 _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -564,4 +607,5 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "forger": _forger,
     "scenario": _scenario,
     "member": _member,
+    "transactor": _transactor,
 }

@@ -1,5 +1,6 @@
 """A stranger on NATS who hears everything, and who may publish everything: messages between brokers are altered, copied
-to other subjects and inboxes, sent again at once or later, and refused in the name of NATS.
+to other subjects and inboxes, sent again at once or later, and refused in the name of NATS. It also begins transactions
+that no coordinator knows, with tickets of others.
 
 It has a source of chance of its own. `OnlyBrokersAreBelieved` says whether one of its messages was taken.
 """
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.server.peers.tags import TRAILER_BYTES
+from wire.append import decode_append, encode_append
+from wire.batch import BatchBuilder
 from wire.transport import NO_RESPONDERS, Message
+from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from tests.simulation.messaging import Nats
@@ -30,6 +34,7 @@ class Forger:
     def __init__(self, nats: Nats, subjects: Subjects) -> None:
         self._nats = nats
         self._rng = Random(f"forger of {nats.world.seed}")
+        self._rng_of_transactions = Random(f"forged transactions of {nats.world.seed}")
         self._inboxes = subjects.broker_inboxes()
         self._is_between_brokers = subjects.is_between_brokers
         self._heard: deque[Message] = deque(maxlen=REMEMBERED)
@@ -43,6 +48,9 @@ class Forger:
         self._nats.overhears = None
 
     def _on_message(self, message: Message) -> None:
+        if message.subject.endswith(".append") and not self._is_speaking:
+            self._begin_transaction(message)
+            return
         is_tagged = message.subject.startswith(self._inboxes) or self._is_between_brokers(message.subject)
         if self._is_speaking or not is_tagged or len(message.data) < TRAILER_BYTES:
             return
@@ -72,6 +80,18 @@ class Forger:
                 self._nats.world.after(rng.random() * LONGEST_DELAY, lambda: self._say(other))
             case "refused" if reply is not None:
                 self._refuse(reply)
+
+    def _begin_transaction(self, message: Message) -> None:
+        """With a batch of a producer that no coordinator knows, and the ticket of another one."""
+        request, _ = decode_append(message.data)
+        if not request.ticket or self._rng_of_transactions.random() >= SHARE:
+            return
+        builder = BatchBuilder()
+        builder.add_record(b"forged:0:", b"0")
+        number = FIRST_TRANSACTIONAL_ID + self._rng_of_transactions.randrange(1 << 20, 1 << 40)
+        batch = builder.build(0, producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
+        parts = encode_append(request, batch.stamp(Offset(0), LeaderEpoch(0))[0])
+        self._say(message._replace(data=b"".join(parts), reply=self._connection.new_inbox()))
 
     def _say(self, message: Message) -> None:
         self._is_speaking = True

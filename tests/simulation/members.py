@@ -304,7 +304,7 @@ class SimGroup:
 
     def floor(self, of: StreamPartition) -> int:
         (invariant,) = (one for one in self.invariants._all if isinstance(one, CommittedOffsetsStay))
-        return invariant.floor_of(of)
+        return invariant._floor_of(of)
 
     # ---- faults
 

@@ -83,9 +83,11 @@ from wire.batch import CompactableBatch
 from wire.types import PartitionView
 
 
-def _mutant(name: str, *edits: tuple[Any, str, str], scenario: str | None = None) -> Mutant:
+def _mutant(
+    name: str, *edits: tuple[Any, str, str], scenario: str | None = None, in_transactions: bool = False
+) -> Mutant:
     """`edits`: (function, text in its source, text in place of it)."""
-    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario)
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario, in_transactions)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -654,6 +656,72 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a new coordinator has no patience",
         (Group.begin, "(member.session_timeout + patience)", "0.2"),
+    ),
+    _mutant(
+        "the end of a transaction is answered before its marker is committed, also where it was written before",
+        (Marking._mark, "AckLevel(is_local=False, is_synced=view.config.is_durable)", "AckLevel(True, False)"),
+        (Marking._mark, "self._core.await_ack(level, self._core.log_end_offset,", "self._core.await_ack(level, 0,"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a batch is taken behind the marker of its transaction",
+        (ProducerTable._record_transactional, "Producer(header.producer_epoch, 0,", "Producer(0, 0,"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a leader takes batches of transactions with any ticket",
+        (TransactionRules.checked_level, "self._context.tickets.check(", "str(("),
+        (TransactionRules.checked_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "consumers are served a transaction whose marker is not committed",
+        (TransactionTable.last_stable, "if ended.marker >= high_watermark:", "if False:"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "consumers are served transactions that are open",
+        (Readable.end_for, "if fetch.read_uncommitted", "if True"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "consumers are served the records of aborted transactions",
+        (AbortedBatches.has, "if ranges is None:", "if True:"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a decision is told before it is committed",
+        (
+            Coordinator._settle,
+            "self._append(settled)",
+            "self._deliveries.add(settled.deliveries)\n        self._append(settled)",
+        ),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a new producer of a transactional id has the epoch of the one before",
+        (
+            TransactionShard._init,
+            "self._decisions.become_idle(known, Outcome.NONE, time_ns, records)",
+            "if known.epoch < 0:\n        self._decisions.become_idle(known, Outcome.NONE, time_ns, records)",
+        ),
+        in_transactions=True,
+    ),
+    _mutant(
+        "offsets that a transaction has committed are not told before its end is",
+        (GroupShard._offsets, "self.pending.check_none(", "str(("),
+        (GroupShard._offsets, "request.partitions else None)", "request.partitions else None))"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a log forgets at a restart, and where it is cut, which transactions were aborted",
+        (TransactionTable.restore, "self._aborted = list(known.aborted)", "self._aborted = []"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a coordinator does not go on with what was decided before it began",
+        (Decisions.resume, "self._tell(transaction)", "pass"),
+        in_transactions=True,
     ),
 )
 

@@ -27,6 +27,8 @@ class Mutant:
     edits: tuple[Edit, ...]
     scenario: str | None = None
     """Scenario in which only the broken rule prevents a loss: the mutant is hunted in runs of that scenario."""
+    in_transactions: bool = False
+    """It is hunted in runs with transactions."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:

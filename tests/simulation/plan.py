@@ -12,6 +12,13 @@ from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
 WINDOW_MS = 24 * 3_600_000
 """Of message ids: longer than a run, and than clocks are apart."""
 
+TRANSACTIONS_SHARE = 0.12
+"""Of the runs without a scenario: these take ten times as long as others."""
+
+
+def draw_transactions(rng: Random, scenario: str | None) -> bool:
+    return scenario is None and rng.random() < TRANSACTIONS_SHARE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
@@ -52,6 +59,8 @@ class RunPlan:
     auto_pause_time_ms: int = 0
     has_group: bool = False
     """A consumer group reads the first stream."""
+    has_transactions: bool = False
+    """Programs write to the streams in transactions, and copy the first one to another."""
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -119,6 +128,14 @@ class RunPlan:
         if scenario is not None or rng.random() >= 0.5:
             return self
         return replace(self, has_group=True, duration=max(self.duration, 3.0), partitions=3)
+
+    def transacting(self, rng: Random, scenario: str | None) -> RunPlan:
+        """Some runs without a scenario have programs with transactions."""
+        if not draw_transactions(rng, scenario):
+            return self
+        return replace(
+            self, has_transactions=True, duration=max(self.duration, 3.0), partitions=max(self.partitions, 2)
+        )
 
     def compacting(self, rng: Random) -> RunPlan:
         """Some runs have streams that are compacted."""

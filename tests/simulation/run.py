@@ -24,16 +24,24 @@ from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
 from tests.simulation.disk import AMPLE
-from tests.simulation.faults import Fault, carry_out, draw, draw_forger, draw_operator, draw_scenario, with_members
+from tests.simulation.faults import (
+    Fault,
+    carry_out,
+    draw,
+    draw_forger,
+    draw_operator,
+    draw_scenario,
+    with_programs,
+)
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.members import SimGroup, small_groups
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.operators import Operator
-from tests.simulation.plan import WINDOW_MS, RunPlan
+from tests.simulation.plan import WINDOW_MS, RunPlan, draw_transactions
 from tests.simulation.raft import RaftGroup
+from tests.simulation.transactors import SimTransactors, small_transactions
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
-from wire.internal_streams import is_reserved
 from wire.subjects import Subjects
 from wire.types import PartitionKey
 
@@ -86,6 +94,14 @@ def scenario_of(seed: int) -> str | None:
     return draw_scenario(_rng_of_plan(seed))
 
 
+def _rng_of_transactions(seed: int) -> Random:
+    return Random(f"transactions of {seed}")
+
+
+def has_transactions(seed: int) -> bool:
+    return draw_transactions(_rng_of_transactions(seed), scenario_of(seed))
+
+
 class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
         rng = _rng_of_plan(world.seed)
@@ -96,13 +112,18 @@ class Cluster:
         self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
         self.plan = self.plan.pausing(Random(f"pause of {world.seed}"))
         self.plan = self.plan.grouping(Random(f"group of {world.seed}"), scenario)
+        self.plan = self.plan.transacting(_rng_of_transactions(world.seed), scenario)
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
             schedule = draw(rng, names, self.plan.duration, scenario)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
                 if self.plan.has_group:
-                    schedule = with_members(schedule, Random(f"members of {world.seed}"), names, self.plan.duration)
+                    chance = Random(f"members of {world.seed}")
+                    schedule = with_programs(schedule, chance, names, self.plan.duration, "member")
+                if self.plan.has_transactions:
+                    chance = Random(f"transactors of {world.seed}")
+                    schedule = with_programs(schedule, chance, names, self.plan.duration, "transactor")
                 schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
@@ -165,6 +186,10 @@ class Cluster:
         """Of the stream that is made first."""
         settings = Random(f"group settings of {world.seed}")
         self.group = SimGroup(self.clients, self.subjects, settings) if self.plan.has_group else None
+        settings = Random(f"transaction settings of {world.seed}")
+        self.transactors = (
+            SimTransactors(self.workloads, self.subjects, settings) if self.plan.has_transactions else None
+        )
         metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
@@ -297,6 +322,9 @@ class Cluster:
             self._create("t", other, config)
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
             other.spawn(other.consume)
+        if self.transactors is not None:
+            kept = {name: config[name] for name in ("durability", "segment_bytes", "min_isr")}
+            self.transactors.begin(START_LIMIT, kept, plan.replication_factor)
         for fault in self.schedule:
             world.after(0.3 + fault.at, lambda fault=fault: self._strike(fault))
         is_all = len(self.schedule) == 1
@@ -308,6 +336,9 @@ class Cluster:
         self._settle("after the last records")
         if self.group is not None:
             self.group.ask_at_the_end()
+        if self.transactors is not None:
+            self.transactors.ask_at_the_end()
+        if self.group is not None or self.transactors is not None:
             self._settle("after the last question")
         self._compare()
 
@@ -400,10 +431,12 @@ class Cluster:
             return f"{waiting} records have no answer"
         consumed = {clients.stream: clients.consumed for clients in self.workloads}
         for key, history in self.invariants.history.of.items():
-            if truth.partition(key) is not None and not is_reserved(key.stream):
+            if truth.partition(key) is not None and key.stream in consumed:
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
                 if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
+        if self.transactors is not None and (unsettled := self.transactors.unsettled()) is not None:
+            return unsettled
         return self.group.unsettled() if self.group is not None else None
 
     def _is_empty(self, key: PartitionKey) -> bool:
@@ -448,7 +481,12 @@ def run(
     time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
-    with inhabited(world), patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL), small_groups():
+    with (
+        inhabited(world),
+        patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL),
+        small_groups(),
+        small_transactions(),
+    ):
         cluster = Cluster(world, schedule)
         broken: InvariantBroken | None = None
         try:

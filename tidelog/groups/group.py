@@ -33,6 +33,9 @@ from wire.groups_pb2 import CommittedOffset, GroupRecord, HeartbeatRequest, Offs
 from wire.subjects import MAX_NAME_LENGTH
 
 MAX_MEMBERS = 1000
+VERSIONS_OF_GENERATION = 1_000_000
+"""The versions of a member that joins begin at so many times the generation. A member that was removed, and whose JOIN
+comes late, is a member once more under its id: it must not take an assignment of before for the present one."""
 MAX_PARTITIONS = 20_000
 """Of all streams to which a group's members have subscribed."""
 MAX_TARGET_BYTES = 128 << 10
@@ -132,6 +135,7 @@ class Group:
             if len(self.members) >= MAX_MEMBERS:
                 raise TidelogError(Code.LIMIT_REACHED, f"group {self.name!r} has {MAX_MEMBERS} members already")
             self._is_stale = True
+            joining.version = self.generation * VERSIONS_OF_GENERATION
         else:
             # What it had to give up is given up: a process that is fenced commits nothing any more.
             self._freed |= before.revoking

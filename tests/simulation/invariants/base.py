@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.invariants.history import CommittedHistory, History
+    from tests.simulation.invariants.transactions import Ended, OffsetInTransaction
     from tests.simulation.raft import RaftGroup
     from tests.simulation.world import World
     from wire import metadata_pb2 as pb
@@ -202,6 +203,20 @@ class Invariant:
 
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""
+
+    # ---- transactions
+
+    def on_transaction_told(self, told: Ended) -> None:
+        """A producer was told how its transaction has ended."""
+
+    def on_transactional_offset(self, sent: OffsetInTransaction) -> None:
+        """A transaction is about to commit an offset of a group."""
+
+    def on_transactional_offset_told(self, group: str, of: StreamPartition, offset: int, floor: int) -> None:
+        """Somebody was told what a group has committed that commits in transactions alone. `floor` as above."""
+
+    def on_processed(self, incarnation: int, partition: int, end: int) -> None:
+        """A program that reads, processes and writes has come to the end of a partition of its input."""
 
     # ---- the end
 

@@ -54,6 +54,18 @@ from tests.simulation.invariants.replicas import (
     SyncedStays,
 )
 from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWhatHasOutlivedItsLimitsIsRemoved
+from tests.simulation.invariants.transactions import (
+    DecidedOnce,
+    Ended,
+    InputsAreProcessedOnce,
+    LastStableNeverGoesBack,
+    MarkersSayWhatWasDecided,
+    OffsetInTransaction,
+    OffsetsMoveWithTransactions,
+    OnlyCommittedTransactionsAreRead,
+    TransactionalAnswersHold,
+    TransactionsEndEverywhere,
+)
 from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch
 from wire.internal_streams import is_reserved
@@ -115,6 +127,14 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     OneReaderPerPartition,
     OnlyHoldersCommit,
     CommittedOffsetsStay,
+    DecidedOnce,
+    MarkersSayWhatWasDecided,
+    TransactionalAnswersHold,
+    OnlyCommittedTransactionsAreRead,
+    LastStableNeverGoesBack,
+    TransactionsEndEverywhere,
+    OffsetsMoveWithTransactions,
+    InputsAreProcessedOnce,
 )
 """The first that falls is the one that is named."""
 
@@ -132,9 +152,26 @@ class _Seen:
     start: int = -1
     """Of its log."""
     failure: str | None = None
+    state: tuple[object, ...] = ()
+    """See `_state_of`."""
 
     def takes(self, role: object) -> None:
         self.role, self.high_watermark, self.has_led = role, -1, False
+
+
+def _state_of(replica: Replica) -> tuple[object, ...]:
+    """All that invariants look at after a turn, but for what leaders believe. Where it is the same, they have looked at
+    it before."""
+    role, log, life = replica.role, replica._log, replica.life
+    of_role: tuple[object, ...] = ()
+    if isinstance(role, LeaderDriver):
+        of_role = role.ended, role.failed, role.core.high_watermark, role.core.isr
+    elif isinstance(role, FollowerDriver):
+        of_role = role.ended, role.failed, role.core.high_watermark, role.core.state
+    elif role is not None:
+        of_role = role.ended, role.failed
+    of_log = () if log is None else (log.log_end_offset, log.durable_end, log.log_start_offset)
+    return role, log, life.view, life.health, life.step, life.acting, *of_role, *of_log
 
 
 class Invariants:
@@ -169,6 +206,10 @@ class Invariants:
         self._on_readers = self._that_override("on_readers")
         self._on_offset_committed = self._that_override("on_offset_committed")
         self._on_offset_told = self._that_override("on_offset_told")
+        self._on_transaction_told = self._that_override("on_transaction_told")
+        self._on_transactional_offset = self._that_override("on_transactional_offset")
+        self._on_transactional_offset_told = self._that_override("on_transactional_offset_told")
+        self._on_processed = self._that_override("on_processed")
         self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
         self._leaders: dict[tuple[str, int, PartitionKey], Replica] = {}
         self._acked_ends: dict[tuple[str, int, int], int] = {}
@@ -236,9 +277,16 @@ class Invariants:
         seen = self._seen.get(place)
         if seen is None:
             seen = self._seen[place] = _Seen()
-        replica.life.validate()
         role = replica.role
         log = replica._log
+        state = _state_of(replica)
+        if state == seen.state:
+            if isinstance(role, LeaderDriver) and seen.has_led and not role.ended:
+                for invariant in self._on_leading:
+                    invariant.on_leading(broker, role)
+            return
+        seen.state = state
+        replica.life.validate()
         if replica.failure is not None and replica.failure != seen.failure:
             for invariant in self._on_failure:
                 invariant.on_failure(broker, replica)
@@ -375,6 +423,24 @@ class Invariants:
     def offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         for invariant in self._on_offset_told:
             invariant.on_offset_told(of, offset, floor)
+
+    # ---- transactions
+
+    def transaction_told(self, told: Ended) -> None:
+        for invariant in self._on_transaction_told:
+            invariant.on_transaction_told(told)
+
+    def transactional_offset(self, sent: OffsetInTransaction) -> None:
+        for invariant in self._on_transactional_offset:
+            invariant.on_transactional_offset(sent)
+
+    def transactional_offset_told(self, group: str, of: StreamPartition, offset: int, floor: int) -> None:
+        for invariant in self._on_transactional_offset_told:
+            invariant.on_transactional_offset_told(group, of, offset, floor)
+
+    def processed(self, incarnation: int, partition: int, end: int) -> None:
+        for invariant in self._on_processed:
+            invariant.on_processed(incarnation, partition, end)
 
     # ---- the end
 

@@ -153,7 +153,7 @@ class ConsumersSeeTheNewest(Invariant):
             for partition, history in self.history.of.items():
                 if id(history) != life or history.removed_to or self.raft.truth.partition(partition) is None:
                     continue
-                newest = {row.key: row for _, data in history.batches for row in rows(data)}
+                newest = {row.key: row for _, data in history.batches for row in history.visible_rows(data)}
                 for key, row in newest.items():
                     # A tombstone may have been removed before a slow consumer came to it.
                     if key is not None and row.value is not None and seen.get(key) != row:

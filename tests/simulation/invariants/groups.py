@@ -61,7 +61,7 @@ class CommittedOffsetsStay(Invariant):
     def on_offset_committed(self, commit: OffsetCommit) -> None:
         self._acknowledged[commit.of] = max(self._acknowledged.get(commit.of, -1), commit.offset)
 
-    def floor_of(self, of: StreamPartition) -> int:
+    def _floor_of(self, of: StreamPartition) -> int:
         """Below this nothing may be told from now on."""
         return self._acknowledged.get(of, -1)
 

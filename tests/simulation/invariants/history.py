@@ -36,6 +36,8 @@ class History:
     """Base offset -> the broker whose HW covered it first."""
     removed_to: int = 0
     """Offset below which retention has removed records on some broker."""
+    decisions: Mapping[tuple[int, int], bool] = field(default_factory=dict)
+    """See `CommittedHistory`."""
 
     def add(self, base: int, data: bytes, broker: str) -> None:
         self.at[base] = data
@@ -43,22 +45,34 @@ class History:
         self.end = next(header.end_offset for _, header in iter_batches(data))
         self.told_by[base] = broker
 
+    def visible_rows(self, data: bytes) -> list[Row]:
+        """The records of one batch that count: none of an aborted transaction."""
+        header = parse_header(data)
+        if header.is_transactional and self.decisions.get((header.producer_id, header.producer_epoch)) is False:
+            return []
+        return rows(data)
+
+    def visible(self, start: int, end: int) -> list[int]:
+        """Offsets of the records that a consumer gets, from `start` on, below `end`."""
+        return [
+            row.offset
+            for base, data in self.batches
+            if base < end and parse_header(data).end_offset > start
+            for row in self.visible_rows(data)
+            if start <= row.offset < end
+        ]
+
     def holds_nothing(self, start: int, end: int) -> bool:
-        """No record has an offset from `start` on, below `end`."""
-        for base, data in self.batches:
-            if (
-                base < end
-                and parse_header(data).end_offset > start
-                and any(start <= r.offset < end for r in rows(data))
-            ):
-                return False
-        return True
+        """No record that a consumer gets has an offset from `start` on, below `end`."""
+        return not self.visible(start, end)
 
 
 class CommittedHistory:
     def __init__(self, world: World) -> None:
         self.world = world
         self.of: dict[PartitionKey, History] = {}
+        self.decisions: dict[tuple[int, int], bool] = {}
+        """(producer, epoch) -> whether its transaction is committed. Those that are decided."""
         self.sessions: Callable[[PartitionKey], Iterable[Session]] = lambda _: ()
         """Of living producers."""
 
@@ -67,7 +81,10 @@ class CommittedHistory:
         return sum(len(history.batches) for history in self.of.values())
 
     def history(self, key: PartitionKey) -> History:
-        return self.of.setdefault(key, History())
+        found = self.of.get(key)
+        if found is None:
+            found = self.of[key] = History(decisions=self.decisions)
+        return found
 
     def named(self, stream: str, incarnation: int, partition: int) -> tuple[PartitionKey, History] | None:
         """As clients name a partition."""
@@ -105,15 +122,15 @@ class CommittedHistory:
         self, broker: SimBroker, replica: Replica, held: dict[int, bytes], invariant: str, why: str
     ) -> None:
         """Of each key the newest committed record is there; of a deleted one that is the tombstone, or nothing."""
-        log = replica._log
+        log, history = replica._log, self.history(replica.key)
         assert log is not None
         committed = [
             row
-            for _, data in self.history(replica.key).batches
-            for row in rows(data)
+            for _, data in history.batches
+            for row in history.visible_rows(data)
             if row.offset >= log.log_start_offset
         ]
-        here = [row for data in held.values() for row in rows(data)]
+        here = [row for data in held.values() for row in history.visible_rows(data)]
         has = set(here)
         newest = {row.key: row for row in committed}
         newest_here = {row.key: row for row in here}
@@ -127,7 +144,8 @@ class CommittedHistory:
                 invariant, f"{replica.key} on {broker.id}: newest is {row}, here it is {newest_here.get(key)} ({why})"
             )
         clean_end = log.compaction_point.clean_end
-        on_disk = [row for _, data in batches_of(replica, 0, clean_end, from_disk=True) for row in rows(data)]
+        cleaned = batches_of(replica, 0, clean_end, from_disk=True)
+        on_disk = [row for _, data in cleaned for row in history.visible_rows(data)]
         clean = [row.key for row in on_disk if row.key is not None and row.offset < clean_end]
         if len(clean) > len(set(clean)):
             self.world.broken(invariant, f"{replica.key} on {broker.id} is not clean below {clean_end} ({why})")
@@ -152,10 +170,21 @@ class CommittedHistory:
             )
         if log.log_start_offset > 0 and log.directory in broker.disk.harmed_snapshots:
             return  # producers that wrote before the log start only may be unknown: their next batch is refused
-        truth = ProducerTable((*known, *own), limits=log.config.producers).known
-        held = log.producers.known
+        table = ProducerTable((*known, *own), limits=log.config.producers)
+        truth, held = table.known, log.producers.known
+        stable = table.transactions.last_stable(replica.high_watermark)
+        if log.transactions.last_stable(replica.high_watermark) != stable:
+            self.world.broken(
+                invariant,
+                f"{replica.key} on {broker.id} has transactions {held.transactions} at HW {replica.high_watermark}, the"
+                f" log says {truth.transactions} ({why})",
+            )
+        truth = truth._replace(transactions=held.transactions)  # of ended ones it knows those alone that count
         if may_be_compacted(replica) and end >= history.end:
-            truth = held._replace(producers=with_times_of(held.producers, truth.producers))
+            truth = held._replace(
+                producers=with_times_of(held.producers, truth.producers),
+                transactional=with_times_of(held.transactional, truth.transactional),
+            )
         elif may_be_compacted(replica) and held.producers.keys() == truth.producers.keys():
             sessions = {session.producer_id: session for session in self.sessions(replica.key)}
             kept = {
@@ -164,7 +193,10 @@ class CommittedHistory:
             }
             truth = held._replace(producers=kept)
         if held != truth:
-            wrong = sorted(set(held.producers.items()) ^ set(truth.producers.items()))
+            wrong = sorted(
+                {*held.producers.items(), *held.transactional.items()}
+                ^ {*truth.producers.items(), *truth.transactional.items()}
+            )
             self.world.broken(
                 invariant,
                 f"{replica.key} on {broker.id} is wrong about producers {wrong}: {held[1:]}, not {truth[1:]} ({why})",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.invariants.base import Invariant, Scene
+from tests.simulation.invariants.history import batches_of
+from wire.batch import parse_header
 
 if TYPE_CHECKING:
     from dataplane.broker.leader_driver import LeaderDriver
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReadonlyTakesNothing(Invariant):
-    """To operators: a leader that knows that its partition is read-only appends nothing."""
+    """To operators: a leader that knows that its partition is read-only appends no records. It ends transactions."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -26,7 +28,13 @@ class ReadonlyTakesNothing(Invariant):
             self._ends.pop(role, None)
             return
         end = self._ends.setdefault(role, role.core.log_end_offset)
-        if role.core.log_end_offset > end:
+        if role.core.log_end_offset == end:
+            return
+        self._ends[role] = role.core.log_end_offset
+        replica = broker.broker._replicas.get(role.view.key) if broker.broker is not None else None
+        if replica is None or any(
+            not parse_header(data).is_control for _, data in batches_of(replica, end, role.core.log_end_offset)
+        ):
             self.broken(f"{broker.id} appended to {role.view.key} from {end} to {role.core.log_end_offset}")
 
 

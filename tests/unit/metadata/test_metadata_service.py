@@ -95,8 +95,7 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
                 error = TidelogError.from_headers(answer.headers)
                 assert error is not None
                 assert error.code is Code.BAD_REQUEST
-                kind = "stream" if operation.stream else "group"
-                assert f"{kind} 's' and was sent to 'tidelog.api.{name}.other'" in error.message
+                assert f"{operation.kind_named} 's' and was sent to 'tidelog.api.{name}.other'" in error.message
         assert [stream["name"] for stream in (await world.api("stream.list"))["streams"]] == ["s"]
 
 

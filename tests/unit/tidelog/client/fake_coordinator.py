@@ -153,6 +153,7 @@ class ModelGroup:
 
     def _join(self, request: HeartbeatRequest) -> ModelMember:
         member = ModelMember(request.member, request.subscription, request.instance)
+        member.version += self.generation * 1000  # above those of an earlier membership under this id
         before = [each for each in self.members.values() if request.instance and each.instance == request.instance]
         for old in before:
             del self.members[old.id]

@@ -41,6 +41,19 @@ def test_a_partition_is_assigned_when_its_holder_has_given_it_up() -> None:
     assert a.generation == b.generation == 2
 
 
+def test_a_join_that_comes_when_its_member_was_removed_gets_a_version_above_all_of_before() -> None:
+    """Else the member would keep the assignment of before, which others have by now."""
+    world = World()
+    a = Member(world, "a")
+    before = a.version
+    world.pass_(SESSION + 1)
+    b = Member(world, "b")
+    assert b.numbers == [0, 1, 2, 3]
+    a.hear(world.join("a"))
+    assert a.version > before
+    assert a.numbers == []
+
+
 def test_a_member_is_told_unasked_of_what_it_must_give_up_and_of_what_it_gets() -> None:
     world = World()
     a, b = Member(world, "a"), Member(world, "b")
