@@ -342,7 +342,8 @@ class SimTransactors:
         self.invariants = self.clients.invariants
         self.subjects = subjects
         self._all_workloads = workloads
-        self.timeout = rng.choice((0.5, 1.0, 3.0))
+        # A transaction takes about thirty messages, one after the other: more than a second where each takes long.
+        self.timeout = max(rng.choice((0.5, 1.0, 3.0)), 200 * self.nats.weather.latency)
         self.delivery_timeout_ms = rng.choice((3_000, 20_000))
         self.forgetting = rng.choice((0.0, 0.1, 0.3))
         self.rate = rng.choice((2.0, 5.0, 10.0))
