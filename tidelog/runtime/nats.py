@@ -159,16 +159,21 @@ class NatsConnection:
         except Ended as ended:
             await connection.close()
             raise unavailable(
-                shown, ended.why, auth_required=True, tls_first=live.tls_first, login=live.told(client.login_in_url())
+                shown,
+                ended.why,
+                auth_required=True,
+                certificate_required=False,
+                tls_first=live.tls_first,
+                login=live.told(client.login_in_url()),
             ) from ended.why
         except (OSError, errors.Error, TimeoutError) as error:
             await connection.close()
-            auth_required = bool(client.info.get("auth_required"))
             told = connection._connect_error or error
             raise unavailable(
                 shown,
                 told,
-                auth_required=auth_required,
+                auth_required=bool(client.info.get("auth_required")),
+                certificate_required=bool(client.info.get("tls_verify")),
                 tls_first=live.tls_first,
                 login=live.told(client.login_in_url()),
             ) from error

@@ -39,24 +39,26 @@ class ConnectionClosed(ConnectionError):
     """The connection was closed by `close` or `drain`."""
 
 
-def unavailable(shown: str, error: Exception, *, auth_required: bool, tls_first: bool, login: str) -> NatsUnavailable:
+def unavailable(
+    shown: str, error: Exception, *, auth_required: bool, certificate_required: bool, tls_first: bool, login: str
+) -> NatsUnavailable:
     """The error for a connection that could not be made; its one sentence names the URL, the reason and the remedy.
 
-    `shown`: the URLs without secrets. `auth_required`: the server's INFO asked for a login. `tls_first`:
-    TLS was begun before it. `login`: who connects, and where that is written.
+    `shown`: the URLs without secrets. `auth_required`, `certificate_required`: the server's INFO asked for a login, or
+    for a certificate. `tls_first`: TLS was begun before it. `login`: who connects, and where that is written.
     """
     if isinstance(error, NatsRefused):
         return error
     text = str(error) or type(error).__name__
-    # A server that refuses closes at once, and the reset may overtake its -ERR.
-    cut_off = isinstance(error, ConnectionResetError) and auth_required
-    if is_refusal(error) or cut_off:
+    # A server that refuses closes at once, and the reset may overtake its -ERR, or its alert.
+    cut_off = isinstance(error, ConnectionResetError)
+    if is_refusal(error) or (cut_off and auth_required):
         whose = f", {login}" if login else ""
         return NatsRefused(
             f"the NATS server at {shown} refuses these credentials{whose} ({text}): give the right user and password,"
             " token, NKey or creds"
         )
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError) or (cut_off and certificate_required):
         return NatsRefused(f"no TLS connection to the NATS server at {shown} ({text}): give the right certificates")
     if isinstance(error, TimeoutError):
         expected = "it may not begin with TLS, as tls_first says" if tls_first else "it may begin with TLS: tls_first"

@@ -366,7 +366,7 @@ class Coordinator:
             error = self._unavailable("it has not heard of a controller within its lease")
             for token, _ in settled.answers:
                 assert isinstance(token, _Inbox)
-                token.send(error)
+                token.send(_may_be_decided(error) if token in settled.begun else error)
             self._deliveries.add(settled.deliveries)
         self._go_on()
 

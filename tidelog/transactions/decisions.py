@@ -1,4 +1,8 @@
-"""The transactional ids that a coordinator has, what is decided of their transactions, and who is still to be told."""
+"""The transactional ids that a coordinator has, what is decided of their transactions, and who is still to be told.
+
+That everybody was told is not written at once: the record of the decision says so much that a coordinator which reads
+it tells everybody again, and comes to the same. Mostly the next transaction's record takes its place.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,8 @@ class Decisions:
         """Of decisions in this settlement."""
         self.told: dict[str, None] = {}
         """Ids whose transaction all participants were told of."""
+        self.unwritten: dict[str, float] = {}
+        """Ids that are idle, and whose record is still that of the decision: since when, in monotonic seconds."""
         self._awaited = awaited
         self._on_complete = on_complete
 
@@ -73,7 +79,7 @@ class Decisions:
         transaction.participants.update(dict.fromkeys(new))
         self.participants += len(transaction.participants) - before
         transaction.changed_at = time_ns
-        records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+        self._write(transaction, records)
 
     def decide(
         self,
@@ -90,10 +96,11 @@ class Decisions:
         transaction.state = Ending(transaction.state.opened_at, outcome, left, since=now)
         transaction.changed_at = time_ns
         if left:
-            records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+            self._write(transaction, records)
             self._tell(transaction)
         else:
-            self._complete(transaction, time_ns, records)
+            self._complete(transaction, time_ns)
+            self._write(transaction, records)
 
     def _tell(self, transaction: Transaction) -> None:
         told = [transaction.told(each) for each in transaction.participants]
@@ -118,36 +125,52 @@ class Decisions:
                 for participant in [each for each in transaction.state.left if each.is_gone(view)]:
                     self.on_told(transaction.told(participant))
 
-    def complete(self, time_ns: int, records: Records) -> None:
+    def complete(self, now: float, time_ns: int) -> None:
         """Those of which everybody was told."""
         for name in self.told:
-            self._complete(self.transactions[name], time_ns, records)
+            self._complete(self.transactions[name], time_ns)
+            self.unwritten[name] = now
         self.told.clear()
 
-    def _complete(self, transaction: Transaction, time_ns: int, records: Records) -> None:
+    def _complete(self, transaction: Transaction, time_ns: int) -> None:
         assert isinstance(transaction.state, Ending)
         del self.active[transaction.transactional_id]
-        self.become_idle(transaction, transaction.state.outcome, time_ns, records)
+        self._become_idle(transaction, transaction.state.outcome, time_ns)
         self._on_complete(transaction.transactional_id)
 
     def become_idle(self, transaction: Transaction, last: Outcome, time_ns: int, records: Records) -> None:
         """In the next epoch."""
+        self._become_idle(transaction, last, time_ns)
+        self._write(transaction, records)
+
+    def _become_idle(self, transaction: Transaction, last: Outcome, time_ns: int) -> None:
         transaction.state, transaction.last = Idle(), last
         transaction.epoch += 1
         transaction.changed_at = time_ns
+
+    def _write(self, transaction: Transaction, records: Records) -> None:
         records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
+        self.unwritten.pop(transaction.transactional_id, None)
+
+    def catch_up(self, until: float, records: Records) -> None:
+        """What is unwritten since then is written."""
+        for name in [name for name, since in self.unwritten.items() if since <= until]:
+            self._write(self.transactions[name], records)
 
     def forget(self, before_ns: int, records: Records) -> None:
         """Ids that have been idle since."""
         for name, transaction in [*self.transactions.items()]:
             if isinstance(transaction.state, Idle) and transaction.changed_at < before_ns:
                 del self.transactions[name]
+                self.unwritten.pop(name, None)
                 records[TransactionKey(name)] = None
 
     def validate(self) -> None:
         active = {name for name, each in self.transactions.items() if not isinstance(each.state, Idle)}
         if active != set(self.active):
             raise InvariantViolation(f"transactions {sorted(active ^ set(self.active))} are counted wrongly")
+        if any(not isinstance(self.transactions[name].state, Idle) for name in self.unwritten):
+            raise InvariantViolation(f"of {sorted(self.unwritten)}, one is not idle, and has no record of its own")
         participants, awaited = 0, set[Delivery]()
         for name, transaction in self.transactions.items():
             transaction.validate()

@@ -47,6 +47,15 @@ def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
     )
 
 
+def nothing_added(transaction: Transaction) -> TidelogError:
+    """Its producer has no reason to ask for that, unless records of this coordinator were lost."""
+    return TidelogError(
+        Code.TRANSACTION_ABORTED,
+        f"nothing was added to the transaction of {transaction.transactional_id!r}, so nothing is committed. Abort it"
+        " here, too, and begin anew",
+    )
+
+
 def ends_still(transaction: Transaction, waits_for: list[str]) -> TidelogError:
     return TidelogError(
         Code.UNAVAILABLE,

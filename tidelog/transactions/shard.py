@@ -11,6 +11,8 @@
 - The numbers of producers are never given twice: the record that counts them goes before those of their transactions.
 
 Answers tell what is so. Where they come without a record, `settle` asks for a BARRIER: see `tidelog.groups.shard`.
+The answer to an end needs none: its decision is committed, and never changes. So it leaves when everybody was told, and
+the record of that follows (`Decisions.unwritten`).
 """
 
 from __future__ import annotations
@@ -194,7 +196,7 @@ class TransactionShard(Shard):
         if self._is_view_new:
             self._is_view_new = False
             self._decisions.drop_gone(self._view)
-        self._decisions.complete(time_ns, records)
+        self._decisions.complete(now, time_ns)
         size = 0
         while (self._released or self._taken) and size < MAX_BYTES:
             token, request = self._next()
@@ -222,7 +224,7 @@ class TransactionShard(Shard):
         return settled
 
     def next_deadline(self) -> float:
-        if self._decisions.active:
+        if self._decisions.active or self._decisions.unwritten:
             return self._looks_at
         return self._expires_at if self.transactions else float("inf")
 
@@ -235,6 +237,7 @@ class TransactionShard(Shard):
 
     def _look(self, now: float, time_ns: int, records: Records, settled: Settled) -> None:
         self._looks_at = now + LOOK_INTERVAL
+        self._decisions.catch_up(now - LOOK_INTERVAL, records)
         for held in self._held.take_late(now):
             answer = self._answer_of_held(self.transactions[held.transactional_id], held.request)
             settled.answers.append((held.token, answer))
@@ -389,7 +392,9 @@ class TransactionShard(Shard):
         outcome = Outcome.COMMITTED if request.commits else Outcome.ABORTED
         match transaction.state:
             case Idle() if epoch == transaction.epoch:  # nothing was added; a late add would open it again
-                self._decisions.become_idle(transaction, outcome, time_ns, records)
+                self._decisions.become_idle(transaction, Outcome.ABORTED, time_ns, records)
+                if outcome.commits:
+                    raise refusals.nothing_added(transaction)
                 return EndResponse(next_epoch=transaction.epoch)
             case Open() if epoch == transaction.epoch:
                 self._decisions.decide(transaction, outcome, self._view, now, time_ns, records)
@@ -459,4 +464,4 @@ def _check_same(transaction: Transaction, decided: Outcome, wanted: Outcome, epo
 def _tells_what_is_so(answer: Answer) -> bool:
     if isinstance(answer, TidelogError):
         return answer.code not in _STATELESS
-    return isinstance(answer, ProtoMessage)
+    return isinstance(answer, ProtoMessage) and not isinstance(answer, EndResponse)

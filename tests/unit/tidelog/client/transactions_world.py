@@ -36,7 +36,9 @@ class World:
 
     @property
     def ends(self) -> list[bool]:
-        return [request.commits for request in self.transactions.requests if isinstance(request, EndRequest)]
+        """Of each transaction that was ended: whether by a commit. A request may be sent again."""
+        ends = [request for request in self.transactions.requests if isinstance(request, EndRequest)]
+        return [*{(end.transactional_id, end.producer_id, end.producer_epoch): end.commits for end in ends}.values()]
 
 
 async def until(condition: Callable[[], bool]) -> None:

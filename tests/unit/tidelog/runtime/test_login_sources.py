@@ -13,7 +13,7 @@ from nats.errors import Error
 
 from tidelog.runtime.login import LiveLogin, NatsLogin, split_url
 from tidelog.runtime.login_sources import DEFAULT_SERVER, Found, LoginSources
-from tidelog.runtime.nats_errors import NatsRefused, check_url, unavailable, without_secrets
+from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable, check_url, unavailable, without_secrets
 from tidelog.runtime.private_files import warn_of_open
 from wire.errors import Code, TidelogError
 
@@ -131,12 +131,36 @@ async def test_a_refusal_says_who_connects_and_where_that_is_written() -> None:
     assert by_environment == "user 'u' from $TIDELOG_NATS_USER and $TIDELOG_NATS_PASSWORD"
     assert await told(None, TIDELOG_NATS_TOKEN="t") == "this token from $TIDELOG_NATS_TOKEN"
     error = unavailable(
-        "nats://a:1", Error("Authorization Violation"), auth_required=True, tls_first=False, login=by_environment
+        "nats://a:1",
+        Error("Authorization Violation"),
+        auth_required=True,
+        certificate_required=False,
+        tls_first=False,
+        login=by_environment,
     )
     assert str(error).startswith(
         "the NATS server at nats://a:1 refuses these credentials, user 'u' from $TIDELOG_NATS_USER and"
         " $TIDELOG_NATS_PASSWORD ("
     )
+
+
+def test_a_reset_by_a_server_that_wants_a_certificate_is_a_refusal() -> None:
+    """It may overtake the alert that says why."""
+
+    def told(*, certificate_required: bool) -> NatsUnavailable:
+        return unavailable(
+            "nats://a:1",
+            ConnectionResetError("reset by peer"),
+            auth_required=False,
+            certificate_required=certificate_required,
+            tls_first=False,
+            login="",
+        )
+
+    refusal = told(certificate_required=True)
+    assert isinstance(refusal, NatsRefused)
+    assert str(refusal).endswith("give the right certificates")
+    assert not isinstance(told(certificate_required=False), NatsRefused)
 
 
 @pytest.mark.parametrize("name", ["ca", "cert", "key"])

@@ -116,10 +116,21 @@ def test_an_end_of_nothing_raises_the_epoch_so_that_it_ends_nothing_when_it_come
     """Or else it would end the next transaction, of which its producer has written a part."""
     world = World()
     producer = world.init()
-    late = producer.end_request()
-    assert producer.end().next_epoch == 1
+    late = producer.end_request(commits=False)
+    assert producer.end(commits=False).next_epoch == 1
     producer.add(0)
     assert world.ask(late) == EndResponse(next_epoch=1)
+    assert isinstance(world.shard.transactions[ID].state, Open)
+
+
+def test_a_commit_of_a_transaction_that_its_coordinator_does_not_know_is_refused_for_good() -> None:
+    """Its records were lost, so nobody would tell the partitions."""
+    world = World()
+    producer = world.init()
+    assert producer.refused(producer.end_request()) is Code.TRANSACTION_ABORTED
+    assert producer.refused(producer.end_request(epoch=0)) is Code.TRANSACTION_ABORTED
+    producer.add(0, epoch=1)
+    assert producer.refused(producer.end_request(epoch=0)) is Code.TRANSACTION_ABORTED
     assert isinstance(world.shard.transactions[ID].state, Open)
 
 
