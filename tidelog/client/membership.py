@@ -12,7 +12,9 @@ Rules (docs/groups.md):
    do not wait for the one before.
 2. Records are handed out until `session_timeout` after the *sending* of the last heartbeat that was answered, and not
    later. An answer that comes late counts from the sending of its own heartbeat; an unasked one does not count. When
-   that time is over, the partitions are kept and nothing is handed out, until the coordinator answers.
+   that time is over, the partitions are kept and nothing is handed out, until the coordinator answers. What comes on a
+   heartbeat's inbox `session_timeout` after its sending changes nothing: the coordinator may have removed the member
+   since, and may have taken it in again under this id, without those partitions.
 3. Assignments have versions. A newer version takes effect, any other one changes nothing. What is not in it any more
    is to be given up; `applied` becomes the version when all of that has been given up, and the next heartbeat, which
    leaves at once, says so.
@@ -251,6 +253,9 @@ class Membership:
         """Came on the inbox of that heartbeat."""
         if number not in self._sent:
             return []
+        is_late = now >= self._sent[number] + self._settings.session_timeout
+        if is_late and self.state in (State.JOINING, State.MEMBER):
+            return [] if answer.unasked else self.on_silence(number, now)
         if not answer.unasked:
             self._heard = max(self._heard, self._sent[number])
             if self.state is State.MEMBER:

@@ -145,11 +145,11 @@ class TestHeartbeats:
     def test_one_is_in_flight(self) -> None:
         member = joined(A, B)
         assert member.machine.next_deadline == 100.0, "only the program's call is waited for"
-        member(member.machine.tick(50.0))
-        member(member.machine.request_heartbeat(50.0))
-        member.answer(51.0, 2, A, number=1, unasked=True)
+        member(member.machine.tick(20.0))
+        member(member.machine.request_heartbeat(20.0))
+        member.answer(21.0, 2, A, number=1, unasked=True)
         assert len(member.sent) == 2
-        member.answer(52.0, 2)
+        member.answer(22.0, 2)
         assert len(member.sent) == 3, "what was asked for meanwhile leaves when the answer is there"
 
     def test_waits_grow_while_nobody_listens_and_the_controller_is_asked(self) -> None:
@@ -220,6 +220,31 @@ class TestSession:
         member(member.machine.tick(41.0))
         assert member.answer(41.5, 1) == []
         assert member.machine.may_hand_out(41.5)
+
+    def test_an_answer_that_comes_after_the_session_of_its_heartbeat_changes_nothing(self) -> None:
+        """The coordinator may have removed the member, and given its partitions to another one."""
+        member = Member()
+        member(member.machine.begin(0.0))
+        member(member.machine.on_silence(1, 3.0))
+        member(member.machine.tick(29.0))
+        assert member.answer(30.0, 1, A, number=1) == []
+        assert member.state() is State.JOINING
+        assert member.machine.owned == set()
+        assert member.answer(30.1, 1_000_001, B) == [Assign(frozenset({B}))]
+
+    def test_nor_does_an_unasked_one(self) -> None:
+        member = settled(A)
+        assert member.answer(30.0, 2, A, B, number=2, unasked=True) == []
+        assert member.machine.owned == {A}
+        member(member.machine.tick(30.0))
+        assert member.answer(30.1, 2, A, B) == [Assign(frozenset({B}))]
+
+    def test_where_it_is_in_flight_the_next_heartbeat_follows(self) -> None:
+        member = settled(A)
+        member(member.machine.tick(5.0))
+        assert member.answer(40.0, 2, A, B) == []
+        member(member.machine.tick(member.machine.next_deadline))
+        assert member.answer(40.5, 2, A, B) == [Assign(frozenset({B}))]
 
     def test_nothing_is_handed_out_before_the_first_answer(self) -> None:
         member = Member()

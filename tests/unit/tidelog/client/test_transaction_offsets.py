@@ -204,7 +204,8 @@ async def test_offsets_that_were_sent_outlive_their_partition(world: World) -> N
         await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
         async with producer.transaction():
             await producer.send_offsets(group=consumer)
-    assert world.ends == [True]
+    # The second one has the same offset again, if reading has begun by then; else nothing.
+    assert world.ends in ([True], [True, True])
 
 
 async def test_offsets_are_refused_where_the_partition_went_before_they_were_taken(world: World) -> None:
