@@ -123,6 +123,7 @@ async def test_whole_cluster_kill(cluster: DevCluster) -> None:
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("of_controller", [False, True], ids=["leader", "leader and controller"])
 async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controller: bool) -> None:
     """Half a second after the broker of the last kill is back: the next controller may have connected just now.
