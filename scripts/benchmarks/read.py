@@ -39,7 +39,12 @@ FIGURES = (
         note=_NOTE,
     ),
     Figure(key="read/records", what="an object each", unit="records/s", ratio_at_least=10.0, note=_NOTE),
-    Figure(key="read/group", what="an object each, to a member of a group", unit="records/s"),
+    Figure(
+        key="read/group",
+        what="an object each, to a member of a group",
+        unit="records/s",
+        note="from the first record on: joining takes a moment",
+    ),
     Figure(key="read/callback", what="nats-py, ordered consumer, callback", unit="records/s"),
     Figure(key="read/iterator", what="nats-py, ordered consumer, iterator", unit="records/s"),
     Figure(key="read/pull", what=f"nats-py, pull, {FETCH:,} at once", unit="records/s"),
@@ -54,7 +59,7 @@ async def run(run: Run) -> None:
             if isinstance(system, Tidelog):
                 run.add("read/records", system, await _rate(_records, system, stream, count))
                 run.add("read/columns", system, await _rate(_columns, system, stream, count))
-                run.add("read/group", system, await _rate(_shared, system, stream, count))
+                run.add("read/group", system, await _group_rate(system, stream, count))
             elif isinstance(system, JetStream):
                 rates = []
                 for key, way in (("callback", _callback), ("iterator", _iterator), ("pull", _pull)):
@@ -103,15 +108,16 @@ async def _columns(system: Tidelog, stream: str, count: int) -> int:  # noqa: AR
     return seen
 
 
-async def _shared(system: Tidelog, stream: str, count: int) -> int:
-    """With all that a member does: heartbeats, and commits of what is finished."""
-    seen = 0
+async def _group_rate(system: Tidelog, stream: str, count: int) -> float:
+    """Records/s, with all that a member does: heartbeats, and commits of what is finished."""
     async with system.client.subscribe(stream, group=stream) as member:
+        await member.getone(timeout=10)
+        began, seen = time.perf_counter(), 1
         async for _ in member:
             seen += 1
             if seen == count:
                 break
-    return seen
+        return (count - 1) / (time.perf_counter() - began)
 
 
 async def _callback(connection: NatsClient, stream: str, count: int) -> int:
