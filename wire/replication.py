@@ -26,6 +26,8 @@ LOG_START_HEADER: Final = "Tidelog-Log-Start"
 """The log start of the replica that answers a consumer."""
 OFFSET_HEADER: Final = "Tidelog-Offset"
 """The offset that was found for a consumer that asked by position or time."""
+LOG_END_HEADER: Final = "Tidelog-Log-End"
+"""With it: the leader's log end, exclusive, with records that are not committed yet."""
 
 _HEADER = struct.Struct(">Qq")
 HEADER_SIZE: Final = _HEADER.size

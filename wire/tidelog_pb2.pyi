@@ -618,7 +618,7 @@ Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015
 @_typing.final
 class FetchRequest(_message.Message):
     """On `.fetch`: a consumer asks for committed records from one position. The answer is the 16-byte header and whole batches,
-    with the NATS headers Tidelog-Log-Start and, where a position was looked up, Tidelog-Offset. Only leaders look positions up.
+    with the NATS headers Tidelog-Log-Start and, where a position was looked up, Tidelog-Offset and Tidelog-Log-End (exclusive, with records that are not committed yet). Only leaders look positions up.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -32,7 +32,7 @@ from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.peers import PeerTransport
-from wire.replication import LOG_START_HEADER, OFFSET_HEADER, encode_header
+from wire.replication import LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
 from wire.types import LeaderEpoch, Offset
@@ -224,6 +224,7 @@ class ReadableRole(Role):
         headers = {LOG_START_HEADER: str(self.first_record)}
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
+            headers[LOG_END_HEADER] = str(self.log.log_end_offset)
         body = [encode_header(self.leader_epoch, end), *parts]
         self.context.serving.spend(sum(map(len, parts)))
         self.send(self.context.ingest, reader.inbox, offset, body, headers)

@@ -22,7 +22,7 @@ from tidelog.client.group_calls import GroupCalls
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
-from tidelog.client.offset_lookup import OffsetLookup
+from tidelog.client.offset_lookup import OffsetLookup, StreamExtents
 from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
@@ -326,6 +326,17 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         if position is Anchor.NEW:
             return await self._lookup.ends(stream, partitions, read_uncommitted=read_uncommitted)
         return await self._lookup.at(stream, position, partitions, read_uncommitted=read_uncommitted)
+
+    async def extents(self, stream: str, *, read_uncommitted: bool = False) -> StreamExtents:
+        """Where the log of each partition begins and ends, as its leader tells it now, and of which life of stream and
+        partition that is: for callers that keep positions, to tell a log that was cut or made anew. Each end is told as
+        the leader knows it, and may be an earlier one than `offsets` has told.
+
+        Raises UnknownStream, NoServer.
+        """
+        self._check_open()
+        check_flag("read_uncommitted", read_uncommitted)
+        return await self._lookup.extents(stream, read_uncommitted=read_uncommitted)
 
     async def fetch_batches(
         self,

@@ -37,7 +37,7 @@ from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.error_details import LEADER_EPOCH, LOG_START, OFFSET, whole_number
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, LOG_START_HEADER, OFFSET_HEADER, decode_header
+from wire.replication import HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
 
@@ -130,6 +130,11 @@ class PartitionFetcher:
         self.committed_end = 0
         """Exclusive end of the committed log, or of what is before the first open transaction, as answers have told
         it."""
+        self.log_start: int | None = None
+        """Offset of the oldest record, as the last look-up has told it; None: none has."""
+        self.log_end: int | None = None
+        """Exclusive end of the leader's log, with records that are not committed yet, as the last look-up has told
+        it; None: none has."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.settings = settings
@@ -278,13 +283,15 @@ class PartitionFetcher:
         offset = whole_number(headers.get(OFFSET_HEADER, ""))
         if offset is None:
             raise CorruptData(f"the answer to a look-up has no {OFFSET_HEADER}")
+        self.log_start = whole_number(headers.get(LOG_START_HEADER, ""))
+        self.log_end = whole_number(headers.get(LOG_END_HEADER, ""))
         self._setbacks = 0
         self._lost = 0
         if self._asked == "stop":
             self.stop = offset
             self._stop_wanted = None
         elif self._start is Anchor.LATEST:
-            self.position = max(offset - 1, whole_number(headers.get(LOG_START_HEADER, "")) or 0, 0)
+            self.position = max(offset - 1, self.log_start or 0, 0)
         else:
             self.position = offset
         return Wait(0.0)

@@ -1,13 +1,15 @@
 """Looks up offsets of a stream's partitions at their leaders: where the log begins, where it ends, where a time is.
 
 All ends are exclusive: the end of a partition is the offset that its next record gets, as far as it is committed. It
-never goes back for one client, though a new leader may not know the newest commit yet.
+never goes back for one client, though a new leader may not know the newest commit yet. `extents` tells it as the leader
+does, with the end of the leader's log, which shows whether the log was cut.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tidelog.client.arguments import bad, shown, whole
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
@@ -16,6 +18,27 @@ from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtTime, Moment, Position, check_known, timestamp_ns
 from wire.subjects import Subjects
 from wire.transport import Transport
+
+
+class LogExtent(NamedTuple):
+    """Where the log of a partition begins and ends, as its leader tells it."""
+
+    incarnation: int
+    start: int
+    """Offset of the oldest record."""
+    end: int
+    """Exclusive end of the committed log, in front of open transactions unless `read_uncommitted`. A new leader may
+    know an earlier one than the old leader told, until its followers have fetched."""
+    log_end: int
+    """Exclusive end with records that are not committed yet, >= `end`. What was told as committed lies below it,
+    unless the log was cut by an unclean election."""
+
+
+class StreamExtents(NamedTuple):
+    """The logs of one life of a stream."""
+
+    incarnation: int
+    partitions: Mapping[int, LogExtent]
 
 
 class OffsetLookup:
@@ -45,6 +68,22 @@ class OffsetLookup:
             key = (layout.incarnation, partition, read_uncommitted)
             ends[partition] = self._ends[key] = max(offset, self._ends.get(key, 0))
         return ends
+
+    async def extents(self, stream: str, *, read_uncommitted: bool = False) -> StreamExtents:
+        """Where all partitions begin and end, in a request for each of them, all of them at once."""
+        layout, chosen = await self._chosen(stream, None)
+        readers = [
+            self.reader(layout, partition, Anchor.NEW, None, FetchSettings(read_uncommitted=read_uncommitted))
+            for partition in chosen
+        ]
+        await asyncio.gather(*(reader.resolve() for reader in readers))
+        return StreamExtents(
+            layout.incarnation,
+            {
+                partition: _extent(layout.partitions[partition].incarnation, reader.fetcher)
+                for partition, reader in zip(chosen, readers, strict=True)
+            },
+        )
 
     async def at(
         self, stream: str, time: AtTime, partitions: Iterable[int] | None, *, read_uncommitted: bool = False
@@ -114,6 +153,13 @@ class OffsetLookup:
             partition,
             lambda: self._metadata.forget(layout.name),
         )
+
+
+def _extent(incarnation: int, looked_up: PartitionFetcher) -> LogExtent:
+    end = looked_up.position
+    assert end is not None
+    log_end = end if looked_up.log_end is None else looked_up.log_end
+    return LogExtent(incarnation, looked_up.log_start or 0, end, max(log_end, end))
 
 
 def _numbers(partitions: Iterable[int]) -> list[int]:

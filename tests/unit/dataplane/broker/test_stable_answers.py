@@ -14,7 +14,7 @@ from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from tests.views import A
 from wire.batch import Marker
-from wire.replication import HEADER_SIZE, LOG_START_HEADER, OFFSET_HEADER, decode_header
+from wire.replication import HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Message
 from wire.types import Offset
@@ -106,6 +106,7 @@ async def test_latest_is_the_last_stable_offset(bench: Bench, leader: LeaderDriv
     for options, latest in [({}, 8), ({"read_uncommitted": True}, 10)]:
         found_end, found, headers = await fetched(bench, leader, latest=True, max_bytes=0, **options)
         assert (found_end, found, headers[OFFSET_HEADER]) == (latest, {}, str(latest))
+        assert headers[LOG_END_HEADER] == "10"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class FakeLog:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     end: int = 0
     start: int = 0
+    uncommitted: int = 0
+    """Records behind the end."""
     producers: ProducerTable = field(default_factory=ProducerTable)
 
     def values(self) -> list[bytes | None]:
@@ -310,7 +312,11 @@ class FakeBroker:
                 if header.end_offset > offset and (size == 0 or size + len(data) <= request.max_bytes):
                     body.append(data[:-1] + bytes([data[-1] ^ 1]) if self.corrupt else data)
                     size += len(data)
-        headers = {"Tidelog-Log-Start": str(log.start), "Tidelog-Offset": str(offset)}
+        headers = {
+            "Tidelog-Log-Start": str(log.start),
+            "Tidelog-Offset": str(offset),
+            "Tidelog-Log-End": str(log.end + log.uncommitted),
+        }
         self.transport.publish(inbox, [b"".join(body)], headers=headers)
 
     def _refuse(self, inbox: str | None, error: TidelogError) -> None:

@@ -37,6 +37,19 @@ async def test_beginnings_and_ends(cluster: Cluster) -> None:
     assert await client.offsets("three", "latest", partitions=[1, 2]) == {1: 5, 2: 0}
 
 
+async def test_extents_are_what_the_leaders_tell_now(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    life = broker.streams["three"]["incarnation"]
+    assert await client.extents("three") == (life, {0: (20, 4, 30, 30), 1: (21, 0, 5, 5), 2: (22, 0, 0, 0)})
+    broker.logs["three", 1].end, broker.logs["three", 1].uncommitted = 3, 2
+    assert (await client.extents("three")).partitions[1] == (21, 0, 3, 5), "a new leader has not committed the rest yet"
+    broker.fetches.clear()
+    await client.extents("three")
+    assert len(broker.fetches) == 3, "a request for each partition"
+    with pytest.raises(UnknownStream):
+        await client.extents("four")
+
+
 async def test_of_the_partitions_that_are_read(cluster: Cluster) -> None:
     _, _, client = cluster
     async with client.consume("three", partitions=[0, 2]) as consumer:
