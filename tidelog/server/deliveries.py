@@ -7,7 +7,8 @@ hold up the others:
 - after a failure it has one, after a pause that grows from PAUSE_S to PAUSE_MAX_S with each further failure; the next
   confirmation ends that. A delivery that failed goes behind the others of its lane, so that one that is refused for
   reasons of its own does not hold up the rest;
-- MOST_OF_ALL requests are under way in all; lanes take turns.
+- MOST_OF_ALL requests are under way in all, and MOST_OF_FAILING to lanes that have failed; lanes take turns. So many
+  lanes that are silent do not hold up those that answer.
 
 A lane that has confirmed nothing for COMPLAIN_S is named in the log, with the last reason, and again when it answers.
 """
@@ -34,6 +35,7 @@ PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 2.0
 MOST_OF_LANE: Final = 64
 MOST_OF_ALL: Final = 256
+MOST_OF_FAILING: Final = 64
 COMPLAIN_S: Final = 10.0
 
 
@@ -80,7 +82,11 @@ class Deliveries:
         self._lanes: dict[str, _Lane] = {}
         self._turns: dict[str, _Lane] = {}
         """Lanes that may send, in this order."""
+        self._retries: dict[str, _Lane] = {}
+        """The same of those that have failed."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retrying: set[asyncio.Task[None]] = set()
+        """Those whose lane had failed when they began."""
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -99,22 +105,33 @@ class Deliveries:
                 lane.timer.cancel()
         self._lanes.clear()
         self._turns.clear()
-        tasks, self._tasks = self._tasks, set()
+        self._retries.clear()
+        tasks, self._tasks, self._retrying = self._tasks, set(), set()
         for task in tasks:
             task.cancel()
 
     def _turn(self, lane: _Lane) -> None:
         if lane.may_send:
-            self._turns.setdefault(lane.subject, lane)
+            turns = self._retries if lane.failures else self._turns
+            turns.setdefault(lane.subject, lane)
 
     def _send(self) -> None:
-        while self._turns and len(self._tasks) < MOST_OF_ALL:
-            lane = self._turns.pop(next(iter(self._turns)))
+        self._send_to(self._turns, MOST_OF_ALL)
+        self._send_to(self._retries, min(MOST_OF_ALL, len(self._tasks) + MOST_OF_FAILING - len(self._retrying)))
+
+    def _send_to(self, turns: dict[str, _Lane], most: int) -> None:
+        """`most`: requests under way in all."""
+        while turns and len(self._tasks) < most:
+            lane = turns.pop(next(iter(turns)))
+            if not lane.may_send:
+                continue
             delivery = lane.waiting.popleft()
             if self._is_awaited(delivery):
                 lane.under_way += 1
                 task = self._loop.create_task(self._attempt(lane, delivery))
                 self._tasks.add(task)
+                if lane.failures:
+                    self._retrying.add(task)
                 task.add_done_callback(self._done)
             self._turn(lane)
             self._drop_if_done(lane)
@@ -125,6 +142,7 @@ class Deliveries:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._retrying.discard(task)
         if not task.cancelled():
             if (error := task.exception()) is not None:
                 _log.error("%s met a bug", self._name, exc_info=error)

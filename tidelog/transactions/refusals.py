@@ -43,7 +43,7 @@ def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
     )
     return TidelogError(
         Code.TRANSACTION_ABORTED,
-        f"the transaction of {name!r} was aborted {because}; nothing of it is seen. Abort it here, too, and begin anew",
+        f"the transaction of {name!r} was aborted {because}; nothing of it is seen. Begin another one with the same records",
     )
 
 

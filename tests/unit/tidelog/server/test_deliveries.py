@@ -161,6 +161,26 @@ async def test_as_many_are_under_way_as_may_be_and_places_take_turns(monkeypatch
     assert len(scene.confirmed) == len(notes)
 
 
+async def test_many_places_that_do_not_answer_leave_room_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OF_ALL", 6)
+    monkeypatch.setattr(module, "MOST_OF_FAILING", 2)
+    scene = Scene()
+    silent = [Note(f"silent {number}", "x") for number in range(9)]
+    await scene.add(*silent)
+    for _ in range(2):
+        await scene.peers.reply("silent", error=TimeoutError())
+    await scene.peers.reply("silent", error=TimeoutError())
+    assert len(scene.peers.asked) == 2, "they have all failed"
+    await scene.add(*(Note(f"good {number}", "x") for number in range(5)))
+    assert sum(asked.startswith("good") for asked in scene.peers.asked) == 4
+    await scene.peers.reply("good")
+    await scene.peers.reply("good")
+    assert len(scene.confirmed) == 5
+    for _ in range(9):
+        await scene.peers.reply("silent")
+    assert len(scene.confirmed) == 14
+
+
 async def test_given_up_is_given_up() -> None:
     scene = Scene()
     await scene.add(Note("a", "1"), Note("b", "2"))
