@@ -46,7 +46,7 @@ from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WA
 from tidelog.server.coordinator import MAX_REQUEST_BYTES as COORDINATOR_REQUEST
 from tidelog.server.coordinator import MAX_WAITING as COORDINATOR_REQUESTS
 from tidelog.server.coordinator import MAX_WAITING_BYTES as COORDINATOR_BYTES
-from tidelog.server.deliveries import MOST_OF_ALL, MOST_OF_LANE
+from tidelog.server.deliveries import MOST_OF_ALL, MOST_OF_FAILING, MOST_OF_LANE
 from tidelog.server.liftbridge.port import HANDSHAKE_S, IDLE_S, MAX_CALLS, MAX_CALLS_OF_CONNECTION, MAX_CONNECTIONS
 from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES as MAX_CALL_BYTES
 from tidelog.server.liftbridge.producers import BUFFER_BYTES, MAX_PRODUCERS
@@ -414,7 +414,7 @@ BOUNDS = (
     ),
     Bound(
         on="requests of a coordinator of transactions to other brokers that are under way",
-        limit=f"{MOST_OF_ALL}, {MOST_OF_LANE} of them to one partition, 1 to one that does not answer",
+        limit=f"{MOST_OF_ALL}, {MOST_OF_LANE} of them to one partition; {MOST_OF_FAILING} to those that do not answer, 1 to each",
         where="tidelog/server/deliveries.py",
         answer="nobody is asking; the transactions end later",
     ),

@@ -43,7 +43,8 @@ def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
     )
     return TidelogError(
         Code.TRANSACTION_ABORTED,
-        f"the transaction of {name!r} was aborted {because}; nothing of it is seen. Begin another one with the same records",
+        f"the transaction of {name!r} was aborted {because}; nothing of it is seen. Begin another one with the same"
+        " records",
     )
 
 
@@ -51,8 +52,8 @@ def nothing_added(transaction: Transaction) -> TidelogError:
     """Its producer has no reason to ask for that, unless records of this coordinator were lost."""
     return TidelogError(
         Code.TRANSACTION_ABORTED,
-        f"nothing was added to the transaction of {transaction.transactional_id!r}, so nothing is committed. Abort it"
-        " here, too, and begin anew",
+        f"nothing was added to the transaction of {transaction.transactional_id!r}, so nothing is committed. Begin"
+        " another one with the same records",
     )
 
 
