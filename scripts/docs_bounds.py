@@ -414,7 +414,7 @@ BOUNDS = (
     ),
     Bound(
         on="requests of a coordinator of transactions to other brokers that are under way",
-        limit=f"{MOST_OF_ALL}, {MOST_OF_LANE} of them to one partition; {MOST_OF_FAILING} to those that do not answer, 1 to each",
+        limit=f"{MOST_OF_ALL}, {MOST_OF_LANE} of them to one partition; {MOST_OF_FAILING} to those that do not answer",
         where="tidelog/server/deliveries.py",
         answer="nobody is asking; the transactions end later",
     ),
