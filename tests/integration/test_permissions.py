@@ -35,8 +35,10 @@ USERS = {
     "spark-orders": ["--role", "spark", "--stream", "orders", "--stream", "payments"],
     "consumer-payments": ["--role", "consumer", "--stream", "payments"],
     "member-billing": ["--role", "consumer", "--stream", "orders", "--group", "billing", "--user", "member-billing"],
+    "billing-1": ["--role", "consumer", "--role", "producer", "--stream", "orders", "--group", "invoicing",
+                  "--transactional-id", "billing-1", "--user", "billing-1"],
     "monitoring": ["--role", "monitoring"],
-}
+}  # fmt: skip
 SCOPES = {
     "broker-b1": (Role.BROKER, Scope(broker="b1", subjects=("orders", "payments"))),
     "admin": (Role.ADMIN, Scope(inbox_prefix="_INBOX.admin")),
@@ -234,6 +236,34 @@ async def test_a_member_has_its_group_and_no_other(cluster: DevCluster) -> None:
     async with await client_of(cluster, "admin") as client:
         assert sum(entry["committed"] or 0 for entry in (await client.describe_group("billing"))["progress"]) == 202
         await client.delete_group("billing")
+
+
+async def test_a_transactional_producer_has_its_id_and_no_other(cluster: DevCluster) -> None:
+    async with (
+        await client_of(cluster, "billing-1") as client,
+        client.subscribe("orders", group="invoicing", auto_commit=False) as member,
+        client.producer(transactional_id="billing-1", streams="orders") as producer,
+    ):
+        taken = await member.getmany(timeout=LIMIT)
+        async with producer.transaction():
+            receipt = await producer.send("orders", b"invoice", partition=0)
+            await producer.send_offsets(group=member)
+        committed = await member.committed()
+        assert max(each.offset for each in committed.values()) == taken[-1].offset + 1
+        with pytest.raises(tidelog.NotPermitted, match="billing-2"):
+            await client.producer(transactional_id="billing-2").start()
+        with pytest.raises(tidelog.NotPermitted):
+            await client.abort_transaction("billing-1")
+    async with await client_of(cluster, "consumer-orders") as client:
+        start = {0: receipt.offset}
+        (seen,) = [each.value async for each in client.consume("orders", partitions=[0], start=start, stop="latest")]
+        assert seen == b"invoice"
+    async with await client_of(cluster, "producer-orders") as client:
+        with pytest.raises(tidelog.NotPermitted):
+            await client.producer(transactional_id="billing-1").start()
+    async with await client_of(cluster, "admin") as client:
+        assert (await client.describe_transaction("billing-1"))["state"] == "idle"
+        await client.delete_group("invoicing")
 
 
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
