@@ -1276,7 +1276,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an end of nothing leaves its epoch to the next transaction",
-            (TransactionShard._end, "self._decisions.become_idle(transaction, Outcome.ABORTED, time_ns, records)", "pass"),
+            (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, time_ns, records)", "validate()"),
         ),
         "transactions/a_transaction",
     ),
