@@ -37,6 +37,7 @@ from scripts.benchmarks import (
     picture,
     plain,
     read,
+    rebalance,
     spread,
     sync,
     tags,
@@ -50,7 +51,7 @@ from scripts.benchmarks.running import Run, tell
 
 WORKLOADS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag, tags, transactions)
+    for module in (plain, acked, sync, tail, read, catchup, failover, spread, lag, tags, transactions, rebalance)
 }
 """Each has FIGURES and `async run(run)`."""
 ROUNDS = 3
