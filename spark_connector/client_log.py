@@ -1,88 +1,114 @@
 """The log port answered by a cluster, through the client.
 
-The client is asyncio and Spark's callbacks block, so each `ClientLog` has a thread with an event loop. That also keeps
-the connection alive between the callbacks of a streaming query, and lets a task fetch ahead while Spark takes the
-records it has: one chunk is held and one is being filled, each of `CHUNK_BYTES` and at most one answer of a broker
-more.
+The client is asyncio and Spark's callbacks block, so a connection (`connections`) has a thread with an event loop. A
+task fetches ahead while Spark takes the records it has: of a range one chunk is held and one is being filled, each of
+`CHUNK_BYTES` and at most one answer of a broker more.
+
+Everything waits for a cluster that does not answer, for as long as `retry` says. Fetching has a limit by progress: it
+ends when no answer has come for so long, however long a chunk takes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any, cast
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
 
-import tidelog
+from spark_connector.connections import Address, Connection, KeptConnections, kept
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
-from tidelog.client.loop_thread import LoopThread
+from spark_connector.retrying import WARN_SECONDS, Retry, WaitedOut
+from tidelog.client.connection import Client
 from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
 CHUNK_BYTES = 4 << 20
-STALL_SECONDS = 60.0
-"""A task that has got nothing for so long fails, for Spark to try it elsewhere or to say so."""
+LEAST_STALL_SECONDS = 10.0
+"""An answer may take so long, even where nothing is to be waited for (retry.timeout 0)."""
+RENEW_SECONDS = 15.0
+"""A connection that has got no good answer for so long is replaced: another cluster may be behind its address now."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Which records are read, and of which replicas; as the arguments of `Client.fetch_batches`."""
+
+    read_uncommitted: bool = False
+    read_from: Literal["leader", "follower", "nearest"] = "leader"
+    rack: str | None = None
 
 
 class ClientLog:
-    """Connects when it is made. Its methods are for one thread at a time."""
+    """Connects when something is asked, by a connection that the process keeps. For one thread at a time."""
 
     def __init__(
-        self, servers: tuple[str, ...] | None, namespace: str, inbox_prefix: str | None, login: Mapping[str, Any]
+        self, address: Address, retry: Retry, isolation: Isolation = Isolation(), pool: KeptConnections = kept
     ) -> None:
-        self._thread = LoopThread("tidelog-spark")
-        self._run = self._thread.run
-        try:
-            self._client = self._run(
-                tidelog.connect(servers, namespace=namespace, name="tidelog-spark", inbox_prefix=inbox_prefix, **login)
-            )
-        except BaseException:
-            self._thread.stop()
-            raise
+        self.retry = retry
+        self.isolation = isolation
+        self._address = address
+        self._pool = pool
+        self._failing_since: float | None = None
 
     def extent(self, stream: StreamName) -> StreamExtent:
-        return self._run(self._extent(stream))
+        return self._ask(f"ask where {stream!r} begins and ends", lambda client: self._extent(client, stream))
 
     def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        found = self._run(self._client.offsets(stream, AtTime(timestamp_ns)))
+        def look_up(client: Client) -> Coroutine[Any, Any, dict[int, int]]:
+            return client.offsets(stream, AtTime(timestamp_ns), read_uncommitted=self.isolation.read_uncommitted)
+
+        found = self._ask(f"look a time up in {stream!r}", look_up)
         return {partition: Offset(offset) for partition, offset in found.items()}
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
-        batches = cast(
-            AsyncGenerator[RecordBatch, None],
-            self._client.fetch_batches(
-                wanted.stream,
-                wanted.partition,
-                wanted.start,
-                wanted.end,
-                max_bytes=max_bytes,
-                stream_incarnation=wanted.stream_incarnation,
-                partition_incarnation=wanted.partition_incarnation,
-            ),
-        )
-        ahead = self._run(_begin(batches))
-        try:
-            while True:
-                chunk, ahead = self._run(_take(ahead, batches, wanted))
-                if not chunk:
-                    return
-                yield from chunk
-        finally:
-            self._run(_abandon(ahead, batches))
+        return RangeFetch(self, wanted, max_bytes)
 
     def close(self) -> None:
-        try:
-            self._run(self._client.close())
-        finally:
-            self._thread.stop()
+        """The connection stays with the process."""
 
-    async def _extent(self, stream: StreamName) -> StreamExtent:
+    def connection(self) -> Connection:
+        """That of the process; connects if there is none. Raises the errors of `tidelog.connect`."""
+        return self._pool.lease(self._address)
+
+    def on_failure(self, connection: Connection) -> None:
+        """Something that may pass has gone wrong on this connection."""
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if connection.is_broken or now - self._failing_since > RENEW_SECONDS:
+            self._pool.discard(connection)
+            self._failing_since = now
+
+    def on_answer(self) -> None:
+        self._failing_since = None
+
+    def _ask(self, what: str, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+        return self.retry.run(what, lambda: self._once(work))
+
+    def _once(self, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
+        connection = self.connection()
+        try:
+            answer = connection.run(work(connection.client))
+        except TidelogError as error:
+            if error.retriable:
+                self.on_failure(connection)
+            raise
+        self.on_answer()
+        return answer
+
+    async def _extent(self, client: Client, stream: StreamName) -> StreamExtent:
         # Together, because the client then asks the controller once for all three.
         layout, starts, ends = await asyncio.gather(
-            self._client.metadata(stream),
-            self._client.offsets(stream, "earliest"),
-            self._client.offsets(stream, "latest"),
+            client.metadata(stream),
+            client.offsets(stream, "earliest"),
+            client.offsets(stream, "latest", read_uncommitted=self.isolation.read_uncommitted),
         )
         return StreamExtent(
             stream,
@@ -94,42 +120,152 @@ class ClientLog:
         )
 
 
-_Chunk = list[RecordBatch]
+class RangeFetch:
+    """Batches of one range. Fetching begins when it is made, and after an error it goes on where it was."""
+
+    def __init__(self, log: ClientLog, wanted: OffsetRange, max_bytes: int) -> None:
+        self._log = log
+        self._wanted = wanted
+        self._max_bytes = max_bytes
+        self._position: int = wanted.start
+        """All before it has been handed out."""
+        self._chunk: deque[RecordBatch] = deque()
+        self._running: tuple[Connection, Ahead] | None = None
+        self._is_over = False
+        try:
+            self._begin()
+        except TidelogError:
+            self.close()  # the first batch is asked for again, with patience
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        return self
+
+    def __next__(self) -> RecordBatch:
+        while not self._chunk:
+            if self._is_over:
+                raise StopIteration
+            self._log.retry.run(f"read {self._wanted}", self._fill)
+        return self._chunk.popleft()
+
+    def close(self) -> None:
+        """What is being fetched is given up. Raises nothing."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        connection, ahead = running
+        try:
+            connection.run(ahead.abandon(), LEAST_STALL_SECONDS)
+        except TidelogError:
+            pass  # closed, or given up as a whole
+
+    def _begin(self) -> tuple[Connection, Ahead]:
+        connection = self._log.connection()
+        wanted, isolation = self._wanted, self._log.isolation
+        ahead = Ahead(
+            lambda on_position: cast(
+                AsyncGenerator[RecordBatch, None],
+                connection.client.fetch_batches(
+                    wanted.stream,
+                    wanted.partition,
+                    self._position,
+                    wanted.end,
+                    max_bytes=self._max_bytes,
+                    read_uncommitted=isolation.read_uncommitted,
+                    read_from=isolation.read_from,
+                    rack=isolation.rack,
+                    stream_incarnation=wanted.stream_incarnation,
+                    partition_incarnation=wanted.partition_incarnation,
+                    on_position=on_position,
+                ),
+            )
+        )
+        self._running = connection, ahead
+        connection.run(ahead.begin())
+        return self._running
+
+    def _fill(self) -> None:
+        if self._running is not None and self._running[0].is_broken:
+            self.close()
+        connection, ahead = self._running or self._begin()
+        try:
+            chunk = self._take(connection, ahead)
+        except TidelogError as error:
+            self.close()
+            if error.retriable:
+                self._log.on_failure(connection)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._log.on_answer()
+        if chunk:
+            self._chunk.extend(chunk)
+            self._position = max(self._position, chunk[-1].header.end_offset)
+        else:
+            self._is_over = True
+
+    def _take(self, connection: Connection, ahead: Ahead) -> list[RecordBatch]:
+        """The next chunk. Raises the errors of the client; WaitedOut when nothing has come for too long."""
+        limit = max(self._log.retry.timeout, LEAST_STALL_SECONDS)
+        begun = time.monotonic()
+        warn_at = begun + WARN_SECONDS
+        while True:
+            chunk = connection.run(ahead.take(min(WARN_SECONDS, limit)))
+            if chunk is not None:
+                return chunk
+            now = time.monotonic()
+            silent = now - max(begun, ahead.moved_at)
+            if silent >= limit:
+                raise WaitedOut(
+                    Code.UNAVAILABLE,
+                    f"{self._wanted} has not been answered for {silent:.0f} s (retry.timeout), though it was "
+                    "committed: its partition has no leader, or lost these records; see `tidelog cluster status`",
+                )
+            if silent >= WARN_SECONDS and now >= warn_at:
+                _log.warning("tidelog: waits for %s, of which nothing has come for %.0f s", self._wanted, silent)
+                warn_at = now + WARN_SECONDS
 
 
-async def _chunk(batches: AsyncGenerator[RecordBatch, None]) -> _Chunk:
-    """The next `CHUNK_BYTES`, less at the end, empty after it."""
-    chunk: _Chunk = []
-    size = 0
-    async for batch in batches:
-        chunk.append(batch)
-        size += batch.header.size
-        if size >= CHUNK_BYTES:
-            break
-    return chunk
+class Ahead:
+    """Batches that are fetched before they are asked for, chunk by chunk. Its coroutines are for one event loop."""
 
+    def __init__(self, fetch: Callable[[Callable[[int], None]], AsyncGenerator[RecordBatch, None]]) -> None:
+        """`fetch` gets a function to call at each step forward."""
+        self.moved_at = 0.0
+        """Monotonic seconds."""
+        self._batches = fetch(self._on_position)
+        self._filling: asyncio.Task[list[RecordBatch]] | None = None
 
-async def _begin(batches: AsyncGenerator[RecordBatch, None]) -> asyncio.Task[_Chunk]:
-    return asyncio.create_task(_chunk(batches))
+    async def begin(self) -> None:
+        self._filling = asyncio.create_task(self._chunk())
 
+    async def take(self, timeout: float) -> list[RecordBatch] | None:
+        """The next batches, of CHUNK_BYTES or more, fewer at the end, empty behind it; None after `timeout` seconds.
+        Then those behind them are fetched."""
+        assert self._filling is not None
+        done, _ = await asyncio.wait([self._filling], timeout=timeout)
+        if not done:
+            return None
+        chunk = self._filling.result()
+        if chunk:
+            await self.begin()
+        return chunk
 
-async def _take(
-    ahead: asyncio.Task[_Chunk], batches: AsyncGenerator[RecordBatch, None], wanted: OffsetRange
-) -> tuple[_Chunk, asyncio.Task[_Chunk]]:
-    """Batches fetched ahead, and the task that fetches the ones behind them."""
-    try:
-        async with asyncio.timeout(STALL_SECONDS):
-            chunk = await ahead
-    except TimeoutError:
-        raise TidelogError(
-            Code.UNAVAILABLE,
-            f"{wanted} has not been answered for {STALL_SECONDS:g} s, though it was committed: "
-            "its partition has no leader, or lost these records; see `tidelog cluster status`",
-        ) from None
-    return chunk, await _begin(batches)
+    async def abandon(self) -> None:
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.gather(self._filling, return_exceptions=True)
+        await self._batches.aclose()
 
+    async def _chunk(self) -> list[RecordBatch]:
+        chunk: list[RecordBatch] = []
+        size = 0
+        async for batch in self._batches:
+            chunk.append(batch)
+            size += batch.header.size
+            if size >= CHUNK_BYTES:
+                break
+        return chunk
 
-async def _abandon(ahead: asyncio.Task[_Chunk], batches: AsyncGenerator[RecordBatch, None]) -> None:
-    ahead.cancel()
-    await asyncio.gather(ahead, return_exceptions=True)
-    await batches.aclose()
+    def _on_position(self, _: int) -> None:
+        self.moved_at = time.monotonic()

@@ -7,6 +7,7 @@ misspelt `startingOffsets` would otherwise read something else than was asked fo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -14,6 +15,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
+from spark_connector.retrying import DEFAULT_RETRY_SECONDS
 from tidelog.client.positions import timestamp_from_text
 from wire.errors import Code, TidelogError
 from wire.subjects import (
@@ -75,6 +77,8 @@ class SourceOptions:
     fetch_max_bytes: int
     fail_on_data_loss: bool
     include_headers: bool
+    retry_timeout: float
+    """Seconds for which a cluster that does not answer is waited for."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -115,6 +119,7 @@ class SourceOptions:
             fetch_max_bytes=parsed["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
             fail_on_data_loss=parsed["failOnDataLoss"] is not False,
             include_headers=parsed["includeHeaders"] is True,
+            retry_timeout=DEFAULT_RETRY_SECONDS if parsed["retry.timeout"] is None else parsed["retry.timeout"],
         )
         for name, point in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
             if isinstance(point, Mapping) and set(point) != set(options.streams):
@@ -253,6 +258,17 @@ def _between(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _parse_duration(name: str, text: str) -> float:
+    """Seconds."""
+    found = re.fullmatch(r"\s*(\d{1,9})\s*(ms|s|m|h)\s*", text)
+    if found is None:
+        _refuse(f"{name}={text!r} is no duration such as 120s, 500ms, 2m or 1h")
+    return int(found[1]) * _DURATION_UNITS[found[2]]
+
+
 def _parse_timestamp(name: str, text: str) -> AtTimestamp:
     """Milliseconds since 1970, as Kafka's connector has them, or ISO 8601 (UTC unless it says otherwise)."""
     try:
@@ -319,6 +335,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "fetchMaxBytes": _between(1 << 10, 64 << 20),
     "failOnDataLoss": _parse_bool,
     "includeHeaders": _parse_bool,
+    "retry.timeout": _parse_duration,
     **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
 }
 

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 from spark_connector.batch_reader import TidelogBatchReader
 from spark_connector.columns import check_schema, spark_schema
 from spark_connector.options import SourceOptions
+from spark_connector.retrying import Retry
 from spark_connector.stream_reader import TidelogStreamReader
 from wire.errors import Code, TidelogError
 
@@ -22,8 +23,11 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     """Connects to the cluster that the options name."""
     # Spark makes a data source in many short-lived processes that never connect.
     from spark_connector.client_log import ClientLog
+    from spark_connector.connections import Address
 
-    return ClientLog(options.servers, options.namespace, options.inbox_prefix, options.login)
+    login = tuple(sorted(options.login.items()))
+    address = Address(options.servers, options.namespace, options.inbox_prefix, login)
+    return ClientLog(address, Retry(options.retry_timeout))
 
 
 class TidelogDataSource(DataSource):

@@ -68,7 +68,7 @@ async def connect(
     from tidelog.runtime.allocator import learn_from_a_large_buffer
     from tidelog.runtime.login_sources import LoginSources, shown_urls, urls
     from tidelog.runtime.nats import NatsConnection
-    from tidelog.runtime.nats_errors import NatsNotListening, NatsUnavailable
+    from tidelog.runtime.nats_errors import NatsNotListening, NatsRefused, NatsUnavailable
     from tidelog.runtime.private_files import warn_of_open
     from tidelog.runtime.threads import in_thread
 
@@ -113,7 +113,9 @@ async def connect(
             )
         except NatsUnavailable as error:
             if not isinstance(error, NatsNotListening) or time.monotonic() >= deadline:
-                raise NoServer(Code.UNAVAILABLE, str(error)) from error
+                no_server = NoServer(Code.UNAVAILABLE, str(error))
+                no_server.is_refusal = isinstance(error, NatsRefused)
+                raise no_server from error
             await asyncio.sleep(_START_RETRY)
             continue
         try:

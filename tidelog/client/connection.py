@@ -29,7 +29,8 @@ from tidelog.client.producer import Producer
 from tidelog.client.producer_calls import ProducerCalls
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers
-from tidelog.client.stream_reading import ANSWER_OVERHEAD, reading_options
+from tidelog.client.sources import FollowerSources
+from tidelog.client.stream_reading import ANSWER_OVERHEAD, ReadFrom, reading_options, tell_sources
 from tidelog.client.transaction_calls import TransactionCalls
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire import operations as op
@@ -347,18 +348,23 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         *,
         max_bytes: int = 1 << 20,
         read_uncommitted: bool = False,
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
         stream_incarnation: int | None = None,
         partition_incarnation: int | None = None,
+        on_position: Callable[[int], object] | None = None,
     ) -> AsyncIterator[RecordBatch]:
         """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for records that
-        are not committed yet. `read_uncommitted` as that of `consume`. With incarnations given, raises WrongIncarnation
-        when the stream has been created anew since.
+        are not committed yet. `read_uncommitted`, `read_from` and `rack` as those of `consume`. With incarnations given,
+        raises WrongIncarnation when the stream has been created anew since. `on_position` is called with the next
+        offset that is wanted, after each answer that moves it, with records or without.
         """
         self._check_open()
         for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):
             check_whole(name, value, 0, _MAX_OFFSET)
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
         check_flag("read_uncommitted", read_uncommitted)
+        source, near, _, _ = reading_options(read_from, rack, None, None)
         layout = await self._metadata.get(stream)
         if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
             layout = await self._metadata.refresh(stream)
@@ -374,7 +380,12 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         )
         start, end = AtOffset(start_offset), AtOffset(end_offset)
         reader = self._lookup.reader(layout, partition, start, end, settings)
+        if source is not ReadFrom.LEADER:
+            sources = reader.fetcher.followers = FollowerSources((), next(self._numbers))
+            tell_sources(sources, near, layout, layout.partitions[partition])
         while answer := await reader.read():
+            if on_position is not None:
+                on_position(answer.end)
             for batch in answer.batches:
                 yield batch
 

@@ -222,6 +222,9 @@ class NotPermitted(TidelogError):
 class NoServer(TidelogError):
     """No answer: no NATS server at that address, or no Tidelog broker behind it."""
 
+    is_refusal = False
+    """A NATS server did answer, and refused the login, the certificate or the URL: another attempt meets the same."""
+
 
 class Closed(TidelogError):
     """The client, producer or consumer was closed."""

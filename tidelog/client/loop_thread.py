@@ -27,9 +27,9 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do it on the loop and wait for it. It is cancelled when the caller is interrupted. Raises Closed, and what
-        `work` raises."""
+    def run(self, work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
+        """Do it on the loop and wait for it, at most `timeout` seconds. It is cancelled when the caller is interrupted.
+        Raises Closed, TimeoutError, and what `work` raises."""
         if os.getpid() != self._process:
             work.close()
             raise Closed(
@@ -41,7 +41,7 @@ class LoopThread:
             raise Closed(Code.BAD_REQUEST, "this client is closed, or waits for itself; connect again")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return future.result(timeout)
         except BaseException:
             future.cancel()
             raise
@@ -54,9 +54,10 @@ class LoopThread:
 
         return self.run(work())
 
-    def stop(self) -> None:
-        """Safe to call twice."""
-        if self._thread.is_alive():
+    def stop(self, timeout: float | None = None) -> None:
+        """Safe to call twice. A loop that is held up for longer than `timeout` seconds is left to end by itself."""
+        if self._thread.is_alive() and os.getpid() == self._process:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.join(timeout)
+            if not self._thread.is_alive():
+                self._loop.close()

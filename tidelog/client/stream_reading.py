@@ -92,6 +92,19 @@ def reading_options(
         raise bad(error.message) from None
 
 
+def tell_sources(sources: FollowerSources, rack: str | None, layout: StreamMetadata, known: PartitionMetadata) -> None:
+    """Which followers of a partition a reader may choose from."""
+    followers = known.in_sync_followers
+    if rack is None:
+        sources.know(followers)
+        return
+    near = {broker for broker, its_rack in layout.racks.items() if its_rack == rack}
+    if known.leader in near:
+        sources.know((), leader_is_nearest=True)
+    else:
+        sources.know([follower for follower in followers if follower in near])
+
+
 class StreamReading:
     """Answers go into `ahead`, and `progress` is set when there is something new to see."""
 
@@ -262,7 +275,7 @@ class StreamReading:
         followers = None
         if self._read_from is not ReadFrom.LEADER:
             followers = FollowerSources((), self._spread + partition)
-            self._tell(followers, layout, known)
+            tell_sources(followers, self._rack, layout, known)
         fetcher = PartitionFetcher(
             f"{self._stream}/{partition}",
             start,
@@ -276,18 +289,6 @@ class StreamReading:
             skips_gaps=self._skips_gaps(start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
-
-    def _tell(self, sources: FollowerSources, layout: StreamMetadata, known: PartitionMetadata) -> None:
-        """The followers to choose from."""
-        followers = known.in_sync_followers
-        if self._rack is None:
-            sources.know(followers)
-            return
-        near = {broker for broker, rack in layout.racks.items() if rack == self._rack}
-        if known.leader in near:
-            sources.know((), leader_is_nearest=True)
-        else:
-            sources.know([follower for follower in followers if follower in near])
 
     def _fetch_from(self, partition: int, reader: PartitionReader) -> None:
         """`reader` is resolved."""
@@ -409,7 +410,7 @@ class StreamReading:
                 continue
             reader.fetcher.on_metadata(known.leader_epoch)
             if reader.fetcher.followers is not None:
-                self._tell(reader.fetcher.followers, layout, known)
+                tell_sources(reader.fetcher.followers, self._rack, layout, known)
 
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)
