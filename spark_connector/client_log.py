@@ -15,6 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -153,10 +154,8 @@ class RangeFetch:
         if running is None:
             return
         connection, ahead = running
-        try:
+        with suppress(TidelogError):  # closed, or given up as a whole
             connection.run(ahead.abandon(), LEAST_STALL_SECONDS)
-        except TidelogError:
-            pass  # closed, or given up as a whole
 
     def _begin(self) -> tuple[Connection, Ahead]:
         connection = self._log.connection()

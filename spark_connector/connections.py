@@ -8,8 +8,8 @@ connections, one for each cluster and login:
     fork       the child has none: those of its parent belong to the parent
     exit       all are closed
 
-An idle one needs no care: the client pings its server, and connects anew when it has gone. Above `MAX_KEPT` the one that
-was leased least recently is closed.
+An idle one needs no care: the client pings its server, and connects anew when it has gone. Above `MAX_KEPT` the
+one that was leased least recently is closed.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class KeptConnections:
                 self._kept.popitem()[1].close()
 
     def forget(self) -> None:
-        """In a child after a fork. Nothing is closed, and nothing is freed: sockets and the selector are shared with the
-        parent, which goes on using them."""
+        """In a child after a fork. Nothing is closed, and nothing is freed: sockets and the selector are shared with
+        the parent, which goes on using them."""
         self._lock = threading.Lock()
         self._of_parent.append(self._kept)
         self._kept = {}

@@ -1,7 +1,8 @@
 """Repeats what a cluster could not answer, for as long as the option `retry.timeout` says.
 
-Brokers and NATS servers are restarted while queries run. Whatever talks to the cluster, on the driver and in tasks, does
-it through a `Retry`, so that a query waits for the cluster as a producer or a consumer does, and says so in the log.
+Brokers and NATS servers are restarted while queries run. Whatever talks to the cluster, on the driver and in tasks,
+does it through a `Retry`, so that a query waits for the cluster as a producer or a consumer does, and says so in the
+log.
 """
 
 from __future__ import annotations

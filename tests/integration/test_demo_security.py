@@ -14,6 +14,8 @@ import pytest
 from scripts import demo_security
 from scripts.demo_security import Access, NotRefused, attempts, secure
 from spark_connector.client_log import ClientLog
+from spark_connector.connections import Address, kept
+from spark_connector.retrying import Retry
 from tests.integration.dev_cluster import assert_logs_without, dev_cluster
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
@@ -49,12 +51,12 @@ async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
             values = [record.value async for record in consumer.consume(STREAM, start="earliest", stop="latest")]
         assert values == [VALUE] * 101
         options = access.of_spark("spark")
-        login = {name.removeprefix("nats."): text for name, text in options.items() if name.startswith("nats.")}
-        log = ClientLog((cluster.nats_url,), "tidelog", options["inboxPrefix"], login)
+        login = tuple((name.removeprefix("nats."), text) for name, text in options.items() if name.startswith("nats."))
+        log = ClientLog(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Retry(60))
         try:
             assert log.extent(StreamName(STREAM)).partitions.keys() == {0, 1}
         finally:
-            log.close()
+            kept.close()
 
         caplog.clear()
         await demo_security._without_login(cluster, access)

@@ -12,7 +12,9 @@ import pytest
 
 import tidelog
 from spark_connector.client_log import ClientLog
+from spark_connector.connections import Address, kept
 from spark_connector.log_port import OffsetRange
+from spark_connector.retrying import Retry
 from tests.integration.command_line import tidelog_command
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.nats_logins import reload
@@ -164,11 +166,11 @@ async def _incarnations(cluster: DevCluster) -> tuple[Incarnation, Incarnation]:
 
 
 def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
-    login = {"user": "knows", "password": PASSWORD}
+    login = (("password", PASSWORD), ("user", "knows"))
     with pytest.raises(NotPermitted, match="inboxPrefix"):
-        ClientLog((cluster.nats_url,), "tidelog", None, login)
+        ClientLog(Address((cluster.nats_url,), "tidelog", None, login), Retry(60)).extent(StreamName("orders"))
     incarnation, in_partition = asyncio.run(_incarnations(cluster))
-    log = ClientLog((cluster.nats_url,), "tidelog", "_INBOX.knows", login)
+    log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Retry(60))
     try:
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
             log.extent(StreamName("orders"))
@@ -176,7 +178,7 @@ def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
             list(log.fetch(task, 1 << 20))
     finally:
-        log.close()
+        kept.close()
 
 
 async def test_a_client_goes_on_when_it_is_permitted(cluster: DevCluster) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import tidelog
 from spark_connector.client_log import ClientLog
+from spark_connector.connections import Address, kept
+from spark_connector.retrying import Retry
 from tests.integration.command_line import tidelog_command
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
@@ -268,15 +270,15 @@ async def test_a_transactional_producer_has_its_id_and_no_other(cluster: DevClus
 
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
     """By the connection that Spark's tasks make."""
-    login = {"user": "spark-orders", "password": PASSWORD}
-    log = ClientLog((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login)
+    login = (("password", PASSWORD), ("user", "spark-orders"))
+    log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Retry(60))
     try:
         for stream in ("orders", "payments"):
             extent = log.extent(StreamName(stream))
             assert extent.partitions.keys() == {0, 1}
             assert log.offsets_at(StreamName(stream), 0).keys() == {0, 1}
     finally:
-        log.close()
+        kept.close()
 
 
 async def test_a_failover_with_the_least(cluster: DevCluster) -> None:

@@ -355,9 +355,9 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         on_position: Callable[[int], object] | None = None,
     ) -> AsyncIterator[RecordBatch]:
         """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for records that
-        are not committed yet. `read_uncommitted`, `read_from` and `rack` as those of `consume`. With incarnations given,
-        raises WrongIncarnation when the stream has been created anew since. `on_position` is called with the next
-        offset that is wanted, after each answer that moves it, with records or without.
+        are not committed yet. `read_uncommitted`, `read_from` and `rack` as those of `consume`. With incarnations
+        given, raises WrongIncarnation when the stream has been created anew since. `on_position` is called with the
+        next offset that is wanted, after each answer that moves it, with records or without.
         """
         self._check_open()
         for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from spark_connector import client_log
-from spark_connector.client_log import CHUNK_BYTES, _abandon, _begin, _take
+from spark_connector.client_log import CHUNK_BYTES, Ahead, ClientLog, Isolation
+from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import OffsetRange
+from spark_connector.retrying import Retry, WaitedOut
+from tidelog.client.errors import NoServer
 from wire.batch import BatchBuilder, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
@@ -15,10 +21,10 @@ from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
 WANTED = OffsetRange(StreamName("flights"), Incarnation(1), 0, Incarnation(1), Offset(0), Offset(10))
 
 
-def batch(size: int) -> RecordBatch:
+def batch(size: int, offset: int = 0) -> RecordBatch:
     builder = BatchBuilder()
     builder.add_values([b"x" * size])
-    parts, _ = builder.build(1).stamp(Offset(0), LeaderEpoch(1))
+    parts, _ = builder.build(1).stamp(Offset(offset), LeaderEpoch(1))
     return RecordBatch.decode(b"".join(bytes(part) for part in parts))
 
 
@@ -32,13 +38,14 @@ class Batches:
         self._sizes = sizes
         self._hangs = hangs
 
-    async def generate(self) -> AsyncGenerator[RecordBatch, None]:
+    async def generate(self, _: Callable[[int], None]) -> AsyncGenerator[RecordBatch, None]:
         try:
             for size in self._sizes:
                 self.taken += 1
                 self.started.set()
                 yield batch(size)
             if self._hangs:
+                self.started.set()
                 await asyncio.Event().wait()
         finally:
             self.closed = True
@@ -46,40 +53,144 @@ class Batches:
 
 async def test_one_chunk_is_fetched_ahead_and_no_more() -> None:
     source = Batches([CHUNK_BYTES] * 5)
-    batches = source.generate()
-    ahead = await _begin(batches)
-    chunk, ahead = await _take(ahead, batches, WANTED)
+    ahead = Ahead(source.generate)
+    await ahead.begin()
+    chunk = await ahead.take(10)
+    assert chunk is not None
     assert len(chunk) == 1
-    # Waits for the one that is fetched ahead; nothing runs after it.
-    await asyncio.wait([ahead])
-    await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert source.taken == 2
     sizes = []
     while chunk:
         sizes.append(len(chunk))
-        chunk, ahead = await _take(ahead, batches, WANTED)
+        chunk = await ahead.take(10)
     assert sizes == [1] * 5
-    await _abandon(ahead, batches)
+    await ahead.abandon()
     assert source.closed
 
 
 async def test_a_reader_that_stops_early_leaves_nothing_running() -> None:
     source = Batches([10], hangs=True)
-    batches = source.generate()
-    ahead = await _begin(batches)
-    await _abandon(ahead, batches)
-    assert ahead.done()
-    ahead = await _begin(batches := source.generate())
+    ahead = Ahead(source.generate)
+    await ahead.begin()
     await source.started.wait()
-    await _abandon(ahead, batches)
+    assert await ahead.take(0) is None
+    await ahead.abandon()
     assert source.closed
 
 
-async def test_a_range_without_an_answer_fails_instead_of_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_log, "STALL_SECONDS", 0.01)
-    batches = Batches([], hangs=True).generate()
-    ahead = await _begin(batches)
-    with pytest.raises(TidelogError, match=r"flights/0 \[0, 10\) has not been answered") as caught:
-        await _take(ahead, batches, WANTED)
+@dataclass
+class Script:
+    """Answers of the client's `fetch_batches`, call by call: batches at offsets, an error, a silence, or the end."""
+
+    calls: Sequence[Sequence[int | TidelogError | str]]
+    begun_at: list[int] = field(default_factory=list)
+    connections: int = 0
+
+    async def fetch_batches(
+        self, _stream: str, _partition: int, start: int, end: int, *, on_position: Callable[[int], object], **_: Any
+    ) -> AsyncGenerator[RecordBatch, None]:
+        self.begun_at.append(start)
+        self.calls, steps = self.calls[1:], self.calls[0]
+        for step in steps:
+            if isinstance(step, TidelogError):
+                raise step
+            if step == "silence":
+                await asyncio.Event().wait()
+            elif step == "slow":
+                await asyncio.sleep(0.02)
+                on_position(0)
+            else:
+                assert isinstance(step, int)
+                yield batch(10, step)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def make_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Script, float], ClientLog]]:
+    pools: list[KeptConnections] = []
+
+    def make(script: Script, timeout: float) -> ClientLog:
+        async def connect(*_: object, **__: object) -> Script:
+            script.connections += 1
+            return script
+
+        monkeypatch.setattr("tidelog.connect", connect)
+        pools.append(KeptConnections(Connection))
+        clock = itertools.count()
+        retry = Retry(timeout, now=lambda: float(next(clock)), sleep=lambda _: None)
+        return ClientLog(Address(None, "tidelog", None, ()), retry, Isolation(), pools[-1])
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+Make = Callable[[Script, float], ClientLog]
+
+
+def offsets(batches: Iterator[RecordBatch]) -> list[int]:
+    return [int(each.header.base_offset) for each in batches]
+
+
+PASSES = NoServer(Code.UNAVAILABLE, "the controller did not answer")
+
+
+def test_after_an_error_that_passes_it_goes_on_where_it_was(make_log: Make) -> None:
+    script = Script([[PASSES], [PASSES], [0, 1, PASSES], [0, 1, 2]])
+    assert offsets(make_log(script, 60).fetch(WANTED, 1 << 20)) == [0, 1, 2]
+    # A chunk that is not complete is fetched again as a whole.
+    assert script.begun_at == [0, 0, 0, 0]
+
+
+def test_chunks_that_were_handed_out_are_not_fetched_again(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_log, "CHUNK_BYTES", 1)
+    script = Script([[0, 1, PASSES], [2, 3]])
+    assert offsets(make_log(script, 60).fetch(WANTED, 1 << 20)) == [0, 1, 2, 3]
+    assert script.begun_at == [0, 2]
+
+
+def test_an_error_that_stays_is_raised_with_the_time(make_log: Make) -> None:
+    script = Script([[PASSES] for _ in range(20)])
+    with pytest.raises(NoServer, match=r"tried for 5 s"):
+        offsets(make_log(script, 5).fetch(WANTED, 1 << 20))
+
+
+def test_a_final_error_is_raised_at_once_and_leaves_the_connection(make_log: Make) -> None:
+    script = Script([[TidelogError(Code.WRONG_INCARNATION, "created again")]] * 2 + [[7]])
+    log = make_log(script, 60)
+    with pytest.raises(TidelogError, match="created again"):
+        offsets(log.fetch(WANTED, 1 << 20))
+    script.calls = [[7]]
+    assert offsets(log.fetch(WANTED, 1 << 20)) == [7]
+    assert script.connections == 1
+
+
+def test_a_range_without_an_answer_fails_instead_of_waiting_for_ever(
+    make_log: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 0.01)
+    with pytest.raises(WaitedOut, match=r"flights/0 \[0, 10\) has not been answered") as caught:
+        offsets(make_log(Script([["silence"]]), 0).fetch(WANTED, 1 << 20))
     assert caught.value.code is Code.UNAVAILABLE
-    await _abandon(ahead, batches)
+
+
+def test_the_limit_is_of_progress_and_not_of_a_chunk(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 0.1)
+    # 0.4 s in which no record comes, but answers do.
+    assert offsets(make_log(Script([["slow"] * 20 + [3]]), 0).fetch(WANTED, 1 << 20)) == [3]
+
+
+def test_a_range_that_is_left_early_is_given_up(make_log: Make) -> None:
+    fetch = make_log(Script([[0, 1, "silence"]]), 60).fetch(WANTED, 1 << 20)
+    fetch.close()  # type: ignore[attr-defined]
+
+
+def test_a_connection_that_gets_no_answer_for_long_is_replaced(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_log, "RENEW_SECONDS", -1.0)
+    script = Script([[PASSES], [PASSES], [4]])
+    assert offsets(make_log(script, 60).fetch(WANTED, 1 << 20)) == [4]
+    assert script.connections == 3
