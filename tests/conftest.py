@@ -21,6 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write down what the transcripts of tests/testdata print now"
     )
+    parser.addoption(
+        "--outage-seconds",
+        type=float,
+        default=8.0,
+        help="for so long the whole cluster stands still under a query of Spark; 60 for what the docs promise",
+    )
 
 
 def pytest_configure() -> None:

@@ -114,8 +114,9 @@ def test_an_encrypted_stream_reads_as_any_other(spark: SparkSession, cluster: De
 
 
 def test_no_server_is_one_clear_sentence(spark: SparkSession) -> None:
+    given = {"servers": "nats://127.0.0.1:9", "subscribe": "flights", "retry.timeout": "0s"}
     with pytest.raises(PySparkException, match=r"NoServer: .*127\.0\.0\.1:9"):
-        spark.read.format("tidelog").options(servers="nats://127.0.0.1:9", subscribe="flights").load().collect()
+        spark.read.format("tidelog").options(**given).load().collect()
 
 
 def test_a_broker_that_dies_costs_no_record(spark: SparkSession, cluster: DevCluster, tmp_path: Path) -> None:

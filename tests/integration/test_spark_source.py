@@ -447,7 +447,8 @@ class TestSecrets:
         spark.dataSource.register(TidelogDataSource)
         login = {"nats.user": "u", "nats.password": self.SECRET} if how == "option" else {}
         at = "" if how == "option" else f"u:{self.SECRET}@"
-        reader = spark.read.format("tidelog").options(subscribe="flights", servers=f"nats://{at}127.0.0.1:1", **login)
+        given = {"subscribe": "flights", "servers": f"nats://{at}127.0.0.1:1", "retry.timeout": "0s"}
+        reader = spark.read.format("tidelog").options(**given, **login)
         frame = reader.load()
         frame.explain("extended")
         frame.explain("formatted")
