@@ -6,7 +6,7 @@ connects for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_connector.log_port import CommittedLog, OffsetRange, OpenLog
 from spark_connector.options import AtTimestamp, Edge, SourceOptions
+from spark_connector.packing import default_tasks, pack
 from spark_connector.planning import (
     Extents,
     assigned,
@@ -24,7 +25,7 @@ from spark_connector.planning import (
     split,
 )
 from spark_connector.positions import Positions
-from spark_connector.reading import TaskSettings, read_range
+from spark_connector.reading import TaskSettings, read_ranges
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
@@ -39,14 +40,13 @@ class TidelogBatchReader(DataSourceReader):
         self._open_log = open_log
 
     def partitions(self) -> list[InputPartition]:
-        """One range for each partition that has records to read, or more to make `minPartitions`."""
+        """What is committed now, as tasks."""
         with closing(self._open_log(self._options)) as log:
             extents = extents_of(log, self._options)
             start = starting_positions(log, extents, self._options, default=Edge.EARLIEST)
             end = self._ending_positions(log, extents)
             _check_order(start, end)
-        parts = split(ranges_between(start, end), self._options.min_partitions)
-        return [InputPartition(part) for part in parts]
+        return tasks_of(ranges_between(start, end), self._options)
 
     def _ending_positions(self, log: CommittedLog, extents: Extents) -> Positions:
         match self._options.ending:
@@ -82,16 +82,22 @@ def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptio
             return positions_of(extents, explicit, "startingOffsets", fail_on_data_loss=options.fail_on_data_loss)
 
 
+def tasks_of(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[InputPartition]:
+    """The ranges, cut and put together as the options say: a task for each InputPartition, which holds its ranges."""
+    least = options.min_partitions
+    return [InputPartition(task) for task in pack(split(ranges, least), max(least, default_tasks()))]
+
+
 def read_partition(
     partition: InputPartition, options: SourceOptions, schema: StructType, open_log: OpenLog
 ) -> Iterator[pa.RecordBatch]:
     """A task. Spark makes up a partition with the value None when there is nothing to read."""
-    wanted = partition.value
-    if not isinstance(wanted, OffsetRange):
+    wanted: tuple[OffsetRange, ...] | None = partition.value
+    if wanted is None:
         return
     settings = TaskSettings(options.fetch_max_bytes, options.fail_on_data_loss)
     with closing(open_log(options)) as log:
-        yield from read_range(log, wanted, schema, settings)
+        yield from read_ranges(log, wanted, schema, settings)
 
 
 def _check_order(start: Positions, end: Positions) -> None:

@@ -69,7 +69,7 @@ class ClientLog:
         found = self._ask(f"look a time up in {stream!r}", look_up)
         return {partition: Offset(offset) for partition, offset in found.items()}
 
-    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> RangeFetch:
         return RangeFetch(self, wanted, max_bytes)
 
     def close(self) -> None:

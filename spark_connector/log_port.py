@@ -35,7 +35,7 @@ class StreamExtent:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Records `[start, end)` of one life of one partition. A Spark task reads one of them."""
+    """Records `[start, end)` of one life of one partition. A Spark task reads some of them."""
 
     stream: StreamName
     stream_incarnation: Incarnation
@@ -51,6 +51,15 @@ class OffsetRange:
         return f"{self.stream}/{self.partition} [{self.start}, {self.end})"
 
 
+class Batches(Protocol):
+    """An iterator that can be left early."""
+
+    def __iter__(self) -> Iterator[RecordBatch]: ...
+
+    def close(self) -> None:
+        """What is being fetched is given up. Raises nothing; does nothing the second time."""
+
+
 class CommittedLog(Protocol):
     """A connection to a cluster. Every method raises `TidelogError`."""
 
@@ -60,9 +69,10 @@ class CommittedLog(Protocol):
     def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
         """Per partition the first committed record at or after a time (ns since 1970), the end when there is none."""
 
-    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Batches:
         """Batches that hold every record of the range, in order; the first and the last may reach beyond it.
 
+        Fetching may begin at once, and raises when the batches are asked for.
         Ends when there is none left in the range, not before. Batches without records (control) may be left out.
 
         `max_bytes` bounds one answer of a broker. WRONG_INCARNATION when the stream was recreated, OFFSET_BEFORE_LOG

@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
-from spark_connector.retrying import DEFAULT_RETRY_SECONDS
 from tidelog.client.positions import timestamp_from_text
 from wire.errors import Code, TidelogError
 from wire.subjects import (
@@ -27,6 +26,7 @@ from wire.subjects import (
 from wire.types import Offset, StreamName
 
 DEFAULT_FETCH_MAX_BYTES = 4 << 20
+DEFAULT_RETRY_SECONDS = 120.0
 _SWITCHES = ("tls", "tls_first")
 LOGIN_OPTIONS = (
     "context", "user", "password", "password_file", "token", "token_file", "nkey", "creds", "ca", "cert", "key",
@@ -77,7 +77,7 @@ class SourceOptions:
     fetch_max_bytes: int
     fail_on_data_loss: bool
     include_headers: bool
-    retry_timeout: float
+    retry_seconds: float
     """Seconds for which a cluster that does not answer is waited for."""
 
     @classmethod
@@ -119,7 +119,7 @@ class SourceOptions:
             fetch_max_bytes=parsed["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
             fail_on_data_loss=parsed["failOnDataLoss"] is not False,
             include_headers=parsed["includeHeaders"] is True,
-            retry_timeout=DEFAULT_RETRY_SECONDS if parsed["retry.timeout"] is None else parsed["retry.timeout"],
+            retry_seconds=DEFAULT_RETRY_SECONDS if parsed["retry.timeout"] is None else parsed["retry.timeout"],
         )
         for name, point in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
             if isinstance(point, Mapping) and set(point) != set(options.streams):

@@ -1,24 +1,27 @@
-"""A Spark task: one range of offsets becomes Arrow batches.
+"""A Spark task: ranges of offsets become Arrow batches.
 
-A task yields exactly the records of its range, each once, in order, for any batches of the log: the
+A task yields exactly the records of its ranges, each once, those of a range in order, for any batches of the log: the
 first and the last are cut to the range, control batches are left out. Small batches are joined, because each batch that
 Spark receives costs it as much as hundreds of rows; large ones go through without a copy.
 
-The range is committed, so it can be read to its end at any later time, unless the log has lost its beginning since
+A range is committed, so it can be read to its end at any later time, unless the log has lost its beginning since
 (retention): then `failOnDataLoss` decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_connector.columns import ArrowRows
-from spark_connector.log_port import CommittedLog, OffsetRange
+from spark_connector.log_port import Batches, CommittedLog, OffsetRange
 from spark_connector.planning import before_log
 from wire.error_details import LOG_START
 from wire.errors import Code, TidelogError
@@ -34,6 +37,9 @@ JOIN_ROWS = 16_384
 JOIN_BYTES = 4 << 20
 """or this many bytes."""
 
+RANGES_AHEAD = 8
+"""Ranges that are being fetched at once: most of a small one's time is the way to its leader and back."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,25 +49,52 @@ class TaskSettings:
     fail_on_data_loss: bool
 
 
-def read_range(
-    log: CommittedLog, wanted: OffsetRange, schema: StructType, settings: TaskSettings
-) -> Iterator[pa.RecordBatch]:
-    """Raises the errors of the log; OFFSET_BEFORE_LOG only with `fail_on_data_loss`."""
-    rows = ArrowRows(schema, wanted.stream, wanted.partition)
-    return _joined(rows.convert(batch) for batch in _records(log, wanted, settings))
+def read_ranges(
+    log: CommittedLog, wanted: Sequence[OffsetRange], schema: StructType, settings: TaskSettings
+) -> Generator[pa.RecordBatch, None, None]:
+    """The records of the ranges, one range after the other; the next ones are being fetched meanwhile.
+
+    Raises the errors of the log; OFFSET_BEFORE_LOG only with `fail_on_data_loss`.
+    """
+    return _joined(_rows(log, wanted, schema, settings))
 
 
-def _records(log: CommittedLog, wanted: OffsetRange, settings: TaskSettings) -> Iterator[RecordBatch]:
+def _rows(
+    log: CommittedLog, wanted: Sequence[OffsetRange], schema: StructType, settings: TaskSettings
+) -> Generator[pa.RecordBatch, None, None]:
+    waiting = iter(wanted)
+    begun: deque[tuple[OffsetRange, Batches]] = deque()
+    try:
+        while True:
+            for each in islice(waiting, RANGES_AHEAD - len(begun)):
+                begun.append((each, log.fetch(each, settings.fetch_max_bytes)))
+            if not begun:
+                return
+            each, batches = begun.popleft()
+            rows = ArrowRows(schema, each.stream, each.partition)
+            with closing(_records(log, each, batches, settings)) as records:
+                for batch in records:
+                    yield rows.convert(batch)
+    finally:
+        for _, batches in begun:
+            batches.close()
+
+
+def _records(
+    log: CommittedLog, wanted: OffsetRange, batches: Batches, settings: TaskSettings
+) -> Generator[RecordBatch, None, None]:
     expected = wanted.start
-    while expected < wanted.end:
+    while True:
         try:
-            for batch in log.fetch(replace(wanted, start=expected), settings.fetch_max_bytes):
-                inside = _cut(batch, expected, wanted.end)
-                expected = max(expected, batch.header.end_offset)
-                if inside is not None:
-                    yield inside
-                if expected >= wanted.end:
-                    return
+            with closing(batches):
+                for batch in batches:
+                    inside = _cut(batch, expected, wanted.end)
+                    expected = max(expected, batch.header.end_offset)
+                    if inside is not None:
+                        yield inside
+                    if expected >= wanted.end:
+                        return
+                return
         except TidelogError as error:
             log_start = error.detail(LOG_START)
             if error.code is not Code.OFFSET_BEFORE_LOG or log_start is None or log_start <= expected:
@@ -70,8 +103,9 @@ def _records(log: CommittedLog, wanted: OffsetRange, settings: TaskSettings) -> 
                 raise before_log(f"{wanted.stream}/{wanted.partition}", expected, Offset(log_start)) from error
             _log.warning("%s: the log begins at %d by now, going on there (failOnDataLoss=false)", wanted, log_start)
             expected = Offset(log_start)
-        else:
-            return
+            if expected >= wanted.end:
+                return
+            batches = log.fetch(replace(wanted, start=expected), settings.fetch_max_bytes)
 
 
 def _cut(batch: RecordBatch, start: Offset, end: Offset) -> RecordBatch | None:
@@ -85,16 +119,17 @@ def _cut(batch: RecordBatch, start: Offset, end: Offset) -> RecordBatch | None:
     return inside if len(inside.offsets) else None
 
 
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _joined(batches: Generator[pa.RecordBatch, None, None]) -> Generator[pa.RecordBatch, None, None]:
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
-        held.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= JOIN_ROWS or size >= JOIN_BYTES:
-            yield from _one(held)
-            held, rows, size = [], 0, 0
+    with closing(batches):
+        for batch in batches:
+            held.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= JOIN_ROWS or size >= JOIN_BYTES:
+                yield from _one(held)
+                held, rows, size = [], 0, 0
     yield from _one(held)
 
 

@@ -16,7 +16,6 @@ from typing import TypeVar
 from tidelog.client.errors import NoServer
 from wire.errors import TidelogError
 
-DEFAULT_RETRY_SECONDS = 120.0
 WARN_SECONDS = 10.0
 """Between two warnings of one wait."""
 FIRST_PAUSE_SECONDS = 0.1

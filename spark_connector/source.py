@@ -27,7 +27,7 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
 
     login = tuple(sorted(options.login.items()))
     address = Address(options.servers, options.namespace, options.inbox_prefix, login)
-    return ClientLog(address, Retry(options.retry_timeout))
+    return ClientLog(address, Retry(options.retry_seconds))
 
 
 class TidelogDataSource(DataSource):

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_connector.batch_reader import extents_of, read_partition, starting_positions
+from spark_connector.batch_reader import extents_of, read_partition, starting_positions, tasks_of
 from spark_connector.log_port import CommittedLog, OpenLog
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.planning import (
@@ -35,7 +35,6 @@ from spark_connector.planning import (
     next_end,
     positions_at,
     ranges_between,
-    split,
 )
 from spark_connector.positions import Positions, from_json, to_json
 
@@ -90,7 +89,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, stop = from_json(start), from_json(end)
         if self._latest is None:
             check_continues(begin, self._extents(), fail_on_data_loss=self._options.fail_on_data_loss)
-        return [InputPartition(part) for part in split(ranges_between(begin, stop), self._options.min_partitions)]
+        return tasks_of(ranges_between(begin, stop), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._schema, self._open_log)

@@ -186,7 +186,7 @@ def test_the_limit_is_of_progress_and_not_of_a_chunk(make_log: Make, monkeypatch
 
 def test_a_range_that_is_left_early_is_given_up(make_log: Make) -> None:
     fetch = make_log(Script([[0, 1, "silence"]]), 60).fetch(WANTED, 1 << 20)
-    fetch.close()  # type: ignore[attr-defined]
+    fetch.close()
 
 
 def test_a_connection_that_gets_no_answer_for_long_is_replaced(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -8,7 +8,7 @@ import pytest
 
 from spark_connector.columns import spark_schema
 from spark_connector.log_port import OffsetRange, StreamExtent
-from spark_connector.reading import JOIN_ROWS, TaskSettings, read_range
+from spark_connector.reading import JOIN_ROWS, RANGES_AHEAD, TaskSettings, read_ranges
 from tests.unit.wire.test_errors import MALFORMED
 from wire.batch import BatchBuilder, RecordBatch, control_batch
 from wire.errors import Code, TidelogError
@@ -44,7 +44,7 @@ class OneLog:
     def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
         raise NotImplementedError
 
-    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
         position = wanted.start
         for batch in self.batches:
             if self.loses_at is not None and self.loses_at[0] <= position:
@@ -61,7 +61,7 @@ class OneLog:
 
 def task(log: OneLog, start: int, end: int, *, strict: bool = True) -> list[pa.RecordBatch]:
     wanted = OffsetRange(StreamName("flights"), Incarnation(1), 3, Incarnation(1), Offset(start), Offset(end))
-    return list(read_range(log, wanted, spark_schema(include_headers=False), TaskSettings(1 << 20, strict)))
+    return list(read_ranges(log, [wanted], spark_schema(include_headers=False), TaskSettings(1 << 20, strict)))
 
 
 def offsets(batches: list[pa.RecordBatch]) -> list[int]:
@@ -116,9 +116,66 @@ def test_records_lost_under_the_task() -> None:
 @pytest.mark.parametrize("log_start", [*MALFORMED, None, "1"])
 def test_a_log_start_that_makes_no_sense_is_the_error_that_it_came_with(log_start: str | None) -> None:
     class Refusing(OneLog):
-        def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+        def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
             details = {} if log_start is None else {"log_start": log_start}
             raise TidelogError(Code.OFFSET_BEFORE_LOG, "gone", details)
 
     with pytest.raises(TidelogError, match="gone"):
         task(Refusing(), 3, 9, strict=False)
+
+
+class ManyLogs(OneLog):
+    """Partitions with the same content; knows which of them are being fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[int] = set()
+        self.most_open = 0
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
+        batches = super().fetch(wanted, max_bytes)
+        log = self
+
+        class Fetch:
+            def __init__(self) -> None:
+                log.open.add(wanted.partition)
+                log.most_open = max(log.most_open, len(log.open))
+
+            def __iter__(self) -> Iterator[RecordBatch]:
+                return batches
+
+            def close(self) -> None:
+                log.open.discard(wanted.partition)
+
+        return Fetch()  # type: ignore[return-value]
+
+
+def ranges(partitions: int, start: int, end: int) -> list[OffsetRange]:
+    life = Incarnation(1)
+    return [
+        OffsetRange(StreamName("flights"), life, number, life, Offset(start), Offset(end))
+        for number in range(partitions)
+    ]
+
+
+def test_several_ranges_one_after_the_other_and_the_next_ones_fetched_ahead() -> None:
+    log = ManyLogs()
+    for _ in range(4):
+        log.add(10)
+    found = list(read_ranges(log, ranges(20, 5, 38), spark_schema(include_headers=False), TaskSettings(1 << 20, True)))
+    rows = [
+        row for batch in found for row in zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True)
+    ]
+    assert rows == [(partition, offset) for partition in range(20) for offset in range(5, 38)]
+    assert len(found) == 1, "small batches of several partitions are joined"
+    assert (log.most_open, log.open) == (RANGES_AHEAD, set())
+
+
+def test_a_task_that_is_left_early_gives_up_what_it_fetches() -> None:
+    log = ManyLogs()
+    log.add(JOIN_ROWS)
+    batches = read_ranges(log, ranges(20, 0, JOIN_ROWS), spark_schema(include_headers=False), TaskSettings(1, True))
+    next(iter(batches))
+    assert log.open
+    batches.close()
+    assert log.open == set()

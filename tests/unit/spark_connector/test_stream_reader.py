@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,7 +32,7 @@ class Extents:
     def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
         return {partition: Offset(timestamp_ns // 1_000_000) for partition in self.held}
 
-    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Iterator[RecordBatch]:
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def test_available_now_reaches_the_present_end_and_no_more() -> None:
     assert limit == ReadMaxRows(6)
     sizes = []
     while (end := reader.latestOffset(position, limit)) != position:
-        sizes.append(sum(len(part.value) for part in reader.partitions(position, end)))
+        sizes.append(sum(len(each) for task in reader.partitions(position, end) for each in task.value))
         position = end
         assert len(sizes) < 10
         log.held[0] = (0, log.held[0][1] + 100)
