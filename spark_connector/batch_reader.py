@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_connector.log_port import CommittedLog, OffsetRange, OpenLog
 from spark_connector.options import AtTimestamp, Edge, SourceOptions
 from spark_connector.packing import default_tasks, pack
+from spark_connector.plain_errors import plain_errors
 from spark_connector.planning import (
     Extents,
     assigned,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+@plain_errors
 class TidelogBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType, open_log: OpenLog) -> None:
         self._options = options

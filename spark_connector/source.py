@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 from spark_connector.batch_reader import TidelogBatchReader
 from spark_connector.columns import check_schema, spark_schema
 from spark_connector.options import SourceOptions
+from spark_connector.plain_errors import plain_errors
 from spark_connector.retrying import Retry
 from spark_connector.stream_reader import TidelogStreamReader
 from wire.errors import Code, TidelogError
@@ -30,6 +31,7 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     return ClientLog(address, Retry(options.retry_seconds))
 
 
+@plain_errors
 class TidelogDataSource(DataSource):
     """Committed records of streams. Bad options are refused by load(), with one sentence that names the option."""
 

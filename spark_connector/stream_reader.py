@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from spark_connector.batch_reader import extents_of, read_partition, starting_positions, tasks_of
 from spark_connector.log_port import CommittedLog, OpenLog
 from spark_connector.options import Edge, SourceOptions
+from spark_connector.plain_errors import plain_errors
 from spark_connector.planning import (
     Extents,
     check_continues,
@@ -47,6 +48,7 @@ IDLE_SECONDS = 0.05
 """Spark asks an idle query for news every 10 ms, at a request per partition: the answer "none" takes this long."""
 
 
+@plain_errors
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Method names are Spark's.
 
