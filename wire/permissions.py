@@ -162,7 +162,7 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
     if scope.transactional_ids:
         yield from _operations(subjects, [TRANSACTION_COORDINATOR], streams)
     for given in scope.transactional_ids:
-        name = given if given == ANY_TRANSACTIONAL_ID else transactions.check_transactional_id(given)
+        name = given if given == ANY_TRANSACTIONAL_ID else transactions.check_family(given)
         for kind in transactions.KINDS:
             subject = subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, name)
             yield Grant(subject, f"{kind} of transactions under that id")

@@ -3,10 +3,13 @@
 A transactional id belongs to one partition of the internal stream `__transactions`, by its hash. The leader of that
 partition is its coordinator. Producers ask it on
 
-    <ns>.__transactions.<partition>.<kind>.<transactional id>       kind: init, add, end
+    <ns>.__transactions.<partition>.<kind>.<family>       kind: init, add, end, end-family, family
 
-so that permissions of NATS can be given for one id. The messages are those of `wire/transactions.proto`; errors stand
-in the headers of the answer, as everywhere.
+so that permissions of NATS can be given for one family. The messages are those of `wire/transactions.proto`; errors
+stand in the headers of the answer, as everywhere.
+
+A transactional id may be one of a family: FAMILY~CHILD. All of a family have one coordinator, since its place is the
+hash of FAMILY. An id without a tilde is a family of its own.
 
 Where a transaction ends, its coordinator tells the leader of each partition that takes part on `Subjects.mark`, and the
 coordinator of each group on `Subjects.coordinate`, with GROUP_END in place of an operation of the API.
@@ -14,6 +17,7 @@ coordinator of each group on `Subjects.coordinate`, with GROUP_END in place of a
 The stream is compacted. A key is a kind and a name, which cannot contain the zero byte between them:
 
     t ID     TransactionRecord
+    f FAMILY FamilyRecord
     n        ProducerIds
     b        nothing: that it was committed proves that its LeaderEpoch lasts
 """
@@ -33,36 +37,62 @@ from wire.types import FIRST_TRANSACTIONAL_ID, StreamName
 INIT: Final = "init"
 ADD: Final = "add"
 END: Final = "end"
-KINDS: Final = (INIT, ADD, END)
+END_FAMILY: Final = "end-family"
+FAMILY: Final = "family"
+KINDS: Final = (INIT, ADD, END, END_FAMILY, FAMILY)
 
 MAX_PARTICIPANTS: Final = 1000
 """Partitions and groups of one transaction."""
 MAX_ADDED: Final = 500
 """Partitions and groups of one request."""
+MAX_MEMBERS: Final = 1000
+"""Transactions of one family that are committed together."""
+MAX_SEQUENCE: Final = (1 << 63) - 1
+"""Of a family's commits."""
 MIN_TIMEOUT_MS: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_TIMEOUT_MS: Final = 900_000
 MAX_EPOCH: Final = (1 << 31) - 2
 """A producer with this epoch gets a new id when it begins anew."""
 
+TILDE: Final = "~"
 _SEPARATOR: Final = b"\0"
 _SERIAL_BITS: Final = 56
 
 
 def check_transactional_id(name: str) -> str:
+    """NAME, or FAMILY~CHILD. Raises TidelogError(BAD_NAME)."""
+    if TILDE not in str(name):
+        return check_name(name, "transactional id")
+    family, _, child = name.partition(TILDE)
+    check_family(family)
+    check_name(child, f"what is behind the tilde of transactional id {family}{TILDE}…:")
+    return name
+
+
+def check_family(name: str) -> str:
     """Raises TidelogError(BAD_NAME)."""
-    return check_name(name, "transactional id")
+    return check_name(name, "the family of transactional ids")
+
+
+def family_of(transactional_id: str) -> str:
+    """An id without a tilde is a family of its own."""
+    return transactional_id.partition(TILDE)[0]
+
+
+def child_id(family: str, child: str) -> str:
+    return f"{family}{TILDE}{child}"
 
 
 def coordinator_partition(transactional_id: str) -> int:
-    """The partition of `__transactions` to which an id belongs."""
-    return zlib.crc32(transactional_id.encode()) % TRANSACTIONS.partitions
+    """The partition of `__transactions` to which an id, or a family, belongs."""
+    return zlib.crc32(family_of(transactional_id).encode()) % TRANSACTIONS.partitions
 
 
 def coordinator_subject(subjects: Subjects, kind: str, transactional_id: str) -> str:
-    """Where the coordinator of an id takes requests of that kind. `transactional_id` "*": of all of its own."""
+    """Where the coordinator of an id, or of a family, takes requests of that kind. "*": of all of its own."""
     return subjects.coordinator(
-        StreamName(TRANSACTIONS.name), coordinator_partition(transactional_id), kind, transactional_id
+        StreamName(TRANSACTIONS.name), coordinator_partition(transactional_id), kind, family_of(transactional_id)
     )
 
 
@@ -101,6 +131,13 @@ class TransactionKey(NamedTuple):
         return b"t" + _SEPARATOR + self.transactional_id.encode()
 
 
+class FamilyKey(NamedTuple):
+    family: str
+
+    def encode(self) -> bytes:
+        return b"f" + _SEPARATOR + self.family.encode()
+
+
 class ProducerIdsKey(NamedTuple):
     def encode(self) -> bytes:
         return b"n"
@@ -111,7 +148,7 @@ class BarrierKey(NamedTuple):
         return b"b"
 
 
-RecordKey = TransactionKey | ProducerIdsKey | BarrierKey
+RecordKey = TransactionKey | FamilyKey | ProducerIdsKey | BarrierKey
 
 
 def decode_key(key: bytes) -> RecordKey:
@@ -119,6 +156,8 @@ def decode_key(key: bytes) -> RecordKey:
     match key.decode().split(_SEPARATOR.decode()):
         case ["t", transactional_id]:
             return TransactionKey(transactional_id)
+        case ["f", family]:
+            return FamilyKey(family)
         case ["n"]:
             return ProducerIdsKey()
         case ["b"]:

@@ -243,6 +243,155 @@ class EndResponse(_message.Message):
 Global___EndResponse: _TypeAlias = EndResponse  # noqa: Y015
 
 @_typing.final
+class FamilyMember(_message.Message):
+    """A child of a family: its transaction was prepared by its producer, which may have ended since."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHILD_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    child: _builtins.str
+    """its transactional id without FAMILY and the tilde"""
+    producer_id: _builtins.int
+    producer_epoch: _builtins.int
+    """of the transaction"""
+    def __init__(
+        self,
+        *,
+        child: _builtins.str = ...,
+        producer_id: _builtins.int = ...,
+        producer_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child", b"child", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FamilyMember: _TypeAlias = FamilyMember  # noqa: Y015
+
+@_typing.final
+class EndFamilyRequest(_message.Message):
+    """The prepared transactions of a family are committed, all of them or none; or they are aborted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    commits: _builtins.bool
+    """false: they are aborted"""
+    sequence: _builtins.int
+    """of a commit: it is kept as the last one of the family, and a smaller one is refused"""
+    others: _builtins.bool
+    """all other open transactions of the family are aborted"""
+    cluster_id: _builtins.str
+    """as in InitRequest"""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyMember]:
+        """1,000 at most"""
+
+    def __init__(
+        self,
+        *,
+        family: _builtins.str = ...,
+        members: _abc.Iterable[Global___FamilyMember] | None = ...,
+        commits: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
+        others: _builtins.bool = ...,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commits", b"commits", "family", b"family", "members", b"members", "others", b"others", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndFamilyRequest: _TypeAlias = EndFamilyRequest  # noqa: Y015
+
+@_typing.final
+class EndFamilyResponse(_message.Message):
+    """Answer to an end of a family, as to an end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    superseded: _builtins.bool
+    """other transactions were committed with this sequence before: these are aborted"""
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in EndResponse"""
+
+    def __init__(
+        self,
+        *,
+        superseded: _builtins.bool = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["superseded", b"superseded", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndFamilyResponse: _TypeAlias = EndFamilyResponse  # noqa: Y015
+
+@_typing.final
+class FamilyRequest(_message.Message):
+    """What a family has committed last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    cluster_id: _builtins.str
+    """as in InitRequest"""
+    def __init__(
+        self,
+        *,
+        family: _builtins.str = ...,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "family", b"family"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FamilyRequest: _TypeAlias = FamilyRequest  # noqa: Y015
+
+@_typing.final
+class FamilyResponse(_message.Message):
+    """Answer to a family request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """of the last commit; absent: there was none, or it is forgotten"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "sequence", b"sequence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
+    _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence) -> _WhichOneofReturnType__sequence | None: ...
+
+Global___FamilyResponse: _TypeAlias = FamilyResponse  # noqa: Y015
+
+@_typing.final
 class TransactionRecord(_message.Message):
     """What is known of a transactional id."""
 
@@ -343,6 +492,43 @@ class TransactionRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransactionRecord: _TypeAlias = TransactionRecord  # noqa: Y015
+
+@_typing.final
+class FamilyRecord(_message.Message):
+    """The last commit of a family. While it has members, those of them that are open at their epoch are committed: this one
+    record decides for all of them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CHANGED_AT_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    digest: _builtins.bytes
+    """of the members, which tells a commit that is sent again from another one"""
+    changed_at: _builtins.int
+    """ns since 1970; a family is forgotten after 30 days, or after a week where there is no room"""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyMember]:
+        """left out once each of them has a record of its own end"""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        changed_at: _builtins.int = ...,
+        members: _abc.Iterable[Global___FamilyMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FamilyRecord: _TypeAlias = FamilyRecord  # noqa: Y015
 
 @_typing.final
 class ProducerIds(_message.Message):

@@ -4,6 +4,8 @@ transactions end."""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,24 +17,40 @@ from tidelog.transactions.participants import GroupIn, Participant, PartitionIn
 from tidelog.transactions.shard import Request, TransactionShard
 from tidelog.transactions.transaction import Ending, Idle
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE
-from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.transactions import FamilyKey
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndFamilyRequest,
+    EndFamilyResponse,
+    EndRequest,
+    EndResponse,
+    FamilyMember,
+    FamilyRecord,
+    InitRequest,
+    InitResponse,
+)
 
-IDS = st.sampled_from((ID, "u"))
+IDS = st.sampled_from((ID, "u", "f~0", "f~1", "f~2"))
+FAMILY = "f"
 PARTITIONS = st.frozensets(st.integers(0, 2), min_size=1)
 OF = tuple[int, int]
 """A transaction: number of the producer, and epoch."""
 
 
-def facts(shard: TransactionShard) -> object:
-    """Who was told of a decision is not in the records."""
+def facts(shard: TransactionShard, unwritten: AbstractSet[str]) -> object:
+    """Who was told of a decision is not in the records, nor at once that everybody was (`unwritten`)."""
     found = {}
     for name, each in sorted(shard.transactions.items()):
+        if name in unwritten:
+            continue
         record = each.to_record()
         if isinstance(each.state, Ending):
             record.ClearField("partitions")
             record.ClearField("groups")
         found[name] = record
-    return found, shard.given
+    families = {name: (each.sequence, each.digest) for name, each in shard.families.by_name.items()}
+    return found, shard.given, families
 
 
 class TransactionShardMachine(RuleBasedStateMachine):
@@ -50,6 +68,10 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.decided: dict[OF, bool] = {}
         """That somebody was told, or that was answered."""
         self.confirmed: set[tuple[OF, Participant]] = set()
+        self.sequences: dict[int, frozenset[OF]] = {}
+        """What was committed with each."""
+        self.read = 0
+        """Records of the log that were looked at."""
 
     def send(self, request: Request, producer: Producer | None = None) -> None:
         token = self.world.send(request)
@@ -57,12 +79,24 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
+        for key, value in self.world.log[self.read :]:
+            if key == FamilyKey(FAMILY).encode() and value is not None:
+                self.on_commit(FamilyRecord.FromString(value))
+        self.read = len(self.world.log)
         for told in self.world.undelivered:
             self.decide((told.producer_id, told.producer_epoch), told.commits)
         for token, answer in [*self.world.answers.items()]:
             if token in self.asked and token not in self.heard:
                 self.heard.add(token)
                 self.on_answer(*self.asked[token], answer)
+
+    def on_commit(self, record: FamilyRecord) -> None:
+        members = frozenset((each.producer_id, each.producer_epoch) for each in record.members)
+        assert all(record.sequence >= before for before in self.sequences), "a sequence goes back"
+        if members:
+            assert self.sequences.setdefault(record.sequence, members) == members, "a sequence is committed twice"
+        for member in members:
+            self.decide(member, commits=True)
 
     def decide(self, of: OF, commits: bool) -> None:
         assert self.decided.setdefault(of, commits) is commits, f"{of} is decided twice, and differently"
@@ -88,6 +122,16 @@ class TransactionShardMachine(RuleBasedStateMachine):
                     for participant in self.added.get(of, ()):
                         gone = participant.is_gone(self.world.view)
                         assert gone or (of, participant) in self.confirmed, f"{participant} does not know of the end"
+            case EndFamilyRequest(commits=True), EndFamilyResponse(superseded=False):
+                for member in request.members:
+                    of = (member.producer_id, member.producer_epoch)
+                    self.decide(of, commits=True)
+                    for participant in self.added.get(of, ()) if not answer.waits_for else ():
+                        gone = participant.is_gone(self.world.view)
+                        assert gone or (of, participant) in self.confirmed, f"{participant} does not know of the end"
+            case EndFamilyRequest(commits=False), EndFamilyResponse():
+                for member in request.members:
+                    assert not self.decided.get((member.producer_id, member.producer_epoch), False)
             case _:
                 pass
 
@@ -117,6 +161,42 @@ class TransactionShardMachine(RuleBasedStateMachine):
             producer = self.producers[-1 - which % len(self.producers)]
             self.send(producer.end_request(commits=commits, epoch=producer.epoch - back), producer)
 
+    def end_family(self, commits: bool, sequence: int, others: bool, back: int, left_out: int) -> EndFamilyRequest:
+        newest = {each.name: each for each in self.producers if each.name.startswith(f"{FAMILY}~")}
+        members = [
+            FamilyMember(
+                child=name.removeprefix(f"{FAMILY}~"), producer_id=each.id, producer_epoch=max(0, each.epoch - back)
+            )
+            for name, each in newest.items()
+            if name != f"{FAMILY}~{left_out}"
+        ]
+        return EndFamilyRequest(family=FAMILY, members=members, commits=commits, sequence=sequence, others=others)
+
+    @rule(
+        commits=st.sampled_from((True, True, True, False)),
+        ahead=st.integers(-1, 1),
+        others=st.booleans(),
+        back=st.sampled_from((0, 0, 0, 1)),
+        left_out=st.integers(0, 5),
+    )
+    def family_ends(self, commits: bool, ahead: int, others: bool, back: int, left_out: int) -> None:
+        last = max(self.sequences, default=5)
+        self.send(self.end_family(commits, last + ahead, others, back, left_out))
+
+    @rule(partitions=PARTITIONS)
+    def family_prepares(self, partitions: frozenset[int]) -> None:
+        for name in ("f~0", "f~1", "f~2"):
+            self.send(init_request(name))
+            self.add(0, partitions, group=False, back=0)
+
+    @rule(kept=st.integers(0, 3), left_out=st.integers(0, 5))
+    def coordinator_loses_a_part_of_a_commit(self, kept: int, left_out: int) -> None:
+        last = max(self.sequences, default=5)
+        self.world.shard.take("lost", self.end_family(True, last + 1, True, 0, left_out))
+        self.world.log += self.world.shard.settle(self.world.now, self.world.time_ns).records[:kept]
+        self.world.fail_over()
+        self.hear()
+
     @rule(share=st.integers(1, 3))
     def confirm(self, share: int) -> None:
         for told in self.world.undelivered[::share]:
@@ -145,7 +225,8 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @rule(compacted=st.booleans())
     def coordinator_moves(self, compacted: bool) -> None:
-        assert facts(self.world.successor(compacted=compacted)) == facts(self.world.shard)
+        unwritten = {*self.world.shard._decisions.unwritten}
+        assert facts(self.world.successor(compacted=compacted), unwritten) == facts(self.world.shard, unwritten)
         self.world.fail_over(compacted=compacted)
         self.hear()
 

@@ -3,14 +3,19 @@
 Commands; records, deliveries and answers are printed one a line, by step:
 
     streams s=1/4 r=2/1 [generation=10]      name=incarnation/partitions
-    init p [timeout=60]                      a producer p begins under the transactional id t; seconds
+    init p [timeout=60] [id=t]               a producer p begins under that transactional id; seconds
     add p s/0 g:billing [epoch=0]            partitions and groups; p's own epoch if not given
     commit p | abort p [epoch=0]
-    confirm s/0 g:billing | all              they have confirmed what they were told last
+    commit-family f 7 a b [keep-others]      the transactions of a and b are committed, with the sequence 7 of family f,
+                                             whose others are aborted, or kept
+    abort-family f a b [others]
+    last f                                   what f has committed last
+    confirm s/0 f~1:g:billing | all          they have confirmed what they were told last, of t or of f~1
     describe | operator-aborts
     pass 3.5                                 seconds, in which the timers fire
     new-coordinator [compacted] [later=60]   another one reads the log, so many seconds later
-    lose-records                             the records of the last command were not committed; another coordinator
+    lose-records [keep=1]                    the records of the last command were not committed, but for the first ones;
+                                             another coordinator
 
 `validate` runs after every step.
 """
@@ -29,12 +34,18 @@ from tidelog.transactions.shard import BARRIER, Request, TransactionShard
 from wire.errors import TidelogError
 from wire.operation import Operation
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TransactionRef
-from wire.transactions import ProducerIdsKey, TransactionKey, decode_key, producer_id
+from wire.transactions import FamilyKey, ProducerIdsKey, TransactionKey, decode_key, producer_id
 from wire.transactions_pb2 import (
     AddRequest,
     AddResponse,
+    EndFamilyRequest,
+    EndFamilyResponse,
     EndRequest,
     EndResponse,
+    FamilyMember,
+    FamilyRecord,
+    FamilyRequest,
+    FamilyResponse,
     InitRequest,
     InitResponse,
     ProducerIds,
@@ -61,12 +72,17 @@ class TransactionsScript:
         """By participant, the last delivery."""
         self._producers: dict[str, tuple[int, int]] = {}
         """Id and epoch, as they know them."""
+        self._ids: dict[str, str] = {}
+        """Transactional ids of producers."""
         self._commands: dict[str, Callable[[Command], list[str]]] = {
             "streams": self._streams,
             "init": self._init,
             "add": self._add,
             "commit": lambda command: self._end(command, commits=True),
             "abort": lambda command: self._end(command, commits=False),
+            "commit-family": lambda command: self._end_family(command, commits=True),
+            "abort-family": lambda command: self._end_family(command, commits=False),
+            "last": self._last,
             "confirm": self._confirm,
             "describe": lambda _: self._operate(TRANSACTION_DESCRIBE),
             "operator-aborts": lambda _: self._operate(TRANSACTION_ABORT),
@@ -96,9 +112,10 @@ class TransactionsScript:
             lines += [f"  writes {_record(*record)}" for record in settled.records]
             for delivery in settled.deliveries:
                 assert isinstance(delivery, Told)
-                self._told[_participant(delivery.to)] = delivery
+                to = _of_id(delivery.transactional_id) + _participant(delivery.to)
+                self._told[to] = delivery
                 what = "commit" if delivery.commits else "abort"
-                lines.append(f"  tells {_participant(delivery.to)}: {what} epoch {delivery.producer_epoch}")
+                lines.append(f"  tells {to}: {what} epoch {delivery.producer_epoch}")
             lines += [f"{token} <- {self._answer(str(token), answer)}" for token, answer in settled.answers]
             if not self._shard.is_waiting:
                 return lines
@@ -122,17 +139,20 @@ class TransactionsScript:
         return self._settle()
 
     def _init(self, command: Command) -> list[str]:
-        command.check_options("timeout")
+        command.check_options("timeout", "id")
         (who,) = command.words
+        self._ids[who] = command.options.get("id", ID)
         timeout_ms = round(float(command.options.get("timeout", "60")) * 1000)
-        return self._ask(who, InitRequest(transactional_id=ID, timeout_ms=timeout_ms, client=who))
+        return self._ask(who, InitRequest(transactional_id=self._ids[who], timeout_ms=timeout_ms, client=who))
 
     def _add(self, command: Command) -> list[str]:
         command.check_options("epoch")
         who, *wanted = command.words
         number, epoch = self._producers[who]
         request = AddRequest(
-            transactional_id=ID, producer_id=number, producer_epoch=int(command.options.get("epoch", epoch))
+            transactional_id=self._ids[who],
+            producer_id=number,
+            producer_epoch=int(command.options.get("epoch", epoch)),
         )
         for each in wanted:
             if each.startswith("g:"):
@@ -155,8 +175,29 @@ class TransactionsScript:
         (who,) = command.words
         number, epoch = self._producers[who]
         epoch = int(command.options.get("epoch", epoch))
-        request = EndRequest(transactional_id=ID, producer_id=number, producer_epoch=epoch, commits=commits)
+        request = EndRequest(transactional_id=self._ids[who], producer_id=number, producer_epoch=epoch, commits=commits)
         return self._ask(who, request)
+
+    def _end_family(self, command: Command, *, commits: bool) -> list[str]:
+        family, *who = command.words
+        sequence = int(who.pop(0)) if commits else 0
+        flag = "keep-others" if commits else "others"
+        others = (flag in who) is not commits
+        members = [
+            FamilyMember(
+                child=self._ids[each].removeprefix(f"{family}~"),
+                producer_id=self._producers[each][0],
+                producer_epoch=self._producers[each][1],
+            )
+            for each in who
+            if each != flag
+        ]
+        request = EndFamilyRequest(family=family, members=members, commits=commits, sequence=sequence, others=others)
+        return self._ask(family, request)
+
+    def _last(self, command: Command) -> list[str]:
+        (family,) = command.words
+        return self._ask(family, FamilyRequest(family=family))
 
     def _confirm(self, command: Command) -> list[str]:
         for name in self._told if command.words == ("all",) else command.words:
@@ -187,6 +228,9 @@ class TransactionsScript:
         if "compacted" in command.words:
             newest = {key: at for at, (key, _) in enumerate(log)}
             log = [record for at, record in enumerate(log) if newest[record[0]] == at]
+        return self._begin_anew(log)
+
+    def _begin_anew(self, log: Sequence[tuple[bytes, bytes | None]]) -> list[str]:
         self._shard = self._new()
         for key, value in log:
             self._shard.replay(key, value)
@@ -194,8 +238,9 @@ class TransactionsScript:
         return self._settle()
 
     def _lose_records(self, command: Command) -> list[str]:
-        del self._log[self._kept :]
-        return self._new_coordinator(command)
+        command.check_options("keep")
+        del self._log[self._kept + int(command.options.get("keep", "0")) :]
+        return self._begin_anew(self._log)
 
     def _answer(self, who: str, answer: Answer) -> str:
         match answer:
@@ -210,10 +255,19 @@ class TransactionsScript:
                 self._producers[who] = (self._producers[who][0], answer.next_epoch)
                 waits_for = f", waits for {', '.join(answer.waits_for)}" if answer.waits_for else ""
                 return f"ended, next epoch {answer.next_epoch}{waits_for}"
+            case EndFamilyResponse():
+                waits_for = f", waits for {', '.join(answer.waits_for)}" if answer.waits_for else ""
+                return ("superseded" if answer.superseded else "ended") + waits_for
+            case FamilyResponse():
+                return f"sequence {answer.sequence}" if answer.HasField("sequence") else "nothing"
             case {"state": state, "producer_epoch": epoch, "last": last}:
                 return f"{state}, epoch {epoch}, {last}"
             case _:
                 raise ScriptError(f"an answer {answer}")
+
+
+def _of_id(transactional_id: str) -> str:
+    return "" if transactional_id == ID else f"{transactional_id}:"
 
 
 def _participant(participant: Participant) -> str:
@@ -226,10 +280,18 @@ def _record(key: bytes, value: bytes | None) -> str:
     match decode_key(key):
         case TransactionKey(name):
             return f"{name}: {'gone' if value is None else _transaction(TransactionRecord.FromString(value))}"
+        case FamilyKey(name):
+            return f"family {name}: {'gone' if value is None else _family(FamilyRecord.FromString(value))}"
         case ProducerIdsKey():
             return f"{ProducerIds.FromString(value or b'').given} producers"
         case found:
             raise ScriptError(f"a record {found}")
+
+
+def _family(record: FamilyRecord) -> str:
+    return ", ".join(
+        [f"sequence {record.sequence}", *(f"{each.child}@{each.producer_epoch}" for each in record.members)]
+    )
 
 
 def _transaction(record: TransactionRecord) -> str:

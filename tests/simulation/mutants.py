@@ -1292,7 +1292,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "the next transaction begins before the one before is known everywhere",
             (
                 TransactionShard._add,
-                "return self._hold(transaction, token, request, now)",
+                "return self._hold(transaction.transactional_id, since, token, request, now)",
                 "return AddResponse()",
             ),
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from tidelog.coordination.shard import Shard
@@ -50,8 +49,10 @@ def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
             transactions.INIT: transactions_pb2.InitRequest.FromString,
             transactions.ADD: transactions_pb2.AddRequest.FromString,
             transactions.END: transactions_pb2.EndRequest.FromString,
+            transactions.END_FAMILY: transactions_pb2.EndFamilyRequest.FromString,
+            transactions.FAMILY: transactions_pb2.FamilyRequest.FromString,
         },
-        name_of=attrgetter("transactional_id"),
+        name_of=_family,
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
         limit="transaction_requests",
     )
@@ -60,6 +61,12 @@ def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
 def _group_or_cursor(request: Any) -> str:
     name: str = request.cursor if isinstance(request, groups_pb2.CursorRequest) else request.group
     return name
+
+
+def _family(request: Any) -> str:
+    ends_family = isinstance(request, transactions_pb2.EndFamilyRequest | transactions_pb2.FamilyRequest)
+    name: str = request.family if ends_family else request.transactional_id
+    return transactions.family_of(name)
 
 
 def _by_name(*operations: Operation[..., Any, Any]) -> dict[str, Operation[..., Any, Any]]:

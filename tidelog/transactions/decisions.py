@@ -51,6 +51,16 @@ class Decisions:
                 self.active[name] = None
                 self.participants += len(transaction.participants)
 
+    def imply(self, transaction: Transaction) -> None:
+        """The record of its family says that it is committed, and its own does not say so yet. Before `begin`."""
+        match transaction.state:
+            case Open(opened_at=opened_at, participants=participants):
+                transaction.state = Ending(opened_at, Outcome.COMMITTED, participants)
+            case Idle():  # nothing of it was acknowledged
+                transaction.epoch, transaction.last = transaction.epoch + 1, Outcome.COMMITTED
+            case Ending():
+                raise InvariantViolation(f"the transaction of {transaction.transactional_id} ends already")
+
     def resume(self, now: float, time_ns: int, patience: float) -> None:
         """Those that were decided go on; those that are open have as long as they had, or `patience`."""
         for name in self.active:
@@ -79,7 +89,7 @@ class Decisions:
         transaction.participants.update(dict.fromkeys(new))
         self.participants += len(transaction.participants) - before
         transaction.changed_at = time_ns
-        self._write(transaction, records)
+        self.write(transaction, records)
 
     def decide(
         self,
@@ -96,11 +106,11 @@ class Decisions:
         transaction.state = Ending(transaction.state.opened_at, outcome, left, since=now)
         transaction.changed_at = time_ns
         if left:
-            self._write(transaction, records)
+            self.write(transaction, records)
             self._tell(transaction)
         else:
             self._complete(transaction, time_ns)
-            self._write(transaction, records)
+            self.write(transaction, records)
 
     def _tell(self, transaction: Transaction) -> None:
         told = [transaction.told(each) for each in transaction.participants]
@@ -141,21 +151,21 @@ class Decisions:
     def become_idle(self, transaction: Transaction, last: Outcome, time_ns: int, records: Records) -> None:
         """In the next epoch."""
         self._become_idle(transaction, last, time_ns)
-        self._write(transaction, records)
+        self.write(transaction, records)
 
     def _become_idle(self, transaction: Transaction, last: Outcome, time_ns: int) -> None:
         transaction.state, transaction.last = Idle(), last
         transaction.epoch += 1
         transaction.changed_at = time_ns
 
-    def _write(self, transaction: Transaction, records: Records) -> None:
+    def write(self, transaction: Transaction, records: Records) -> None:
         records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
         self.unwritten.pop(transaction.transactional_id, None)
 
     def catch_up(self, until: float, records: Records) -> None:
         """What is unwritten since then is written."""
         for name in [name for name, since in self.unwritten.items() if since <= until]:
-            self._write(self.transactions[name], records)
+            self.write(self.transactions[name], records)
 
     def forget(self, before_ns: int, records: Records) -> None:
         """Ids that have been idle since."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
+from wire.internal_streams import TRANSACTIONS
 
 if TYPE_CHECKING:
     from tidelog.transactions.transaction import Outcome, Transaction
@@ -66,10 +67,44 @@ def ends_still(transaction: Transaction, waits_for: list[str]) -> TidelogError:
     )
 
 
-def too_many_held(transaction: Transaction, held: int) -> TidelogError:
+def not_all_open(transactional_id: str, why: str) -> TidelogError:
+    """Of a family's commit."""
+    return TidelogError(
+        Code.TRANSACTION_ABORTED,
+        f"nothing is committed, and all of these transactions are aborted: that of {transactional_id!r} cannot be"
+        f" committed, for {why}. Write them again",
+    )
+
+
+def stale_sequence(family: str, sequence: int, last: int) -> TidelogError:
+    return TidelogError(
+        Code.STALE_COMMIT,
+        f"family {family!r} has committed sequence {last}, and commits no smaller one such as {sequence}; what was open"
+        " of these transactions is aborted. Another program, or an older checkpoint, is at work under that name",
+    )
+
+
+def family_ends_still(family: str, waits_for: list[str]) -> TidelogError:
+    return TidelogError(
+        Code.UNAVAILABLE,
+        f"the commit before of family {family!r} waits for {', '.join(waits_for)}; try again",
+        [RETRY_AFTER_MS.of(RETRY_MS)],
+    )
+
+
+def too_many_families(partition: int, most: int, kept_s: int) -> TidelogError:
+    return TidelogError(
+        Code.LIMIT_REACHED,
+        f"the coordinator of {TRANSACTIONS.name}/{partition} keeps the last commits of {most} families, and no more;"
+        f" use the same names again: one that was not used for {kept_s // 86400} days makes room",
+        [LIMIT.of("transactional_families")],
+    )
+
+
+def too_many_held(what: str, held: int) -> TidelogError:
     return TidelogError(
         Code.BACKPRESSURE,
-        f"{held} requests wait for the end of the transaction of {transaction.transactional_id!r}; try again",
+        f"{held} requests wait for the end of the transaction of {what!r}; try again",
         [RETRY_AFTER_MS.of(RETRY_MS), LIMIT.of("transaction_requests")],
     )
 

@@ -8,11 +8,13 @@
 - A participant whose stream was deleted needs to be told nothing.
 - Requests that need the end of a transaction that is decided (the end itself, an init, the first add of the next one)
   are held. After HOLD_S an end is answered with what it waits for, and the others are refused: they come again.
+- The commit of a family is the last request of its settlement, and its record goes in front of all others
+  (`tidelog.transactions.families`).
 - The numbers of producers are never given twice: the record that counts them goes before those of their transactions.
 
 Answers tell what is so. Where they come without a record, `settle` asks for a BARRIER: see `tidelog.groups.shard`.
-The answer to an end needs none: its decision is committed, and never changes. So it leaves when everybody was told, and
-the record of that follows (`Decisions.unwritten`).
+The answer to an end, of a transaction or of a family, needs none: its decision is committed, and never changes. So it
+leaves when everybody was told, and the record of that follows (`Decisions.unwritten`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tidelog.coordination.streams import StreamsView
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
 from tidelog.transactions.descriptions import described, summary_of
+from tidelog.transactions.families import Families, FamilyEnd
 from tidelog.transactions.held import Held, HeldRequests
 from tidelog.transactions.participants import GroupIn, Participant, PartitionIn, Told
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
@@ -51,17 +54,26 @@ from wire.transactions import (
     MAX_TIMEOUT_MS,
     MIN_TIMEOUT_MS,
     BarrierKey,
+    FamilyKey,
     ProducerIdsKey,
+    RecordKey,
     TransactionKey,
+    check_family,
     check_transactional_id,
+    child_id,
     decode_key,
     producer_id,
 )
 from wire.transactions_pb2 import (
     AddRequest,
     AddResponse,
+    EndFamilyRequest,
+    EndFamilyResponse,
     EndRequest,
     EndResponse,
+    FamilyRecord,
+    FamilyRequest,
+    FamilyResponse,
     InitRequest,
     InitResponse,
     ProducerIds,
@@ -95,7 +107,8 @@ _STATELESS: Final = frozenset(
 )
 """Refusals that do not follow from the records, or that the asker takes for no answer."""
 
-Request: TypeAlias = InitRequest | AddRequest | EndRequest | Admin
+Request: TypeAlias = InitRequest | AddRequest | EndRequest | EndFamilyRequest | FamilyRequest | Admin
+_OfEnd: TypeAlias = EndResponse | EndFamilyResponse
 TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
 """Of a producer, its epoch, and the target: `wire.tickets.Tickets.make`."""
 
@@ -117,6 +130,7 @@ class TransactionShard(Shard):
         self._is_resumed = False
         """A new coordinator has not begun to tell of what was decided."""
         self._decisions = Decisions(self._awaited, self._release)
+        self.families = Families(self._decisions, partition)
         self._held = HeldRequests()
         self._released: deque[tuple[object, Request]] = deque()
         """Requests that were held, and are to be carried out."""
@@ -139,6 +153,8 @@ class TransactionShard(Shard):
                     self.transactions.pop(name, None)
                 else:
                     self.transactions[name] = Transaction.of_record(name, TransactionRecord.FromString(value))
+            case FamilyKey(name):
+                self.families.replay(name, None if value is None else FamilyRecord.FromString(value))
             case ProducerIdsKey():
                 self.given = 0 if value is None else ProducerIds.FromString(value).given
             case BarrierKey():
@@ -147,6 +163,7 @@ class TransactionShard(Shard):
     def begin(self, view: StreamsView, now: float) -> None:
         self._view, self._is_resumed = view, True
         self._looks_at = now
+        self.families.begin()
         self._decisions.begin()
 
     @property
@@ -189,16 +206,19 @@ class TransactionShard(Shard):
     # ---- settling --------------------------------------------------------------------------------------------------
 
     def settle(self, now: float, time_ns: int) -> Settled:
-        settled, records = Settled(), Records()
-        if self._is_resumed:
-            self._is_resumed, self._is_view_new = False, True
+        settled, records, size = Settled(), Records(), 0
+        is_resumed, self._is_resumed = self._is_resumed, False
+        if is_resumed:
+            self._is_view_new = True
             self._decisions.resume(now, time_ns, self._patience)
         if self._is_view_new:
             self._is_view_new = False
             self._decisions.drop_gone(self._view)
         self._decisions.complete(now, time_ns)
-        size = 0
-        while (self._released or self._taken) and size < MAX_BYTES:
+        if is_resumed:
+            self.families.resume(now, records)
+        is_full = bool(records)  # what was committed by the record of a family gets its own records first
+        while (self._released or self._taken) and not is_full:
             token, request = self._next()
             made = Records()
             try:
@@ -208,25 +228,26 @@ class TransactionShard(Shard):
             except TidelogError as error:
                 settled.answers.append((token, error))
             size += sum(0 if record is None else record.ByteSize() for record in made.values())
+            is_full = size >= MAX_BYTES or any(isinstance(key, FamilyKey) for key in made)
             records |= made
         if now >= self._looks_at:
             self._look(now, time_ns, records, settled)
         if now >= self._expires_at:
             self._expires_at = now + EXPIRY_INTERVAL
             self._decisions.forget(time_ns - KEPT_S * 10**9, records)
-        counted = records.pop(ProducerIdsKey(), None)
-        settled.records = encoded(records if counted is None else {ProducerIdsKey(): counted, **records})
+            self.families.forget(time_ns, records)
+        settled.records = encoded(dict(sorted(records.items(), key=_place)))
         if not settled.records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
-        settled.begun = {token for token, answer in settled.answers if isinstance(answer, EndResponse)}
+        settled.begun = {token for token, answer in settled.answers if isinstance(answer, _OfEnd)}
         settled.deliveries, self._decisions.to_tell = self._decisions.to_tell, []
         self._in_hand.clear()
         return settled
 
     def next_deadline(self) -> float:
-        if self._decisions.active or self._decisions.unwritten:
+        if self._decisions.active or self._decisions.unwritten or self.families.is_unwritten:
             return self._looks_at
-        return self._expires_at if self.transactions else float("inf")
+        return self._expires_at if self.transactions or self.families.by_name else float("inf")
 
     def _next(self) -> tuple[object, Request]:
         if not self._released:
@@ -238,9 +259,8 @@ class TransactionShard(Shard):
     def _look(self, now: float, time_ns: int, records: Records, settled: Settled) -> None:
         self._looks_at = now + LOOK_INTERVAL
         self._decisions.catch_up(now - LOOK_INTERVAL, records)
-        for held in self._held.take_late(now):
-            answer = self._answer_of_held(self.transactions[held.transactional_id], held.request)
-            settled.answers.append((held.token, answer))
+        self.families.catch_up(now - LOOK_INTERVAL, records)
+        settled.answers += [(held.token, self._answer_of_held(held.request)) for held in self._held.take_late(now)]
         if self._taken:
             return  # an end may be among them
         for name in [*self._decisions.active]:
@@ -250,16 +270,15 @@ class TransactionShard(Shard):
 
     # ---- requests that are held ------------------------------------------------------------------------------------
 
-    def _hold(self, transaction: Transaction, token: object, request: Request, now: float) -> Answer | None:
-        """Until the transaction, which is decided, has ended. None: it is answered later."""
-        assert isinstance(transaction.state, Ending)
-        until = (transaction.state.since if isinstance(request, EndRequest) else now) + HOLD_S
+    def _hold(self, awaits: str, since: float, token: object, request: Request, now: float) -> Answer | None:
+        """Until that transaction, or that family, has ended, which was decided at `since`. None: it is answered
+        later."""
+        until = (since if isinstance(request, EndRequest | EndFamilyRequest) else now) + HOLD_S
         if now >= until:
-            return self._answer_of_held(transaction, request)
-        name = transaction.transactional_id
-        if self._held.of(name) >= MAX_HELD:
-            raise refusals.too_many_held(transaction, MAX_HELD)
-        self._held.add(Held(name, token, request, until))
+            return self._answer_of_held(request)
+        if self._held.of(awaits) >= MAX_HELD:
+            raise refusals.too_many_held(awaits, MAX_HELD)
+        self._held.add(Held(awaits, token, request, until))
         self._in_hand.remove(token)
         return None
 
@@ -267,11 +286,18 @@ class TransactionShard(Shard):
         """The transaction has ended. What waited for that is carried out next, ends first: an init before them would
         hide the outcome."""
         held = self._held.take(transactional_id)
-        held.sort(key=lambda each: not isinstance(each.request, EndRequest))
+        family = self.families.on_complete(transactional_id)
+        if family is not None:
+            held += self._held.take(child_id(family, ""))
+        held.sort(key=lambda each: isinstance(each.request, InitRequest | AddRequest))
         self._released.extend((each.token, each.request) for each in held)
 
-    def _answer_of_held(self, transaction: Transaction, request: Request) -> Answer:
+    def _answer_of_held(self, request: Request) -> Answer:
         """It was held for too long."""
+        if isinstance(request, EndFamilyRequest):
+            return EndFamilyResponse(waits_for=self.families.waits_for(request.family)[:MAX_NAMED])
+        assert isinstance(request, InitRequest | AddRequest | EndRequest)
+        transaction = self.transactions[request.transactional_id]
         waits_for = [str(participant) for participant in transaction.participants][:MAX_NAMED]
         if isinstance(request, EndRequest):
             return EndResponse(next_epoch=transaction.epoch + 1, waits_for=waits_for)
@@ -288,6 +314,11 @@ class TransactionShard(Shard):
                 return self._add(token, request, now, time_ns, records)
             case EndRequest():
                 return self._end(token, request, now, time_ns, records)
+            case EndFamilyRequest():
+                return self._end_family(token, request, now, time_ns, records)
+            case FamilyRequest():
+                family = self.families.by_name.get(check_family(request.family))
+                return FamilyResponse(sequence=None if family is None else family.sequence)
             case Admin():
                 return self._administrate(request, now, time_ns, records)
 
@@ -305,7 +336,7 @@ class TransactionShard(Shard):
         if isinstance(known.state, Open):
             self._decisions.decide(known, Outcome.NONE, self._view, now, time_ns, records)
         if isinstance(known.state, Ending):
-            return self._hold(known, token, request, now)
+            return self._hold(name, known.state.since, token, request, now)
         if known.epoch >= MAX_EPOCH:
             known.producer_id, known.epoch = self._new_id(records), -1
         known.timeout_ms, known.client = request.timeout_ms, one_line(request.client, MAX_CLIENT)
@@ -348,8 +379,8 @@ class TransactionShard(Shard):
         match transaction.state:
             case Ending(outcome=outcome) if outcome is Outcome.NONE:
                 raise refusals.fenced(transaction, epoch)
-            case Ending() if epoch == transaction.epoch + 1:
-                return self._hold(transaction, token, request, now)
+            case Ending(since=since) if epoch == transaction.epoch + 1:
+                return self._hold(transaction.transactional_id, since, token, request, now)
             case Ending(outcome=outcome) if epoch == transaction.epoch:
                 raise refusals.ended(transaction, outcome)
             case Idle() | Open() if epoch == transaction.epoch - 1 and transaction.last is not Outcome.NONE:
@@ -406,8 +437,24 @@ class TransactionShard(Shard):
             case _:
                 raise refusals.fenced(transaction, epoch)
         if isinstance(transaction.state, Ending):
-            return self._hold(transaction, token, request, now)
+            return self._hold(transaction.transactional_id, transaction.state.since, token, request, now)
         return EndResponse(next_epoch=transaction.epoch)
+
+    def _end_family(
+        self, token: object, request: EndFamilyRequest, now: float, time_ns: int, records: Records
+    ) -> Answer | None:
+        end = FamilyEnd.of_request(request)
+        if not request.commits:
+            self.families.abort(end, self._view, now, time_ns, records)
+            return EndFamilyResponse()
+        if self.families.commits_anew(end) and self._held.of(child_id(end.family, "")):
+            raise refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
+        if not self.families.commit(end, self._view, now, time_ns, records):
+            return EndFamilyResponse(superseded=True)
+        since = self.families.wait(end)
+        return (
+            EndFamilyResponse() if since is None else self._hold(child_id(end.family, ""), since, token, request, now)
+        )
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
@@ -435,10 +482,12 @@ class TransactionShard(Shard):
 
     def validate(self) -> None:
         self._decisions.validate()
+        self.families.validate()
         numbers = [transaction.producer_id for transaction in self.transactions.values()]
         if len(set(numbers)) < len(numbers) or any(n >= producer_id(self._partition, self.given) for n in numbers):
             raise InvariantViolation(f"a producer's number was given twice, of {self.given}")
-        held = sum(map(self._held.of, self._decisions.active))
+        waiting = [child_id(name, "") for name, family in self.families.by_name.items() if family.ending]
+        held = sum(map(self._held.of, [*self._decisions.active, *waiting]))
         if held != self._held.count:
             raise InvariantViolation(f"{self._held.count} requests are held, {held} for transactions that end")
 
@@ -464,4 +513,15 @@ def _check_same(transaction: Transaction, decided: Outcome, wanted: Outcome, epo
 def _tells_what_is_so(answer: Answer) -> bool:
     if isinstance(answer, TidelogError):
         return answer.code not in _STATELESS
-    return isinstance(answer, ProtoMessage) and not isinstance(answer, EndResponse)
+    return isinstance(answer, ProtoMessage) and not isinstance(answer, _OfEnd)
+
+
+def _place(record: tuple[RecordKey, object]) -> int:
+    """In the log: numbers are given before they are used, and the commit of a family is decided by its first record."""
+    match record[0]:
+        case ProducerIdsKey():
+            return 0
+        case FamilyKey():
+            return 1
+        case _:
+            return 2
