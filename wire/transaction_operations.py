@@ -59,6 +59,10 @@ class TransactionList(TypedDict):
 class ListTransactionsRequest:
     idle: bool = False
     """Also the ids without a transaction."""
+    stream: str = ""
+    """Only transactions in which a partition of this stream takes part; empty: all."""
+    group: str = ""
+    """Only transactions in which this consumer group takes part; empty: all."""
 
 
 def place_in_list(summary: TransactionSummary) -> tuple[bool, int, str]:

@@ -25,12 +25,19 @@ def transaction() -> None:
 
 @transaction.command(name="list")
 @click.option("--idle", is_flag=True, help="Also the transactional ids that have no transaction at present.")
+@click.option("--stream", default="", metavar="STREAM", help="Only those in which one of its partitions takes part.")
+@click.option("--group", default="", metavar="GROUP", help="Only those in which this consumer group takes part.")
 @cluster_options
-def list_(idle: bool, server: str | None, namespace: str, as_json: bool) -> None:
-    """List the transactions that are open or end, the oldest first."""
+def list_(idle: bool, stream: str, group: str, server: str | None, namespace: str, as_json: bool) -> None:
+    """List the transactions that are open or end, the oldest first.
+
+    \b
+    Example, where consumers of a stream stand still:
+      tidelog transaction list --stream flights
+    """
 
     async def work(client: Client) -> None:
-        found = await client.transactions(idle=idle)
+        found = await client.transactions(idle=idle, stream=stream, group=group)
         if as_json:
             print_json(found)
         else:

@@ -23,12 +23,13 @@ class TransactionCalls(ABC):
     @abstractmethod
     def _check_open(self) -> None: ...
 
-    async def transactions(self, *, idle: bool = False) -> TransactionList:
+    async def transactions(self, *, idle: bool = False, stream: str = "", group: str = "") -> TransactionList:
         """The transactions that are open or end, the oldest first, as many as an answer holds (`left_out` is the number
-        of the others); with `idle` also the transactional ids without one. `unanswered` are partitions of
-        `__transactions` whose coordinators did not answer. Raises NoServer."""
+        of the others); with `idle` also the transactional ids without one. `stream`, `group`: only those in which it
+        takes part. `unanswered` are partitions of `__transactions` whose coordinators did not answer. Raises NoServer,
+        BadRequest."""
         self._check_open()
-        return await self._api.call(TRANSACTION_LIST, idle)
+        return await self._api.call(TRANSACTION_LIST, idle, stream, group)
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """What is known of a transactional id, and for which partitions and groups its transaction waits. Raises

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from tidelog.transactions.participants import GroupIn, PartitionIn
 from tidelog.transactions.transaction import Ending, Transaction
-from wire.transaction_operations import TransactionDescription, TransactionSummary
+from wire.transaction_operations import ListTransactionsRequest, TransactionDescription, TransactionSummary
+
+
+def is_asked_for(transaction: Transaction, request: ListTransactionsRequest) -> bool:
+    """Whether the stream and the group that the list is limited to take part in it."""
+    if request.group and GroupIn(request.group) not in transaction.participants:
+        return False
+    return not request.stream or any(
+        isinstance(each, PartitionIn) and each.stream == request.stream for each in transaction.participants
+    )
 
 
 def summary_of(transaction: Transaction) -> TransactionSummary:

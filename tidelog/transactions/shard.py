@@ -30,7 +30,7 @@ from tidelog.coordination.shard import Abandoned, Shard
 from tidelog.coordination.streams import StreamsView
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
-from tidelog.transactions.descriptions import described, summary_of
+from tidelog.transactions.descriptions import described, is_asked_for, summary_of
 from tidelog.transactions.families import Families, FamilyEnd
 from tidelog.transactions.held import Held, HeldRequests
 from tidelog.transactions.participants import GroupIn, Participant, PartitionIn, Told
@@ -461,7 +461,10 @@ class TransactionShard(Shard):
     def _administrate(self, asked: Admin, now: float, time_ns: int, records: Records) -> Mapping[str, Any]:
         if asked.operation is TRANSACTION_LIST:
             names = self.transactions if asked.request.idle else self._decisions.active
-            found = sorted((summary_of(self.transactions[name]) for name in names), key=place_in_list)
+            listed = (self.transactions[name] for name in names)
+            found = sorted(
+                (summary_of(each) for each in listed if is_asked_for(each, asked.request)), key=place_in_list
+            )
             left_out = max(0, len(found) - MAX_LISTED)
             return {"transactions": found[:MAX_LISTED], "left_out": left_out, "unanswered": []}
         name = check_transactional_id(asked.request.transactional_id)

@@ -514,6 +514,19 @@ def test_operators_see_transactions_and_abort_one() -> None:
     assert code(world.admin(TRANSACTION_ABORT, "other")) is Code.UNKNOWN_TRANSACTION
 
 
+def test_a_list_is_limited_to_a_stream_or_a_group() -> None:
+    world = World()
+    world.init().add(0)
+    world.init("in-group").add(1, groups=("g",))
+
+    def listed(*request: object) -> list[str]:
+        return sorted(each["transactional_id"] for each in world.admin(TRANSACTION_LIST, *request)["transactions"])
+
+    assert listed(False, "s") == sorted([ID, "in-group"])
+    assert listed(False, "", "g") == listed(False, "s", "g") == ["in-group"]
+    assert listed(False, "other") == listed(True, "", "other") == []
+
+
 def test_what_is_decided_to_be_committed_is_not_aborted() -> None:
     world = World()
     producer = world.init()
