@@ -59,9 +59,9 @@ class TransactionList(TypedDict):
 class ListTransactionsRequest:
     idle: bool = False
     """Also the ids without a transaction."""
-    stream: str = ""
+    with_stream: str = ""
     """Only transactions in which a partition of this stream takes part; empty: all."""
-    group: str = ""
+    with_group: str = ""
     """Only transactions in which this consumer group takes part; empty: all."""
 
 

@@ -9,10 +9,10 @@ from wire.transaction_operations import ListTransactionsRequest, TransactionDesc
 
 def is_asked_for(transaction: Transaction, request: ListTransactionsRequest) -> bool:
     """Whether the stream and the group that the list is limited to take part in it."""
-    if request.group and GroupIn(request.group) not in transaction.participants:
+    if request.with_group and GroupIn(request.with_group) not in transaction.participants:
         return False
-    return not request.stream or any(
-        isinstance(each, PartitionIn) and each.stream == request.stream for each in transaction.participants
+    return not request.with_stream or any(
+        isinstance(each, PartitionIn) and each.stream == request.with_stream for each in transaction.participants
     )
 
 
