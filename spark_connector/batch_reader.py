@@ -12,19 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_connector.log_port import CommittedLog, OffsetRange, OpenLog
-from spark_connector.options import AtTimestamp, Edge, SourceOptions
+from spark_connector.bounds import check_matches, ending_positions, extents_of, starting_positions
+from spark_connector.log_port import OffsetRange, OpenLog
+from spark_connector.options import Edge, SourceOptions
 from spark_connector.packing import default_tasks, pack
 from spark_connector.plain_errors import plain_errors
-from spark_connector.planning import (
-    Extents,
-    assigned,
-    positions_at,
-    positions_from,
-    positions_of,
-    ranges_between,
-    split,
-)
+from spark_connector.planning import ranges_between, split
 from spark_connector.positions import Positions
 from spark_connector.reading import TaskSettings, read_ranges
 from wire.errors import Code, TidelogError
@@ -45,49 +38,22 @@ class TidelogBatchReader(DataSourceReader):
         """What is committed now, as tasks."""
         with closing(self._open_log(self._options)) as log:
             extents = extents_of(log, self._options)
+            check_matches(extents, self._options)
             start = starting_positions(log, extents, self._options, default=Edge.EARLIEST)
-            end = self._ending_positions(log, extents)
+            end = ending_positions(log, extents, self._options)
             _check_order(start, end)
         return tasks_of(ranges_between(start, end), self._options)
-
-    def _ending_positions(self, log: CommittedLog, extents: Extents) -> Positions:
-        match self._options.ending:
-            case None | Edge():
-                return positions_at(extents, Edge.LATEST)
-            case AtTimestamp(timestamp_ns):
-                return positions_from(extents, {stream: log.offsets_at(stream, timestamp_ns) for stream in extents})
-            case explicit:
-                return positions_of(
-                    extents, explicit, "endingOffsets", fail_on_data_loss=self._options.fail_on_data_loss
-                )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._schema, self._open_log)
 
 
-def extents_of(log: CommittedLog, options: SourceOptions) -> Extents:
-    """The logs that the query reads, as they are now. Raises TidelogError where a stream or partition is not there."""
-    extents = {stream: log.extent(stream) for stream in options.streams}
-    return extents if options.assign is None else assigned(extents, options.assign)
-
-
-def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptions, *, default: Edge) -> Positions:
-    """Positions of the option startingOffsets or startingTimestamp in the logs as they are now."""
-    match options.starting:
-        case None:
-            return positions_at(extents, default)
-        case Edge() as edge:
-            return positions_at(extents, edge)
-        case AtTimestamp(timestamp_ns):
-            return positions_from(extents, {stream: log.offsets_at(stream, timestamp_ns) for stream in extents})
-        case explicit:
-            return positions_of(extents, explicit, "startingOffsets", fail_on_data_loss=options.fail_on_data_loss)
-
-
 def tasks_of(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[InputPartition]:
     """The ranges, cut and put together as the options say: a task for each InputPartition, which holds its ranges."""
     least = options.min_partitions
-    return [InputPartition(task) for task in pack(split(ranges, least), max(least, default_tasks()))]
+    pieces = split(ranges, least, options.max_records_per_partition)
+    tasks = pack(pieces, max(least, default_tasks()), options.max_records_per_partition)
+    return [InputPartition(task) for task in tasks]
 
 
 def read_partition(

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -23,10 +23,11 @@ from spark_connector.connections import Address, Connection, KeptConnections, ke
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
 from spark_connector.retrying import WARN_SECONDS, Retry, WaitedOut
 from tidelog.client.connection import Client
+from tidelog.client.errors import UnknownStream
 from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
-from wire.types import Offset, StreamName
+from wire.types import Incarnation, Offset, StreamName
 
 CHUNK_BYTES = 4 << 20
 LEAST_STALL_SECONDS = 10.0
@@ -59,15 +60,28 @@ class ClientLog:
         self._pool = pool
         self._failing_since: float | None = None
 
-    def extent(self, stream: StreamName) -> StreamExtent:
-        return self._ask(f"ask where {stream!r} begins and ends", lambda client: self._extent(client, stream))
+    def streams(self) -> list[StreamName]:
+        found = self._ask("ask for the names of all streams", lambda client: client.streams())
+        return [StreamName(each["name"]) for each in found]
 
-    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        def look_up(client: Client) -> Coroutine[Any, Any, dict[int, int]]:
-            return client.offsets(stream, AtTime(timestamp_ns), read_uncommitted=self.isolation.read_uncommitted)
+    def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
+        def look_up(client: Client) -> Coroutine[Any, Any, list[StreamExtent | None]]:
+            return _gathered(self._extent(client, stream) for stream in streams)
 
-        found = self._ask(f"look a time up in {stream!r}", look_up)
-        return {partition: Offset(offset) for partition, offset in found.items()}
+        found = self._ask(f"ask where {', '.join(streams):.200} begin and end", look_up)
+        return {extent.stream: extent for extent in found if extent is not None}
+
+    def offsets_at(
+        self, times: Mapping[StreamName, Mapping[int, int]]
+    ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
+        def look_up(client: Client) -> Coroutine[Any, Any, list[Mapping[int, Offset | None]]]:
+            return _gathered(self._offsets_at(client, stream, of_stream) for stream, of_stream in times.items())
+
+        return dict(zip(times, self._ask(f"look times up in {', '.join(times):.200}", look_up), strict=True))
+
+    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+        committed = {(str(stream), partition): int(offset) for (stream, partition), offset in offsets.items()}
+        self._ask(f"commit for group {group!r}", lambda client: client.commit_offsets(group, committed))
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> RangeFetch:
         return RangeFetch(self, wanted, max_bytes)
@@ -104,21 +118,32 @@ class ClientLog:
         self.on_answer()
         return answer
 
-    async def _extent(self, client: Client, stream: StreamName) -> StreamExtent:
-        # Together, because the client then asks the controller once for all three.
-        layout, starts, ends = await asyncio.gather(
-            client.metadata(stream),
-            client.offsets(stream, "earliest"),
-            client.offsets(stream, "latest", read_uncommitted=self.isolation.read_uncommitted),
-        )
+    async def _extent(self, client: Client, stream: StreamName) -> StreamExtent | None:
+        try:
+            found = await client.extents(stream, read_uncommitted=self.isolation.read_uncommitted)
+        except UnknownStream:
+            return None
         return StreamExtent(
             stream,
-            layout.incarnation,
+            Incarnation(found.incarnation),
             {
-                partition: PartitionExtent(about.incarnation, Offset(starts[partition]), Offset(ends[partition]))
-                for partition, about in layout.partitions.items()
+                partition: PartitionExtent(
+                    Incarnation(held.incarnation), Offset(held.start), Offset(held.end), Offset(held.log_end)
+                )
+                for partition, held in found.partitions.items()
             },
         )
+
+    async def _offsets_at(
+        self, client: Client, stream: StreamName, times: Mapping[int, int]
+    ) -> Mapping[int, Offset | None]:
+        async with client.consume(stream, read_uncommitted=self.isolation.read_uncommitted) as consumer:
+            found = await consumer.offsets_for_times({partition: AtTime(time) for partition, time in times.items()})
+        return {partition: None if offset is None else Offset(offset) for partition, offset in found.items()}
+
+
+async def _gathered(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    return await asyncio.gather(*calls)
 
 
 class RangeFetch:

@@ -6,7 +6,7 @@ committed records, and ends are exclusive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionExtent:
-    """Present content of a partition: committed records `[log_start, end)`."""
+    """Present content of a partition: records `[log_start, end)` are committed, as its leader knows at the moment."""
 
     incarnation: Incarnation
     log_start: Offset
     end: Offset
+    log_end: Offset
+    """End of the leader's log, >= `end`. A new leader has all committed records below it, and may not know yet that
+    they are committed; a position behind it is one of records that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,19 @@ class Batches(Protocol):
 class CommittedLog(Protocol):
     """A connection to a cluster. Every method raises `TidelogError`."""
 
-    def extent(self, stream: StreamName) -> StreamExtent:
-        """Where each partition's committed log begins and ends. UNKNOWN_STREAM when there is no such stream."""
+    def streams(self) -> Collection[StreamName]:
+        """The names of all streams."""
 
-    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        """Per partition the first committed record at or after a time (ns since 1970), the end when there is none."""
+    def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
+        """Where each partition's log begins and ends, of the streams that exist."""
+
+    def offsets_at(
+        self, times: Mapping[StreamName, Mapping[int, int]]
+    ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
+        """Of each partition the first committed record at or after its time (ns since 1970); None: there is none."""
+
+    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+        """Commits the next offsets to read for a consumer group without members. GROUP_NOT_EMPTY when it has some."""
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Batches:
         """Batches that hold every record of the range, in order; the first and the last may reach beyond it.

@@ -1,22 +1,25 @@
 """The options of `spark.read.format("tidelog")` and `spark.readStream.format("tidelog")`, parsed once into types.
 
-Names are case-insensitive, as everywhere in Spark, which hands them over in lower case. An unknown name is refused: a
-misspelt `startingOffsets` would otherwise read something else than was asked for, silently.
+Names are case-insensitive, as everywhere in Spark, which hands them over in lower case. Names, meanings and precedence
+are those of Spark's Kafka source where it has the option; docs/spark.md has them side by side. An unknown name is
+refused: a misspelt `startingOffsets` would otherwise read something else than was asked for, silently.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from tidelog.client.positions import timestamp_from_text
 from wire.errors import Code, TidelogError
+from wire.groups import check_group_name
+from wire.racks import check_rack
 from wire.subjects import (
     DEFAULT_NAMESPACE,
     check_inbox_prefix,
@@ -27,6 +30,7 @@ from wire.types import Offset, StreamName
 
 DEFAULT_FETCH_MAX_BYTES = 4 << 20
 DEFAULT_RETRY_SECONDS = 120.0
+DEFAULT_MAX_TRIGGER_DELAY_SECONDS = 900.0
 _SWITCHES = ("tls", "tls_first")
 LOGIN_OPTIONS = (
     "context", "user", "password", "password_file", "token", "token_file", "nkey", "creds", "ca", "cert", "key",
@@ -35,6 +39,7 @@ LOGIN_OPTIONS = (
 """Arguments of `tidelog.connect`; Spark's options are `context`, and `nats.` with each of the others."""
 EARLIEST_IN_JSON = -2
 LATEST_IN_JSON = -1
+_MAX_COUNT = 1 << 62
 
 
 class Edge(Enum):
@@ -51,10 +56,17 @@ class AtTimestamp:
     timestamp_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class AtTimestamps:
+    """The first record at or after a time that each partition has of its own."""
+
+    timestamps_ns: Mapping[StreamName, Mapping[int, int]]
+
+
 ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge]]
-StartingPoint = Edge | AtTimestamp | ExplicitOffsets
-_Point = TypeVar("_Point", bound="StartingPoint")
-EndingPoint = Edge | AtTimestamp | ExplicitOffsets
+Point = Edge | AtTimestamp | AtTimestamps | ExplicitOffsets
+"""Where a query starts, or ends."""
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +76,40 @@ class SourceOptions:
     servers: tuple[str, ...] | None = field(repr=False)
     """None: those of the context, or of the environment."""
     login: Mapping[str, str] = field(repr=False)
-    """The options of the login, as `tidelog.connect` takes them: nothing in Spark shows them."""
+    """The options of the login, as `tidelog.connect` takes them, or as text in place of a file: nothing in Spark shows
+    them."""
     streams: tuple[StreamName, ...]
+    """Empty with a pattern."""
+    pattern: str | None
+    """A regular expression, for the whole name of a stream; None: `streams` are read."""
     assign: Mapping[StreamName, tuple[int, ...]] | None
     """The partitions of each stream that are read; None: all."""
     namespace: str
     inbox_prefix: str | None
-    starting: StartingPoint | None
-    ending: EndingPoint | None
+    starting: Point | None
+    latest_without_match: bool
+    """A start at a time that lies behind the last record is the end of the log; else it is refused."""
+    ending: Point | None
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay: float
+    """Seconds after which a micro-batch is made of fewer than `min_offsets_per_trigger`."""
+    max_bytes_per_trigger: int | None
     min_partitions: int
+    max_records_per_partition: int | None
+    """Offsets that a range of a Spark task has at most; None: no limit."""
     fetch_max_bytes: int
     fail_on_data_loss: bool
     include_headers: bool
+    columns: tuple[str, ...] | None
+    """Names of the columns of the schema, in this order; None: all."""
+    read_from: Literal["leader", "follower", "nearest"]
+    rack: str | None
+    read_uncommitted: bool
+    group: str | None
+    """The consumer group that a streaming query commits its positions for."""
     retry_seconds: float
-    """Seconds for which a cluster that does not answer is waited for."""
+    """For how long what waiting may mend is tried again."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -89,45 +120,45 @@ class SourceOptions:
             if key.lower() not in known:
                 _refuse_unknown(key)
             values[known[key.lower()]] = value
-        for name, other, role in (
-            ("startingOffsets", "startingTimestamp", "be the start"),
-            ("endingOffsets", "endingTimestamp", "be the end"),
-            ("subscribe", "assign", "say what is read"),
-        ):
-            if name in values and other in values:
-                _refuse(f"{name} and {other} are both given, and one of them can {role}: leave one out")
-        for name, instead, example in (
-            ("servers", "context", "nats://127.0.0.1:4222"),
-            ("subscribe", "assign", "flights"),
-        ):
-            if name not in values and instead not in values:
-                _refuse(f'option {name} is missing: add .option("{name}", "{example}")')
+        _check_what_is_read(values)
         parsed: dict[str, Any] = {
             name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()
         }
         options = cls(
             servers=parsed["servers"],
             login={name: parsed[_login_option(name)] for name in LOGIN_OPTIONS if parsed[_login_option(name)]},
-            streams=parsed["subscribe"] or tuple(parsed["assign"]),
+            streams=parsed["subscribe"] or tuple(parsed["assign"] or ()),
+            pattern=parsed["subscribePattern"],
             assign=parsed["assign"],
             namespace=parsed["namespace"] or DEFAULT_NAMESPACE,
             inbox_prefix=parsed["inboxPrefix"],
-            starting=_either(parsed["startingOffsets"], parsed["startingTimestamp"]),
-            ending=_either(parsed["endingOffsets"], parsed["endingTimestamp"]),
+            # In the order in which Kafka's source takes them.
+            starting=_first(*(parsed[name] for name in STARTING_OPTIONS)),
+            latest_without_match=parsed["startingOffsetsByTimestampStrategy"] == "latest",
+            ending=_first(*(parsed[name] for name in ENDING_OPTIONS)),
             max_offsets_per_trigger=parsed["maxOffsetsPerTrigger"],
+            min_offsets_per_trigger=parsed["minOffsetsPerTrigger"],
+            max_trigger_delay=_or(parsed["maxTriggerDelay"], DEFAULT_MAX_TRIGGER_DELAY_SECONDS),
+            max_bytes_per_trigger=parsed["maxBytesPerTrigger"],
             min_partitions=parsed["minPartitions"] or 1,
+            max_records_per_partition=parsed["maxRecordsPerPartition"],
             fetch_max_bytes=parsed["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
             fail_on_data_loss=parsed["failOnDataLoss"] is not False,
             include_headers=parsed["includeHeaders"] is True,
-            retry_seconds=DEFAULT_RETRY_SECONDS if parsed["retry.timeout"] is None else parsed["retry.timeout"],
+            columns=parsed["columns"],
+            read_from=parsed["readFrom"] or "leader",
+            rack=parsed["rack"],
+            read_uncommitted=parsed["isolationLevel"] == "read_uncommitted",
+            group=parsed["groupId"],
+            retry_seconds=_or(parsed["retry.timeout"], DEFAULT_RETRY_SECONDS),
         )
-        for name, point in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
-            if isinstance(point, Mapping) and set(point) != set(options.streams):
-                _refuse(
-                    f"{name} speaks of {_names(point)} but {'assign' if options.assign else 'subscribe'} of "
-                    f"{_names(options.streams)}: "
-                    "give a position for each subscribed stream and no other"
-                )
+        for name in _BY_PARTITION:
+            if parsed[name] is not None and options.pattern is None:
+                _check_streams(name, parsed[name], options)
+        _check_rack(options)
+        most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
+        if most is not None and least is not None and least > most:
+            _refuse(f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: lower it")
         return options
 
     def for_batch(self) -> SourceOptions:
@@ -137,22 +168,69 @@ class SourceOptions:
                 "startingOffsets=latest leaves nothing for a batch query to read: "
                 "use earliest or offsets, or spark.readStream to read new records"
             )
-        if self.max_offsets_per_trigger is not None:
-            _refuse("maxOffsetsPerTrigger has no meaning in a batch query: leave it out, or set endingOffsets")
+        if isinstance(self.starting, Mapping):
+            for stream, partitions in self.starting.items():
+                for partition, offset in partitions.items():
+                    if offset is Edge.LATEST:
+                        _refuse(
+                            f"startingOffsets: the latest offset ({LATEST_IN_JSON}) of {stream}/{partition} leaves "
+                            "nothing for a batch query to read: use an offset, or leave the partition out with assign"
+                        )
+        for name, value in (
+            ("maxOffsetsPerTrigger", self.max_offsets_per_trigger),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger),
+            ("maxBytesPerTrigger", self.max_bytes_per_trigger),
+        ):
+            if value is not None:
+                _refuse(f"{name} has no meaning in a batch query: leave it out, or set endingOffsets")
+        if self.group is not None:
+            _refuse("groupId has no meaning in a batch query, which has no positions to commit: leave it out")
         return self
 
     def for_stream(self) -> SourceOptions:
         """Checked for `spark.readStream`: begins at the latest record unless told, and has no end."""
         if self.ending is not None:
             _refuse(
-                "endingOffsets and endingTimestamp have no meaning in a streaming query: leave them out, "
-                "or use spark.read, or trigger(availableNow=True) to stop at the present end"
+                "endingOffsets, endingOffsetsByTimestamp and endingTimestamp have no meaning in a streaming query: "
+                "leave them out, or use spark.read, or trigger(availableNow=True) to stop at the present end"
             )
         return self
 
 
-def _either(first: _Point | None, second: _Point | None) -> _Point | None:
-    return second if first is None else first
+def _check_what_is_read(values: Mapping[str, str]) -> None:
+    given = [name for name in _WHAT_IS_READ if name in values]
+    if len(given) > 1:
+        _refuse(f"{' and '.join(given)} are both given, and one of them can say what is read: leave one out")
+    if "servers" not in values and "context" not in values:
+        _refuse('option servers is missing: add .option("servers", "nats://127.0.0.1:4222")')
+    if not given:
+        _refuse('option subscribe is missing: add .option("subscribe", "flights"), or subscribePattern, or assign')
+
+
+def _check_streams(name: str, point: Point, options: SourceOptions) -> None:
+    if isinstance(point, (Edge, AtTimestamp)):
+        return
+    named = point.timestamps_ns if isinstance(point, AtTimestamps) else point
+    if set(named) != set(options.streams):
+        _refuse(
+            f"{name} speaks of {_names(named)} but {'assign' if options.assign else 'subscribe'} of "
+            f"{_names(options.streams)}: give a position for each subscribed stream and no other"
+        )
+
+
+def _check_rack(options: SourceOptions) -> None:
+    if options.read_from == "nearest" and options.rack is None:
+        _refuse('readFrom=nearest needs the rack of the readers: add .option("rack", "zone-a")')
+    if options.read_from != "nearest" and options.rack is not None:
+        _refuse(f"rack={options.rack!r} is for readFrom=nearest: add that option, or leave rack out")
+
+
+def _first(*points: _Value | None) -> _Value | None:
+    return next((point for point in points if point is not None), None)
+
+
+def _or(value: _Value | None, default: _Value) -> _Value:
+    return default if value is None else value
 
 
 def _refuse(message: str) -> NoReturn:
@@ -168,6 +246,8 @@ def _refuse_unknown(key: str) -> NoReturn:
         )
     if key.lower() == "path":
         _refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
+    if key.lower() in _OF_KAFKA:
+        _refuse(f"{key} is an option of Spark's Kafka source: {_OF_KAFKA[key.lower()]}")
     close = get_close_matches(key.lower(), [name.lower() for name in KNOWN_OPTIONS], n=1)
     meant = next((f" (did you mean {name}?)" for name in KNOWN_OPTIONS if [name.lower()] == close), "")
     _refuse(f"unknown option {key!r} of the tidelog data source{meant}; known: {', '.join(KNOWN_OPTIONS)}")
@@ -199,6 +279,29 @@ def _parse_streams(name: str, text: str) -> tuple[StreamName, ...]:
     if len(set(streams)) != len(streams):
         _refuse(f"{name}={text!r} names a stream twice: name each once")
     return tuple(check_stream_name(stream) for stream in streams)
+
+
+def _parse_pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        _refuse(f"{name}={text!r} is not a regular expression: {error}")
+    return text
+
+
+def _parse_columns(name: str, text: str) -> tuple[str, ...]:
+    columns = _parse_list(name, text)
+    if len(set(columns)) != len(columns):
+        _refuse(f"{name}={text!r} names a column twice: name each once")
+    return columns
+
+
+def _parse_group(_: str, text: str) -> str:
+    return check_group_name(text)
+
+
+def _parse_rack(_: str, text: str) -> str:
+    return check_rack(text)
 
 
 def _parse_assign(name: str, text: str) -> Mapping[StreamName, tuple[int, ...]]:
@@ -258,15 +361,43 @@ def _between(low: int, high: int) -> Callable[[str, str], int]:
     return parse
 
 
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+def _one_of(*words: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            _refuse(f"{name}={text!r} is none of {', '.join(words)}")
+        return word
+
+    return parse
 
 
-def _parse_duration(name: str, text: str) -> float:
-    """Seconds."""
-    found = re.fullmatch(r"\s*(\d{1,9})\s*(ms|s|m|h)\s*", text)
-    if found is None:
-        _refuse(f"{name}={text!r} is no duration such as 120s, 500ms, 2m or 1h")
-    return int(found[1]) * _DURATION_UNITS[found[2]]
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Seconds; the units of Spark's own durations."""
+
+
+def _duration(*, bare: str | None = None) -> Callable[[str, str], float]:
+    """To seconds. `bare`: the unit of a number without one; None: it needs one."""
+
+    def parse(name: str, text: str) -> float:
+        found = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
+        unit = (found[2] or bare) if found is not None else None
+        if found is None or unit not in _UNITS:
+            _refuse(f"{name}={text!r} is not a duration such as 120s or 2m (units: {', '.join(_UNITS)})")
+        return int(found[1]) * _UNITS[unit]
+
+    return parse
+
+
+_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+"""Bytes; the units of Spark's own sizes."""
+
+
+def _bytes(name: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    size = 0 if found is None else int(found[1]) * _SIZES[found[2]]
+    if not 0 < size <= _MAX_COUNT:
+        _refuse(f"{name}={text!r} is not a number of bytes from 1 up, such as 16777216 or 16m")
+    return size
 
 
 def _parse_timestamp(name: str, text: str) -> AtTimestamp:
@@ -281,12 +412,23 @@ def _parse_timestamp(name: str, text: str) -> AtTimestamp:
         _refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
 
 
-def _parse_starting(name: str, text: str) -> StartingPoint:
+def _parse_timestamps(name: str, text: str) -> AtTimestamps:
+    """`{"flights": {"0": 1893456000000}}`: milliseconds since 1970."""
+    form = 'milliseconds since 1970 per partition such as {"flights": {"0": 1893456000000}}'
+    parsed: dict[StreamName, dict[int, int]] = {}
+    for stream, partition, timestamp in _by_partition(name, text, form):
+        if type(timestamp) is not int or timestamp < 0:
+            _refuse(f"{name}: time {timestamp!r} of {stream}/{partition} is not in milliseconds since 1970")
+        parsed.setdefault(stream, {})[partition] = timestamp * 1_000_000
+    return AtTimestamps(parsed)
+
+
+def _parse_starting(name: str, text: str) -> Point:
     edge = text.strip().lower()
     return Edge(edge) if edge in ("earliest", "latest") else _parse_offsets(name, text, "earliest, latest")
 
 
-def _parse_ending(name: str, text: str) -> EndingPoint:
+def _parse_ending(name: str, text: str) -> Point:
     if text.strip().lower() == "earliest":
         _refuse(f"{name}={text!r} would end before it begins: use latest or offsets")
     return Edge.LATEST if text.strip().lower() == "latest" else _parse_offsets(name, text, "latest")
@@ -295,48 +437,83 @@ def _parse_ending(name: str, text: str) -> EndingPoint:
 def _parse_offsets(name: str, text: str, words: str) -> ExplicitOffsets:
     """`{"flights": {"0": 23, "1": -1}}`; -2 is the earliest and -1 the latest, as in Kafka's connector."""
     form = f'{words} or offsets per partition such as {{"flights": {{"0": 23, "1": 0}}}}'
+    parsed: dict[StreamName, dict[int, Offset | Edge]] = {}
+    for stream, partition, offset in _by_partition(name, text, form):
+        if type(offset) is not int or offset < EARLIEST_IN_JSON:
+            _refuse(
+                f"{name}: offset {offset!r} of {stream}/{partition} is not a number from 0 up "
+                f"({EARLIEST_IN_JSON} = earliest, {LATEST_IN_JSON} = latest)"
+            )
+        if offset == EARLIEST_IN_JSON and name == "endingOffsets":
+            _refuse(f"{name}: the earliest offset ({offset}) of {stream}/{partition} would end before it begins")
+        parsed.setdefault(stream, {})[partition] = _IN_JSON.get(offset, Offset(offset))
+    return parsed
+
+
+def _by_partition(name: str, text: str, form: str) -> Iterator[tuple[StreamName, int, Any]]:
+    """(stream, partition, value) of `{"flights": {"0": value}}`."""
     try:
         streams = json.loads(text)
     except ValueError:
-        _refuse(f"{name}={text!r} is neither {form}")
-    if not isinstance(streams, dict) or not all(isinstance(value, dict) for value in streams.values()):
-        _refuse(f"{name}={text!r} is neither {form}")
-    parsed: dict[StreamName, dict[int, Offset | Edge]] = {}
+        _refuse(f"{name}={text!r} is not {form}")
+    if not isinstance(streams, dict) or not all(isinstance(value, dict) and value for value in streams.values()):
+        _refuse(f"{name}={text!r} is not {form}")
     for stream, partitions in streams.items():
-        parsed[StreamName(stream)] = offsets = {}
-        for partition, offset in partitions.items():
+        for partition, value in partitions.items():
             if not partition.isdecimal():
                 _refuse(f"{name}: partition {partition!r} of stream {stream!r} is not a number from 0 up")
-            if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST_IN_JSON:
-                _refuse(
-                    f"{name}: offset {offset!r} of {stream}/{partition} is not a number from 0 up "
-                    f"({EARLIEST_IN_JSON} = earliest, {LATEST_IN_JSON} = latest)"
-                )
-            if offset == EARLIEST_IN_JSON and name == "endingOffsets":
-                _refuse(f"{name}: the earliest offset ({offset}) of {stream}/{partition} would end before it begins")
-            offsets[int(partition)] = _IN_JSON.get(offset, Offset(offset))
-    return parsed
+            yield StreamName(stream), int(partition), value
 
 
 _IN_JSON: Mapping[int, Edge] = {EARLIEST_IN_JSON: Edge.EARLIEST, LATEST_IN_JSON: Edge.LATEST}
 
+_WHAT_IS_READ = ("subscribe", "subscribePattern", "assign")
+STARTING_OPTIONS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+ENDING_OPTIONS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+"""The first of these that is given counts."""
+_BY_PARTITION = (*STARTING_OPTIONS[1:], *ENDING_OPTIONS[1:])
+
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "servers": _parse_servers,
     "subscribe": _parse_streams,
+    "subscribePattern": _parse_pattern,
     "assign": _parse_assign,
-    "namespace": _parse_namespace,
-    "inboxPrefix": _parse_inbox_prefix,
     "startingOffsets": _parse_starting,
+    "startingOffsetsByTimestamp": _parse_timestamps,
     "startingTimestamp": _parse_timestamp,
+    "startingOffsetsByTimestampStrategy": _one_of("error", "latest"),
     "endingOffsets": _parse_ending,
+    "endingOffsetsByTimestamp": _parse_timestamps,
     "endingTimestamp": _parse_timestamp,
-    "maxOffsetsPerTrigger": _between(1, 1 << 62),
+    "maxOffsetsPerTrigger": _between(1, _MAX_COUNT),
+    "minOffsetsPerTrigger": _between(1, _MAX_COUNT),
+    "maxTriggerDelay": _duration(bare="ms"),
+    "maxBytesPerTrigger": _bytes,
     "minPartitions": _between(1, 100_000),
+    "maxRecordsPerPartition": _between(1, _MAX_COUNT),
     "fetchMaxBytes": _between(1 << 10, 64 << 20),
     "failOnDataLoss": _parse_bool,
     "includeHeaders": _parse_bool,
-    "retry.timeout": _parse_duration,
+    "columns": _parse_columns,
+    "readFrom": _one_of("leader", "follower", "nearest"),
+    "rack": _parse_rack,
+    "isolationLevel": _one_of("read_committed", "read_uncommitted"),
+    "groupId": _parse_group,
+    "retry.timeout": _duration(),
+    "namespace": _parse_namespace,
+    "inboxPrefix": _parse_inbox_prefix,
     **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
 }
 
 KNOWN_OPTIONS = tuple(_PARSERS)
+
+_OF_KAFKA: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "servers names the NATS servers of the cluster",
+    "kafka.group.id": "groupId names the consumer group that a streaming query commits its positions for",
+    "groupidprefix": "a reader here needs no group: leave it out, or name one with groupId",
+    "kafka.isolation.level": "it is isolationLevel here",
+    "kafkaconsumer.polltimeoutms": "retry.timeout says for how long a read is tried again",
+    "fetchoffset.numretries": "retry.timeout says for how long a read is tried again",
+    "fetchoffset.retryintervalms": "retry.timeout says for how long a read is tried again",
+}
+"""Options that have another name here, in lower case, with the remedy."""

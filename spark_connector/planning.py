@@ -2,6 +2,7 @@
 
 Invariants:
 - an end never lies beyond the committed log, and never before its start unless the log itself was cut;
+- a partition is read from a position that a checkpoint holds: one that is new to a query joins first, without records;
 - ranges between two positions depend on these positions alone: a batch planned again after a crash reads the same
   records;
 - a position is only ever compared with the same life of the same partition.
@@ -13,6 +14,7 @@ either way: its offsets are other records.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +26,8 @@ from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
 Extents = Mapping[StreamName, StreamExtent]
+
+_log = logging.getLogger(__name__)
 
 
 def assigned(extents: Extents, assign: Mapping[StreamName, Collection[int]]) -> Extents:
@@ -60,13 +64,7 @@ def positions_at(extents: Extents, edge: Edge) -> Positions:
 
 def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fail_on_data_loss: bool) -> Positions:
     """The user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
-    for stream, extent in extents.items():
-        if set(explicit[stream]) != set(extent.partitions):
-            raise TidelogError(
-                Code.BAD_CONFIG,
-                f"{option} gives offsets of partitions {_numbers(explicit[stream])} of stream {stream!r}, which has "
-                f"partitions {_numbers(extent.partitions)}: give one for each (-2 = earliest, -1 = latest)",
-            )
+    check_names_all(explicit, extents, option)
 
     def chosen(stream: StreamName, partition: int, end: Offset) -> Offset:
         log_start = extents[stream].partitions[partition].log_start
@@ -80,6 +78,24 @@ def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fa
                 return _checked(offset, what, log_start, end, fail_on_data_loss=fail_on_data_loss)
 
     return _moved(positions_at(extents, Edge.LATEST), chosen)
+
+
+def check_names_all(given: Mapping[StreamName, Collection[int]], extents: Extents, option: str) -> None:
+    """Raises TidelogError(BAD_CONFIG) unless an option gives something for exactly the partitions that are read."""
+    if set(given) != set(extents):
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"{option} speaks of {', '.join(sorted(given))}, and the query reads {', '.join(sorted(extents))}: give "
+            "each stream that is read and no other",
+        )
+    for stream, extent in extents.items():
+        if set(given[stream]) != set(extent.partitions):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"{option} speaks of partitions {_numbers(given[stream])} of stream {stream!r}, and the query reads "
+                f"partitions {_numbers(extent.partitions)}: give each of them (as an offset -2 is the earliest, -1 "
+                "the latest)",
+            )
 
 
 def _checked(offset: Offset, what: str, log_start: Offset, end: Offset, *, fail_on_data_loss: bool) -> Offset:
@@ -105,46 +121,59 @@ def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, O
     )
 
 
-def check_continues(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -> None:
-    """A query may go on at `start`: same streams, same lives, and the logs still reach it.
+def carried_on(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -> Positions:
+    """`start` as far as a query may go on at it: the same lives, and the logs still reach it.
 
-    Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED or BAD_CONFIG.
+    Streams and partitions that are not read any more are left out, with a warning in the log, unless
+    `fail_on_data_loss`. Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED, UNKNOWN_STREAM or
+    PARTITION_RETIRED.
     """
-    if set(start) != set(extents):
-        raise TidelogError(
-            Code.BAD_CONFIG,
-            f"the checkpoint is of a query that subscribes to {_streams(start)}, and this one subscribes to "
-            f"{_streams(extents)}: subscribe to the same streams, or start with a new checkpointLocation",
-        )
+    kept: dict[StreamName, StreamPosition] = {}
     for stream, at in start.items():
-        extent = extents[stream]
+        extent = extents.get(stream)
+        if extent is None:
+            _lost(Code.UNKNOWN_STREAM, f"stream {stream!r}", fail_on_data_loss=fail_on_data_loss)
+            continue
         if at.incarnation != extent.incarnation:
             raise _recreated(f"stream {stream!r}", at.incarnation, extent.incarnation)
+        partitions: dict[int, Position] = {}
         for partition, position in at.partitions.items():
             name = f"{stream}/{partition}"
             held = extent.partitions.get(partition)
             if held is None:
-                raise TidelogError(
-                    Code.PARTITION_RETIRED,
-                    f"partition {name}, which the checkpoint reads from, does not exist any more, or assign "
-                    "leaves it out: "
-                    "start with a new checkpointLocation",
-                )
+                _lost(Code.PARTITION_RETIRED, f"partition {name}", fail_on_data_loss=fail_on_data_loss)
+                continue
             if position.incarnation != held.incarnation:
                 raise _recreated(f"partition {name}", position.incarnation, held.incarnation)
-            if fail_on_data_loss:
-                _check_reachable(name, position, held)
+            _check_reachable(name, position, held, fail_on_data_loss=fail_on_data_loss)
+            partitions[partition] = position
+        kept[stream] = replace(at, partitions=partitions)
+    return kept
 
 
-def _check_reachable(name: str, position: Position, held: PartitionExtent) -> None:
-    if position.offset < held.log_start:
-        raise before_log(name, position.offset, held.log_start)
-    if position.offset > held.end:
+def _lost(code: Code, what: str, *, fail_on_data_loss: bool) -> None:
+    told = (
+        f"{what}, which the checkpoint reads from, does not exist any more, or subscribe, subscribePattern or assign "
+        "leaves it out"
+    )
+    if fail_on_data_loss:
         raise TidelogError(
-            Code.LOG_TRUNCATED,
-            f"{name} was read up to {position.offset} but its committed log ends at {held.end}, so records that "
-            "were read are gone (an unclean election): set failOnDataLoss=false to go on from there",
+            code, f"{told}: set failOnDataLoss=false to go on without it, or start with a new checkpointLocation"
         )
+    _log.warning("%s; the query goes on without it (failOnDataLoss=false)", told)
+
+
+def _check_reachable(name: str, position: Position, held: PartitionExtent, *, fail_on_data_loss: bool) -> None:
+    if position.offset < held.log_start and fail_on_data_loss:
+        raise before_log(name, position.offset, held.log_start)
+    if position.offset > held.log_end:
+        told = (
+            f"{name} was read up to {position.offset} but its log ends at {held.log_end}, so records that were read "
+            "are gone (an unclean election)"
+        )
+        if fail_on_data_loss:
+            raise TidelogError(Code.LOG_TRUNCATED, f"{told}: set failOnDataLoss=false to go on from there")
+        _log.warning("%s; the query goes on from there (failOnDataLoss=false)", told)
 
 
 def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
@@ -164,43 +193,93 @@ def _recreated(what: str, then: int, now: int) -> TidelogError:
     )
 
 
-def next_end(start: Positions, extents: Extents, *, target: Positions | None, max_records: int | None) -> Positions:
-    """Where the next micro-batch ends.
+def reachable_ends(start: Positions, extents: Extents, target: Positions | None) -> Positions:
+    """Up to where records can be read that follow `start`.
 
-    Up to the ends of the logs, not past `target` (Trigger.AvailableNow), and at most `max_records` offsets in all,
-    which the partitions share in proportion to their waiting records. A partition new since `start` is read from its
-    offset 0.
+    - A partition never goes back: a new leader may know an earlier end of the committed log than `start`, until its
+      followers have fetched. Only where its whole log ends below `start` is that end the next position.
+    - A partition that is not in `start` joins where its log begins, without records. They are read by a later
+      micro-batch, when that position is in the checkpoint.
+    - With `target` (Trigger.AvailableNow) none goes past it, and what is neither in it nor in `start` is left out.
     """
-    ends = positions_at(extents, Edge.LATEST) if target is None else _not_before(start, target, extents)
-    waiting = {
-        (stream, partition): max(0, end.offset - max(_offset_in(start, stream, partition), held.log_start))
-        for stream, extent in extents.items()
-        for partition, held in extent.partitions.items()
-        if (end := ends[stream].partitions.get(partition)) is not None
+
+    def end_of(stream: StreamName, partition: int, held: PartitionExtent) -> Offset | None:
+        began = _offset_in(start, stream, partition)
+        goal = held.end if target is None else _offset_in(target, stream, partition)
+        if goal is None:
+            return began
+        if began is None:
+            return held.log_start
+        return max(began, min(goal, held.end)) if began <= held.log_end else held.log_end
+
+    ends: dict[StreamName, StreamPosition] = {}
+    for stream, extent in extents.items():
+        partitions = {
+            partition: Position(held.incarnation, end)
+            for partition, held in extent.partitions.items()
+            if (end := end_of(stream, partition, held)) is not None
+        }
+        if partitions:
+            ends[stream] = StreamPosition(extent.incarnation, partitions)
+    return ends
+
+
+def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict[tuple[StreamName, int], int]:
+    """By partition, the offsets between `start` and `ends` that the log still has."""
+    return {
+        (stream, partition): max(0, end.offset - max(began, extents[stream].partitions[partition].log_start))
+        for stream, at in ends.items()
+        for partition, end in at.partitions.items()
+        if (began := _offset_in(start, stream, partition)) is not None
     }
-    if max_records is None or sum(waiting.values()) <= max_records:
+
+
+def common(positions: Positions, others: Positions) -> Positions:
+    """`positions`, of the partitions that `others` has too."""
+    return {
+        stream: replace(at, partitions={p: position for p, position in at.partitions.items() if p in of.partitions})
+        for stream, at in positions.items()
+        if (of := others.get(stream)) is not None
+    }
+
+
+def only_grows(start: Positions, ends: Positions) -> bool:
+    """Both are of the same partitions, and none goes back."""
+    return {stream: set(at.partitions) for stream, at in start.items()} == {
+        stream: set(at.partitions) for stream, at in ends.items()
+    } and all(
+        position.offset <= ends[stream].partitions[partition].offset
+        for stream, at in start.items()
+        for partition, position in at.partitions.items()
+    )
+
+
+def limited(ends: Positions, waiting: Mapping[tuple[StreamName, int], int], max_records: int) -> Positions:
+    """`ends`, moved back so that at most `max_records` offsets are read, which the partitions share in proportion to
+    their waiting records."""
+    if sum(waiting.values()) <= max_records:
         return ends
     granted = _share(waiting, max_records)
 
-    def limited(stream: StreamName, partition: int, end: Offset) -> Offset:
+    def moved(stream: StreamName, partition: int, end: Offset) -> Offset:
         key = stream, partition
         return Offset(end - waiting[key] + granted[key]) if key in waiting else end
 
-    return _moved(ends, limited)
+    return _moved(ends, moved)
 
 
-def _not_before(start: Positions, target: Positions, extents: Extents) -> Positions:
-    """The target, or `start` where that is already past it: then there is nothing to read, not less than nothing.
-
-    A start past the end of the log (it was cut, and `failOnDataLoss` is off) does go back.
-    """
-
-    def later(stream: StreamName, partition: int, end: Offset) -> Offset:
-        began = _offset_in(start, stream, partition)
-        held = extents[stream].partitions.get(partition)
-        return began if held is not None and end < began <= held.end else end
-
-    return _moved(target, later)
+def offsets_behind(positions: Positions, ends: Positions) -> dict[str, float]:
+    """How far the partitions are behind the ends of their logs, by the names that Kafka's source has for it."""
+    behind = [
+        max(0, end.offset - (_offset_in(positions, stream, partition) or 0))
+        for stream, at in ends.items()
+        for partition, end in at.partitions.items()
+    ] or [0]
+    return {
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+    }
 
 
 def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]) -> Positions:
@@ -228,53 +307,46 @@ def _share(waiting: Mapping[tuple[StreamName, int], int], limit: int) -> dict[tu
 
 
 def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
-    """Every partition's records from `start` to `end`; partitions with none are left out."""
+    """Every partition's records from `start` to `end`. Partitions with none are left out, and so are those that are not
+    in `start`: they join at `end`."""
     return [
         found
         for stream, at in end.items()
         for partition, position in sorted(at.partitions.items())
-        if len(
-            found := OffsetRange(
-                stream,
-                at.incarnation,
-                partition,
-                position.incarnation,
-                _offset_in(start, stream, partition),
-                position.offset,
-            )
-        )
+        if (began := _offset_in(start, stream, partition)) is not None
+        and len(found := OffsetRange(stream, at.incarnation, partition, position.incarnation, began, position.offset))
     ]
 
 
-def _offset_in(positions: Positions, stream: StreamName, partition: int) -> Offset:
-    position = positions[stream].partitions.get(partition)
-    return Offset(0) if position is None else position.offset
+def _offset_in(positions: Positions, stream: StreamName, partition: int) -> Offset | None:
+    at = positions.get(stream)
+    position = None if at is None else at.partitions.get(partition)
+    return None if position is None else position.offset
 
 
-def split(ranges: Sequence[OffsetRange], minimum: int) -> list[OffsetRange]:
-    """At least `minimum` ranges where the offsets allow it: each is cut in proportion to its share of them."""
+def split(ranges: Sequence[OffsetRange], minimum: int, most: int | None = None) -> list[OffsetRange]:
+    """Cut so that none has more than `most` offsets (None: no limit), and then, where the offsets allow it, into at
+    least `minimum` ranges: each is cut in proportion to its share of them."""
+    if most is not None:
+        ranges = [part for whole in ranges for part in _cut(whole, -(-len(whole) // most))]
     total = sum(len(whole) for whole in ranges)
     if len(ranges) >= minimum or total == 0:
         return list(ranges)
-    parts: list[OffsetRange] = []
-    for whole in ranges:
-        size = len(whole)
-        # Rounded up, so that the sum cannot fall short of the minimum.
-        pieces = min(size, -(-size * minimum // total))
-        parts += [
-            replace(
-                whole,
-                start=Offset(whole.start + size * piece // pieces),
-                end=Offset(whole.start + size * (piece + 1) // pieces),
-            )
-            for piece in range(pieces)
-        ]
-    return parts
+    # Rounded up, so that the sum cannot fall short of the minimum.
+    return [part for whole in ranges for part in _cut(whole, min(len(whole), -(-len(whole) * minimum // total)))]
+
+
+def _cut(whole: OffsetRange, pieces: int) -> list[OffsetRange]:
+    size = len(whole)
+    return [
+        replace(
+            whole,
+            start=Offset(whole.start + size * piece // pieces),
+            end=Offset(whole.start + size * (piece + 1) // pieces),
+        )
+        for piece in range(pieces)
+    ]
 
 
 def _numbers(partitions: Iterable[int]) -> str:
     return ", ".join(str(number) for number in sorted(partitions)) or "none"
-
-
-def _streams(streams: Mapping[StreamName, object]) -> str:
-    return ", ".join(sorted(streams)) or "nothing"

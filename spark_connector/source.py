@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 def open_client_log(options: SourceOptions) -> CommittedLog:
     """Connects to the cluster that the options name."""
     # Spark makes a data source in many short-lived processes that never connect.
-    from spark_connector.client_log import ClientLog
+    from spark_connector.client_log import ClientLog, Isolation
     from spark_connector.connections import Address
 
     login = tuple(sorted(options.login.items()))
     address = Address(options.servers, options.namespace, options.inbox_prefix, login)
-    return ClientLog(address, Retry(options.retry_seconds))
+    isolation = Isolation(options.read_uncommitted, options.read_from, options.rack)
+    return ClientLog(address, Retry(options.retry_seconds), isolation)
 
 
 @plain_errors

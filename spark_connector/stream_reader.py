@@ -9,13 +9,18 @@ One reader lives in a process of its own for as long as the query runs; Spark as
 Spark writes `end` to the checkpoint before it reads, so `partitions` must depend on its two arguments alone. The first
 of these calls after a restart also finds out whether the checkpoint still speaks of these streams.
 
+The options of limits are combined here, because a Python source can tell Spark of one limit only. They are overruled
+where Spark's trigger means to read everything.
+
 Trigger.AvailableNow: the ends of the logs are taken once, and `latestOffset` never goes past them.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,26 +28,36 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from spark_connector.batch_reader import extents_of, read_partition, starting_positions, tasks_of
+from spark_connector.batch_reader import read_partition, tasks_of
+from spark_connector.bounds import check_exist, extents_found, extents_of, starting_positions
 from spark_connector.log_port import CommittedLog, OpenLog
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.plain_errors import plain_errors
 from spark_connector.planning import (
     Extents,
-    check_continues,
-    next_end,
+    carried_on,
+    common,
+    limited,
+    offsets_behind,
+    only_grows,
     positions_at,
     ranges_between,
+    reachable_ends,
+    waiting_records,
 )
 from spark_connector.positions import Positions, from_json, to_json
+from wire.types import Offset, StreamName
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+
+_log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.05
 """Spark asks an idle query for news every 10 ms, at a request per partition: the answer "none" takes this long."""
@@ -52,46 +67,110 @@ IDLE_SECONDS = 0.05
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Method names are Spark's.
 
-    def __init__(self, options: SourceOptions, schema: StructType, open_log: OpenLog) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        open_log: OpenLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._options = options
         self._schema = schema
         self._open_log = open_log
         self._log: CommittedLog | None = None
         self._target: Positions | None = None
         self._latest: Positions | None = None
+        self._planned: Positions = {}
+        """The end of the micro-batch that was planned last."""
+        self._absent: frozenset[StreamName] = frozenset()
+        """Streams that are named and do not exist."""
+        self._last_trigger: float | None = None
+        """By the clock; of the last micro-batch that `minOffsetsPerTrigger` let through."""
+        self._committed: Mapping[tuple[StreamName, int], Offset] = {}
+        """For the group."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        extents = self._extents()
+        extents = extents_of(self._connected(), self._options)
         return to_json(starting_positions(self._connected(), extents, self._options, default=Edge.LATEST))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """One that stands for the options; `latestOffset` goes by these."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        extents = self._extents()
-        begin = from_json(start)
-        check_continues(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss)
+        extents = extents_found(self._connected(), self._options)
+        begin = carried_on(from_json(start), extents, fail_on_data_loss=self._options.fail_on_data_loss)
+        self._check_exist(extents)
         self._latest = positions_at(extents, Edge.LATEST)
-        # Spark gives no limit where its trigger means to read everything, even if the option is set.
-        max_records = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = next_end(begin, extents, target=self._target, max_records=max_records)
-        if end == begin:
+        ends = reachable_ends(begin, extents, self._target)
+        if not isinstance(limit, ReadAllAvailable):
+            ends = self._limited(begin, ends, waiting_records(begin, ends, extents))
+        self._planned = ends
+        end = to_json(ends)
+        if end == start:
             time.sleep(IDLE_SECONDS)
-        return to_json(end)
+        return end
+
+    def _check_exist(self, extents: Extents) -> None:
+        if self._options.fail_on_data_loss:
+            check_exist(extents, self._options)
+        absent = frozenset(self._options.streams) - frozenset(extents)
+        if absent and absent != self._absent:
+            _log.warning("no stream %s is there; it is read once it exists (failOnDataLoss=false)", sorted(absent))
+        self._absent = absent
+
+    def _limited(self, begin: Positions, ends: Positions, waiting: Mapping[tuple[StreamName, int], int]) -> Positions:
+        options, now = self._options, self._clock()
+        least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+        if least is not None and self._target is None:
+            # As in Kafka's source, the first micro-batch after a start does not wait.
+            waited = math.inf if self._last_trigger is None else now - self._last_trigger
+            if sum(waiting.values()) < least and waited < options.max_trigger_delay and only_grows(begin, ends):
+                return begin
+            self._last_trigger = now
+        return ends if most is None else limited(ends, waiting, most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """For the query's progress report: the ends seen last."""
-        return None if self._latest is None else to_json(self._latest)
+        """For the query's progress report: the ends seen last, and how far the planned micro-batch is behind them."""
+        if self._latest is None:
+            return None
+        return to_json(self._latest) | offsets_behind(self._planned, self._latest)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = positions_at(self._extents(), Edge.LATEST)
+        self._target = positions_at(extents_found(self._connected(), self._options), Edge.LATEST)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, stop = from_json(start), from_json(end)
         if self._latest is None:
-            check_continues(begin, self._extents(), fail_on_data_loss=self._options.fail_on_data_loss)
+            # What this micro-batch reads, even if the query is not subscribed to it any more.
+            begin = common(begin, stop)
+            extents = self._connected().extents(tuple(begin))
+            begin = carried_on(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss)
         return tasks_of(ranges_between(begin, stop), self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark calls it when it plans the next micro-batch, so the group's positions are one behind."""
+        if self._options.group is not None:
+            self._commit_group(self._options.group, from_json(end))
+
+    def _commit_group(self, group: str, positions: Positions) -> None:
+        lives = {} if self._latest is None else {stream: at.incarnation for stream, at in self._latest.items()}
+        offsets = {
+            (stream, partition): position.offset
+            for stream, at in positions.items()
+            # Offsets of an earlier life of the stream are nothing to the group.
+            if lives.get(stream) == at.incarnation
+            for partition, position in at.partitions.items()
+        }
+        if offsets and offsets != self._committed:
+            self._connected().commit_group(group, offsets)
+            self._committed = offsets
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._schema, self._open_log)
@@ -105,6 +184,3 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log is None:
             self._log = self._open_log(self._options)
         return self._log
-
-    def _extents(self) -> Extents:
-        return extents_of(self._connected(), self._options)

@@ -54,7 +54,7 @@ async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
         login = tuple((name.removeprefix("nats."), text) for name, text in options.items() if name.startswith("nats."))
         log = ClientLog(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Retry(60))
         try:
-            assert log.extent(StreamName(STREAM)).partitions.keys() == {0, 1}
+            assert log.extents((StreamName(STREAM),))[StreamName(STREAM)].partitions.keys() == {0, 1}
         finally:
             kept.close()
 

@@ -168,12 +168,12 @@ async def _incarnations(cluster: DevCluster) -> tuple[Incarnation, Incarnation]:
 def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
     login = (("password", PASSWORD), ("user", "knows"))
     with pytest.raises(NotPermitted, match="inboxPrefix"):
-        ClientLog(Address((cluster.nats_url,), "tidelog", None, login), Retry(60)).extent(StreamName("orders"))
+        ClientLog(Address((cluster.nats_url,), "tidelog", None, login), Retry(60)).extents((StreamName("orders"),))
     incarnation, in_partition = asyncio.run(_incarnations(cluster))
     log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Retry(60))
     try:
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
-            log.extent(StreamName("orders"))
+            log.extents((StreamName("orders"),))
         task = OffsetRange(StreamName("orders"), incarnation, 0, in_partition, Offset(0), Offset(1))
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
             list(log.fetch(task, 1 << 20))

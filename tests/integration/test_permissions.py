@@ -273,10 +273,11 @@ def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
     login = (("password", PASSWORD), ("user", "spark-orders"))
     log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Retry(60))
     try:
-        for stream in ("orders", "payments"):
-            extent = log.extent(StreamName(stream))
-            assert extent.partitions.keys() == {0, 1}
-            assert log.offsets_at(StreamName(stream), 0).keys() == {0, 1}
+        streams = (StreamName("orders"), StreamName("payments"))
+        extents = log.extents(streams)
+        assert [extents[stream].partitions.keys() for stream in streams] == [{0, 1}] * 2
+        found = log.offsets_at({stream: {0: 0, 1: 0} for stream in streams})
+        assert [found[stream].keys() for stream in streams] == [{0, 1}] * 2
     finally:
         kept.close()
 

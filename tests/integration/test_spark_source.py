@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,25 +36,41 @@ class FileLogs:
 
     # The port.
 
+    def streams(self) -> list[StreamName]:
+        return [StreamName(path.parent.name) for path in self.folder.glob("*/stream.json")]
+
+    def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
+        there = self.streams()
+        return {stream: self.extent(stream) for stream in streams if stream in there}
+
     def extent(self, stream: StreamName) -> StreamExtent:
         about = self._about(stream)
         life = Incarnation(about["incarnation"])
         partitions = {
-            int(partition): PartitionExtent(life, Offset(held["log_start"]), Offset(held["end"]))
+            int(partition): PartitionExtent(life, Offset(held["log_start"]), Offset(held["end"]), Offset(held["end"]))
             for partition, held in about["partitions"].items()
         }
         return StreamExtent(stream, life, partitions)
 
-    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        found: dict[int, Offset] = {}
-        for partition, held in self.extent(stream).partitions.items():
-            found[partition] = held.end
-            for batch in self._batches(stream, partition):
-                later = batch.offsets[batch.timestamps >= timestamp_ns]
-                if len(later):
-                    found[partition] = Offset(min(int(later[0]), held.end))
-                    break
-        return found
+    def offsets_at(
+        self, times: Mapping[StreamName, Mapping[int, int]]
+    ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
+        return {
+            stream: {partition: self._offset_at(stream, partition, time) for partition, time in of_stream.items()}
+            for stream, of_stream in times.items()
+        }
+
+    def _offset_at(self, stream: StreamName, partition: int, timestamp_ns: int) -> Offset | None:
+        held = self.extent(stream).partitions[partition]
+        for batch in self._batches(stream, partition):
+            later = batch.offsets[batch.timestamps >= timestamp_ns]
+            if len(later):
+                return Offset(min(int(later[0]), held.end))
+        return None
+
+    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+        told = {f"{stream}/{partition}": offset for (stream, partition), offset in offsets.items()}
+        (self.folder / f"{group}.group").write_text(json.dumps(told))
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
         extent = self.extent(wanted.stream)
@@ -243,7 +259,10 @@ class TestBatch:
         assert identity(read(spark, logs, startingTimestamp=str(BEGINNING // 1_000_000 + 70_000))) == expected(
             "flights", (0, 70, 105), (1, 50, 50)
         )
-        assert read(spark, logs, startingTimestamp="2031-01-01T00:00:00Z").count() == 0
+        future = {"startingTimestamp": "2031-01-01T00:00:00Z"}
+        with pytest.raises(PySparkException, match="no record of flights/0 is at or after the time"):
+            read(spark, logs, **future).count()
+        assert read(spark, logs, startingOffsetsByTimestampStrategy="latest", **future).count() == 0
 
     def test_assigned_partitions_are_read_and_no_others(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 3)

@@ -10,12 +10,17 @@ from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
 from spark_connector.options import Edge
 from spark_connector.planning import (
     Extents,
-    check_continues,
-    next_end,
+    carried_on,
+    common,
+    limited,
+    offsets_behind,
+    only_grows,
     positions_at,
     positions_of,
     ranges_between,
+    reachable_ends,
     split,
+    waiting_records,
 )
 from spark_connector.positions import Position, Positions, StreamPosition, from_json, to_json
 from wire.errors import Code, TidelogError
@@ -25,9 +30,12 @@ FLIGHTS = StreamName("flights")
 LIFE = Incarnation(7)
 
 
-def extents(*held: tuple[int, int], incarnation: int = LIFE) -> Extents:
+def extents(*held: tuple[int, int], incarnation: int = LIFE, log_end: int | None = None) -> Extents:
     life = Incarnation(incarnation)
-    partitions = {i: PartitionExtent(life, Offset(start), Offset(end)) for i, (start, end) in enumerate(held)}
+    partitions = {
+        i: PartitionExtent(life, Offset(start), Offset(end), Offset(log_end or end))
+        for i, (start, end) in enumerate(held)
+    }
     return {FLIGHTS: StreamExtent(FLIGHTS, life, partitions)}
 
 
@@ -70,30 +78,50 @@ class TestContinue:
     def test_a_recreated_stream_is_refused_whatever_the_option_says(self) -> None:
         for strict in (True, False):
             with pytest.raises(TidelogError, match="stream 'flights' was deleted and created again") as caught:
-                check_continues(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
+                carried_on(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
             assert caught.value.code is Code.WRONG_INCARNATION
 
     def test_a_recreated_partition_is_refused(self) -> None:
         older = {FLIGHTS: StreamPosition(LIFE, {0: Position(Incarnation(6), Offset(5))})}
         with pytest.raises(TidelogError, match="partition flights/0 was deleted and created again"):
-            check_continues(older, extents((0, 9)), fail_on_data_loss=False)
+            carried_on(older, extents((0, 9)), fail_on_data_loss=False)
 
     def test_lost_records_are_refused_unless_told(self) -> None:
         with pytest.raises(TidelogError, match="begins at 6") as caught:
-            check_continues(at(5), extents((6, 9)), fail_on_data_loss=True)
+            carried_on(at(5), extents((6, 9)), fail_on_data_loss=True)
         assert caught.value.code is Code.OFFSET_BEFORE_LOG
-        check_continues(at(5), extents((6, 9)), fail_on_data_loss=False)
+        assert carried_on(at(5), extents((6, 9)), fail_on_data_loss=False) == at(5)
 
-    def test_a_log_that_was_cut_is_refused_unless_told(self) -> None:
-        with pytest.raises(TidelogError, match="ends at 9") as caught:
-            check_continues(at(10), extents((0, 9)), fail_on_data_loss=True)
+    def test_a_log_that_was_cut_is_told_or_gone_on_with_at_its_end(self, caplog: pytest.LogCaptureFixture) -> None:
+        cut = extents((0, 7), log_end=9)
+        with pytest.raises(TidelogError, match="read up to 10 but its log ends at 9") as caught:
+            carried_on(at(10), cut, fail_on_data_loss=True)
         assert caught.value.code is Code.LOG_TRUNCATED
-        check_continues(at(10), extents((0, 9)), fail_on_data_loss=False)
-        assert offsets(next_end(at(10), extents((0, 9)), target=None, max_records=None)) == [9]
+        begin = carried_on(at(10), cut, fail_on_data_loss=False)
+        assert "its log ends at 9" in caplog.text
+        ends = reachable_ends(begin, cut, None)
+        # Offsets 7 and 8 were read: they are committed sooner or later, and not read again.
+        assert offsets(ends) == [9]
+        assert waiting_records(begin, ends, cut) == {(FLIGHTS, 0): 0}
+        assert ranges_between(begin, ends) == []
 
-    def test_other_streams_than_before_are_refused(self) -> None:
-        with pytest.raises(TidelogError, match="subscribes to other"):
-            check_continues({StreamName("other"): at(1)[FLIGHTS]}, extents((0, 9)), fail_on_data_loss=True)
+    def test_a_new_leader_that_has_not_committed_everything_yet_is_no_loss(self) -> None:
+        late = extents((0, 7), log_end=10)
+        assert offsets(reachable_ends(carried_on(at(10), late, fail_on_data_loss=True), late, None)) == [10]
+
+    def test_a_stream_that_is_not_read_any_more_is_refused_or_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        both = {StreamName("other"): at(1)[FLIGHTS], **at(5)}
+        with pytest.raises(TidelogError, match="stream 'other', which the checkpoint reads") as caught:
+            carried_on(both, extents((0, 9)), fail_on_data_loss=True)
+        assert caught.value.code is Code.UNKNOWN_STREAM
+        assert carried_on(both, extents((0, 9)), fail_on_data_loss=False) == at(5)
+        assert "stream 'other', which the checkpoint reads" in caplog.text
+
+    def test_a_partition_that_is_not_read_any_more_is_refused_or_left_out(self) -> None:
+        with pytest.raises(TidelogError, match="partition flights/1, which the checkpoint reads") as caught:
+            carried_on(at(5, 6), extents((0, 9)), fail_on_data_loss=True)
+        assert caught.value.code is Code.PARTITION_RETIRED
+        assert carried_on(at(5, 6), extents((0, 9)), fail_on_data_loss=False) == at(5)
 
 
 class TestExplicitOffsets:
@@ -109,7 +137,7 @@ class TestExplicitOffsets:
     @pytest.mark.parametrize(
         ("explicit", "says"),
         [
-            ({0: Offset(3)}, "partitions 0 of stream 'flights', which has partitions 0, 1"),
+            ({0: Offset(3)}, "partitions 0 of stream 'flights', and the query reads partitions 0, 1"),
             ({0: Offset(10), 1: Offset(0)}, "flights/0 is 10, beyond the committed log, which ends at 9"),
             ({0: Offset(1), 1: Offset(0)}, "flights/0 is 1, but the log begins at 2"),
         ],
@@ -119,19 +147,44 @@ class TestExplicitOffsets:
             positions_of(extents((2, 9), (0, 4)), {FLIGHTS: explicit}, "startingOffsets", fail_on_data_loss=True)
 
 
+def next_end(start: Positions, logs: Extents, *, target: Positions | None = None, most: int | None = None) -> Positions:
+    ends = reachable_ends(start, logs, target)
+    return ends if most is None else limited(ends, waiting_records(start, ends, logs), most)
+
+
 class TestNextEnd:
     def test_everything_when_there_is_no_limit(self) -> None:
-        assert offsets(next_end(at(0, 3), extents((0, 10), (0, 4)), target=None, max_records=None)) == [10, 4]
+        assert offsets(next_end(at(0, 3), extents((0, 10), (0, 4)))) == [10, 4]
 
     def test_a_limit_is_shared_in_proportion_and_used_up(self) -> None:
-        assert offsets(next_end(at(0, 0), extents((0, 90), (0, 10)), target=None, max_records=10)) == [9, 1]
-        assert offsets(next_end(at(0, 0, 0), extents((0, 5), (0, 5), (0, 5)), target=None, max_records=1)) == [1, 0, 0]
+        assert offsets(next_end(at(0, 0), extents((0, 90), (0, 10)), most=10)) == [9, 1]
+        assert offsets(next_end(at(0, 0, 0), extents((0, 5), (0, 5), (0, 5)), most=1)) == [1, 0, 0]
 
     def test_never_past_the_target(self) -> None:
-        assert offsets(next_end(at(0, 0), extents((0, 10), (0, 10)), target=at(4, 5), max_records=None)) == [4, 5]
+        assert offsets(next_end(at(0, 0), extents((0, 10), (0, 10)), target=at(4, 5))) == [4, 5]
 
     def test_a_start_past_the_target_has_nothing_to_read(self) -> None:
-        assert offsets(next_end(at(6), extents((0, 10)), target=at(4), max_records=None)) == [6]
+        assert offsets(next_end(at(6), extents((0, 10)), target=at(4))) == [6]
+
+    def test_what_is_new_joins_where_its_log_begins_before_it_is_read(self) -> None:
+        logs = extents((0, 10), (3, 8))
+        joined = next_end(at(4), logs)
+        assert offsets(joined) == [10, 3]
+        assert spans(ranges_between(at(4), joined)) == [(0, 4, 10)]
+        assert spans(ranges_between(joined, next_end(joined, logs))) == [(1, 3, 8)]
+        assert next_end({}, logs) == positions_at(logs, Edge.EARLIEST)
+
+    def test_what_is_new_after_the_target_is_left_out(self) -> None:
+        assert offsets(next_end(at(4), extents((0, 10), (0, 8)), target=at(10))) == [10]
+        assert next_end({}, extents((0, 10)), target={}) == {}
+        # A partition that came back to the query after the target was taken stays where it is.
+        assert offsets(next_end(at(4, 2), extents((0, 10), (0, 8)), target=at(10))) == [10, 2]
+
+    def test_only_growth_can_wait(self) -> None:
+        assert only_grows(at(1, 2), at(1, 3))
+        assert not only_grows(at(1, 2), at(1, 1))
+        assert not only_grows(at(1), at(1, 0))
+        assert not only_grows(at(1), {})
 
     @given(
         held=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=5),
@@ -141,7 +194,7 @@ class TestNextEnd:
         logs = extents(*((start, start + size) for start, size in held))
         position = positions_at(logs, Edge.EARLIEST)
         steps = 0
-        while (end := next_end(position, logs, target=None, max_records=limit)) != position:
+        while (end := next_end(position, logs, most=limit)) != position:
             granted = sum(b - a for a, b in zip(offsets(position), offsets(end), strict=True))
             assert 0 < granted <= limit
             assert all(b >= a for a, b in zip(offsets(position), offsets(end), strict=True))
@@ -156,8 +209,19 @@ class TestRanges:
     def test_empty_ones_are_left_out(self) -> None:
         assert spans(ranges_between(at(0, 4), at(10, 4))) == [(0, 0, 10)]
 
-    def test_a_partition_new_since_the_start_is_read_from_its_beginning(self) -> None:
-        assert spans(ranges_between(at(3), at(5, 2))) == [(0, 3, 5), (1, 0, 2)]
+    def test_a_partition_that_is_not_in_the_start_joins_without_records(self) -> None:
+        assert spans(ranges_between(at(3), at(5, 2))) == [(0, 3, 5)]
+        assert ranges_between({}, at(5, 2)) == []
+
+    def test_what_both_positions_have(self) -> None:
+        assert common(at(3, 4), at(9)) == at(3)
+        assert common(at(3), {}) == {}
+
+    def test_ranges_are_cut_to_the_most_and_then_to_the_minimum(self) -> None:
+        whole = ranges_between(at(0, 0), at(100, 10))
+        assert spans(split(whole, 1, 40)) == [(0, 0, 33), (0, 33, 66), (0, 66, 100), (1, 0, 10)]
+        assert len(split(whole, 9, 40)) >= 9
+        assert all(len(part) <= 40 for part in split(whole, 9, 40))
 
     @given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=6), minimum=st.integers(1, 40))
     def test_split_covers_each_range_once(self, sizes: list[int], minimum: int) -> None:
@@ -170,3 +234,12 @@ class TestRanges:
             assert mine[0].start == one.start
             assert mine[-1].end == one.end
             assert all(a.end == b.start for a, b in pairwise(mine))
+
+
+def test_how_far_a_query_is_behind() -> None:
+    assert offsets_behind(at(4, 10), at(10, 10)) == {
+        "minOffsetsBehindLatest": 0,
+        "maxOffsetsBehindLatest": 6,
+        "avgOffsetsBehindLatest": 3.0,
+    }
+    assert offsets_behind({}, {})["maxOffsetsBehindLatest"] == 0

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -38,10 +38,18 @@ class OneLog:
         parts, _ = encoded.stamp(Offset(self.end), LeaderEpoch(1))
         self.batches.append(RecordBatch.decode(b"".join(bytes(part) for part in parts)))
 
-    def extent(self, stream: StreamName) -> StreamExtent:
+    def streams(self) -> list[StreamName]:
         raise NotImplementedError
 
-    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
+    def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
+        raise NotImplementedError
+
+    def offsets_at(
+        self, times: Mapping[StreamName, Mapping[int, int]]
+    ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
+        raise NotImplementedError
+
+    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
         raise NotImplementedError
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 
 import tidelog
-from spark_connector.options import KNOWN_OPTIONS, LOGIN_OPTIONS, AtTimestamp, Edge, SourceOptions
+from spark_connector.options import KNOWN_OPTIONS, LOGIN_OPTIONS, AtTimestamp, AtTimestamps, Edge, SourceOptions
 from wire.errors import Code, TidelogError
+from wire.types import StreamName
 
 GIVEN = {"servers": "nats://127.0.0.1:4222", "subscribe": "flights"}
 ASSIGNED = {"servers": "nats://127.0.0.1:4222"}
@@ -33,6 +35,10 @@ def test_defaults() -> None:
     assert options.ending is None
     assert options.fail_on_data_loss
     assert options.min_partitions == 1
+    assert not options.latest_without_match
+    assert (options.read_from, options.read_uncommitted) == ("leader", False)
+    assert (options.retry_seconds, options.max_trigger_delay) == (120, 900)
+    assert (options.max_records_per_partition, options.columns, options.group) == (None, None, None)
 
 
 def test_names_are_case_insensitive() -> None:
@@ -58,6 +64,45 @@ def test_offsets_in_json() -> None:
     options = parse(startingOffsets='{"flights": {"0": 23, "1": -2, "2": -1}}', endingOffsets='{"flights": {"0": -1}}')
     assert options.starting == {"flights": {0: 23, 1: Edge.EARLIEST, 2: Edge.LATEST}}
     assert options.ending == {"flights": {0: Edge.LATEST}}
+
+
+def test_of_two_starts_or_ends_the_one_counts_that_kafka_takes() -> None:
+    by_partition = {"flights": {"0": 5}}
+    given = {
+        "OffsetsByTimestamp": json.dumps(by_partition),
+        "Offsets": json.dumps(by_partition),
+    }
+    for role in ("starting", "ending"):
+        options = {f"{role}{name}": value for name, value in given.items()}
+        assert getattr(parse(**options), role) == AtTimestamps({StreamName("flights"): {0: 5_000_000}})
+        assert getattr(parse(**options, **{f"{role}Timestamp": "7"}), role) == AtTimestamp(7_000_000)
+
+
+def test_options_with_words_and_units() -> None:
+    options = parse(
+        startingOffsetsByTimestampStrategy="Latest", isolationLevel="READ_UNCOMMITTED", readFrom="nearest", rack="a",
+        maxTriggerDelay="90000", maxBytesPerTrigger="16m", maxRecordsPerPartition="9", groupId="billing",
+        columns="value, key", minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5", **{"retry.timeout": "2m"},
+    )  # fmt: skip
+    assert options.latest_without_match
+    assert options.read_uncommitted
+    assert (options.read_from, options.rack) == ("nearest", "a")
+    assert options.max_trigger_delay == 90
+    assert options.max_bytes_per_trigger == 16 << 20
+    assert options.max_records_per_partition == 9
+    assert options.group == "billing"
+    assert options.columns == ("value", "key")
+    assert options.retry_seconds == 120
+    assert parse(**{"retry.timeout": "0s"}).retry_seconds == 0
+    assert parse(**{"retry.timeout": "500ms"}).retry_seconds == 0.5
+    assert parse(maxTriggerDelay="15m").max_trigger_delay == 900
+    assert parse(maxBytesPerTrigger="1000").max_bytes_per_trigger == 1000
+    assert parse(maxBytesPerTrigger="1GB").max_bytes_per_trigger == 1 << 30
+
+
+def test_a_pattern_in_place_of_names() -> None:
+    options = SourceOptions.parse(ASSIGNED | {"subscribePattern": "orders-.*", "startingOffsets": '{"a": {"0": 1}}'})
+    assert (options.pattern, options.streams) == ("orders-.*", ())
 
 
 @pytest.mark.parametrize(
@@ -93,8 +138,29 @@ def test_an_unknown_option_is_refused_with_the_known_ones_and_the_likely_one() -
         (GIVEN | {"endingOffsets": "earliest"}, "endingOffsets='earliest'"),
         (GIVEN | {"endingOffsets": '{"flights": {"0": -2}}'}, "earliest offset (-2)"),
         (GIVEN | {"startingTimestamp": "yesterday"}, "startingTimestamp='yesterday'"),
-        (GIVEN | {"startingTimestamp": "1", "startingOffsets": "earliest"}, "leave one out"),
-        (GIVEN | {"endingTimestamp": "1", "endingOffsets": "latest"}, "leave one out"),
+        (GIVEN | {"startingTimestamp": "1", "startingOffsets": "first"}, "startingOffsets='first'"),
+        (GIVEN | {"subscribePattern": ".*"}, "subscribe and subscribePattern are both given"),
+        (ASSIGNED | {"subscribePattern": "["}, "subscribePattern='[' is not a regular expression"),
+        (GIVEN | {"startingOffsetsByTimestamp": "1"}, "is not milliseconds since 1970 per partition"),
+        (GIVEN | {"startingOffsetsByTimestamp": '{"flights": {"0": "1"}}'}, "time '1' of flights/0"),
+        (GIVEN | {"endingOffsetsByTimestamp": '{"flights": {"0": -1}}'}, "time -1 of flights/0"),
+        (GIVEN | {"startingOffsetsByTimestamp": '{"other": {"0": 1}}'}, "startingOffsetsByTimestamp speaks of other"),
+        (GIVEN | {"startingOffsetsByTimestampStrategy": "skip"}, "is none of error, latest"),
+        (GIVEN | {"maxTriggerDelay": "soon"}, "maxTriggerDelay='soon' is not a duration"),
+        (GIVEN | {"retry.timeout": "120"}, "retry.timeout='120' is not a duration such as 120s"),
+        (GIVEN | {"retry.timeout": "-1s"}, "is not a duration"),
+        (GIVEN | {"maxBytesPerTrigger": "16q"}, "maxBytesPerTrigger='16q' is not a number of bytes"),
+        (GIVEN | {"maxBytesPerTrigger": "0"}, "is not a number of bytes"),
+        (GIVEN | {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger=6 is above"),
+        (GIVEN | {"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition='0' is outside 1"),
+        (GIVEN | {"readFrom": "anyone"}, "readFrom='anyone' is none of leader, follower, nearest"),
+        (GIVEN | {"readFrom": "nearest"}, "readFrom=nearest needs the rack"),
+        (GIVEN | {"rack": "eu-1a"}, "rack='eu-1a' is for readFrom=nearest"),
+        (GIVEN | {"isolationLevel": "serializable"}, "is none of read_committed, read_uncommitted"),
+        (GIVEN | {"columns": "key,,value"}, "empty item"),
+        (GIVEN | {"columns": "key,key"}, "names a column twice"),
+        (GIVEN | {"kafka.bootstrap.servers": "a:1"}, "of Spark's Kafka source: servers names"),
+        (GIVEN | {"fetchOffset.numRetries": "3"}, "of Spark's Kafka source: retry.timeout says"),
         (GIVEN | {"assign": '{"flights": [0]}'}, "subscribe and assign are both given"),
         (ASSIGNED | {"assign": "flights"}, "assign='flights' is not a list"),
         (ASSIGNED | {"assign": "{}"}, "is not a list"),
@@ -114,10 +180,18 @@ def test_refusals_name_the_option_and_the_value(given: dict[str, str], says: str
 
 
 def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
-    with pytest.raises(TidelogError, match="endingOffsets and endingTimestamp have no meaning"):
-        parse(endingOffsets="latest").for_stream()
-    with pytest.raises(TidelogError, match="maxOffsetsPerTrigger has no meaning"):
-        parse(maxOffsetsPerTrigger="5").for_batch()
+    for name, value in (
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "1"),
+        ("endingOffsetsByTimestamp", '{"flights": {"0": 1}}'),
+    ):
+        with pytest.raises(TidelogError, match="endingOffsets, endingOffsetsByTimestamp and endingTimestamp have no"):
+            parse(**{name: value}).for_stream()
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "groupId"):
+        with pytest.raises(TidelogError, match=f"{name} has no meaning"):
+            parse(**{name: "5"}).for_batch()
+    with pytest.raises(TidelogError, match=r"the latest offset \(-1\) of flights/1"):
+        parse(startingOffsets='{"flights": {"0": 1, "1": -1}}').for_batch()
     with pytest.raises(TidelogError, match="startingOffsets=latest"):
         parse(startingOffsets="latest").for_batch()
 

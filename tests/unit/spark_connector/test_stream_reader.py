@@ -1,54 +1,37 @@
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
+from spark_connector import stream_reader
 from spark_connector.columns import spark_schema
-from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.log_port import OffsetRange
 from spark_connector.options import SourceOptions
 from spark_connector.stream_reader import TidelogStreamReader
-from wire.batch import RecordBatch
-from wire.errors import TidelogError
-from wire.types import Incarnation, Offset, StreamName
+from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream, flights
+from wire.errors import Code, TidelogError
 
 
-@dataclass
-class Extents:
-    """Logs that have ends and no records."""
-
-    held: dict[int, tuple[int, int]]
-    incarnation: int = 7
-    closed: bool = False
-    opened: int = field(default=0)
-
-    def extent(self, stream: StreamName) -> StreamExtent:
-        life = Incarnation(self.incarnation)
-        partitions = {p: PartitionExtent(life, Offset(start), Offset(end)) for p, (start, end) in self.held.items()}
-        return StreamExtent(stream, life, partitions)
-
-    def offsets_at(self, stream: StreamName, timestamp_ns: int) -> Mapping[int, Offset]:
-        return {partition: Offset(timestamp_ns // 1_000_000) for partition in self.held}
-
-    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def reader_of(log: Extents, **options: str) -> TidelogStreamReader:
-    def connect(_: SourceOptions) -> Extents:
+def reader_of(log: FakeLogs, **options: str) -> TidelogStreamReader:
+    def connect(_: SourceOptions) -> FakeLogs:
         log.opened += 1
         return log
 
-    parsed = SourceOptions.parse({"servers": "nats://a:1", "subscribe": "flights"} | options).for_stream()
-    return TidelogStreamReader(parsed, spark_schema(include_headers=False), connect)
+    given = {"servers": "nats://a:1"} | options
+    if not options.keys() & {"subscribePattern", "assign"}:
+        given = {"subscribe": "flights"} | given
+    return TidelogStreamReader(SourceOptions.parse(given).for_stream(), spark_schema(include_headers=False), connect)
 
 
-def offsets(value: dict[str, dict[str, dict[str, dict[str, dict[str, int]]]]]) -> list[int]:
+def ranges(tasks: Sequence[InputPartition]) -> list[OffsetRange]:
+    return sorted((each for task in tasks for each in task.value), key=lambda each: (each.stream, each.partition))
+
+
+def offsets(value: dict[str, Any]) -> list[int]:
     return [position["offset"] for position in value["streams"]["flights"]["partitions"].values()]
 
 
@@ -59,15 +42,17 @@ def offsets(value: dict[str, dict[str, dict[str, dict[str, dict[str, int]]]]]) -
         ({"startingOffsets": "latest"}, [10, 4]),
         ({"startingOffsets": "earliest"}, [2, 0]),
         ({"startingOffsets": '{"flights": {"0": 5, "1": -1}}'}, [5, 4]),
-        ({"startingTimestamp": "7"}, [7, 4]),
+        ({"startingTimestamp": "3"}, [3, 3]),
+        ({"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "latest"}, [7, 4]),
+        ({"startingOffsetsByTimestamp": '{"flights": {"0": 9, "1": 1}}'}, [9, 1]),
     ],
 )
 def test_where_a_new_query_begins(options: dict[str, str], expected: list[int]) -> None:
-    assert offsets(reader_of(Extents({0: (2, 10), 1: (0, 4)}), **options).initialOffset()) == expected
+    assert offsets(reader_of(flights({0: (2, 10), 1: (0, 4)}), **options).initialOffset()) == expected
 
 
 def test_available_now_reaches_the_present_end_and_no_more() -> None:
-    log = Extents({0: (0, 10), 1: (0, 4)})
+    log = flights({0: (0, 10), 1: (0, 4)})
     reader = reader_of(log, startingOffsets="earliest", maxOffsetsPerTrigger="6")
     reader.prepareForTriggerAvailableNow()
     position = reader.initialOffset()
@@ -78,33 +63,33 @@ def test_available_now_reaches_the_present_end_and_no_more() -> None:
         sizes.append(sum(len(each) for task in reader.partitions(position, end) for each in task.value))
         position = end
         assert len(sizes) < 10
-        log.held[0] = (0, log.held[0][1] + 100)
-        log.held[2] = (0, 50)
+        log.by_name["flights"].held[0] = (0, log.by_name["flights"].held[0][1] + 100)
+        log.by_name["flights"].held[2] = (0, 50)
     assert offsets(position) == [10, 4]
     assert sizes == [6, 6, 2]
     assert offsets(reader.reportLatestOffset() or {})[:1] == [310]
 
 
 def test_a_trigger_that_means_everything_overrules_the_limit() -> None:
-    reader = reader_of(Extents({0: (0, 10)}), startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    reader = reader_of(flights({0: (0, 10)}), startingOffsets="earliest", maxOffsetsPerTrigger="6")
     assert offsets(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == [10]
 
 
 def test_a_planned_micro_batch_is_the_same_ranges_after_a_restart() -> None:
-    log = Extents({0: (0, 10), 1: (0, 4)})
+    log = flights({0: (0, 10), 1: (0, 4)})
     first = reader_of(log, startingOffsets="earliest", minPartitions="4")
     start = first.initialOffset()
     end = first.latestOffset(start, ReadAllAvailable())
-    planned = [part.value for part in first.partitions(start, end)]
-    log.held = {0: (0, 99), 1: (0, 99)}
-    assert [part.value for part in reader_of(log, minPartitions="4").partitions(start, end)] == planned
+    planned = ranges(first.partitions(start, end))
+    log.by_name["flights"].held = {0: (0, 99), 1: (0, 99)}
+    assert ranges(reader_of(log, minPartitions="4").partitions(start, end)) == planned
 
 
 def test_a_recreated_stream_is_found_by_the_first_call_after_a_restart() -> None:
-    log = Extents({0: (0, 10)})
+    log = flights({0: (0, 10)})
     start = reader_of(log, startingOffsets="earliest").initialOffset()
     end = reader_of(log).latestOffset(start, ReadAllAvailable())
-    log.incarnation = 8
+    log.by_name["flights"].incarnation = 8
     with pytest.raises(TidelogError, match="deleted and created again"):
         reader_of(log).partitions(start, end)
     with pytest.raises(TidelogError, match="deleted and created again"):
@@ -112,10 +97,268 @@ def test_a_recreated_stream_is_found_by_the_first_call_after_a_restart() -> None
 
 
 def test_one_connection_for_as_long_as_the_query_runs() -> None:
-    log = Extents({0: (0, 10)})
+    log = flights({0: (0, 10)})
     reader = reader_of(log)
     assert reader.partitions(reader.initialOffset(), reader.initialOffset()) == []
     reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert log.opened == 1
     reader.stop()
     assert log.closed
+
+
+LIMITED = ReadMinRows(1)
+"""Anything but ReadAllAvailable: the reader goes by its options."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "IDLE_SECONDS", 0.0)
+
+
+def two_streams() -> FakeLogs:
+    return FakeLogs({"flights": FakeStream({0: (0, 10)}), "trains": FakeStream({0: (3, 8)})})
+
+
+def shown(value: dict[str, Any]) -> dict[str, list[int]]:
+    return {
+        stream: [position["offset"] for position in at["partitions"].values()]
+        for stream, at in value["streams"].items()
+    }
+
+
+class Query:
+    """Spark's calls of a query, which is started anew with other options."""
+
+    def __init__(self, log: FakeLogs, **options: str) -> None:
+        self.log = log
+        self.reader = reader_of(log, startingOffsets="earliest", **options)
+        self.position = self.reader.initialOffset()
+
+    def restart(self, **options: str) -> None:
+        self.reader = reader_of(self.log, startingOffsets="earliest", **options)
+
+    def step(self, limit: ReadLimit = LIMITED) -> dict[tuple[str, int], tuple[int, int]]:
+        """A micro-batch; what it reads."""
+        end = self.reader.latestOffset(self.position, limit)
+        planned = ranges(self.reader.partitions(self.position, end))
+        self.reader.commit(self.position)
+        self.position = end
+        return {(part.stream, part.partition): (part.start, part.end) for part in planned}
+
+
+class TestSubscription:
+    def test_a_stream_that_is_added_is_read_from_where_its_log_begins(self) -> None:
+        query = Query(two_streams(), subscribe="flights")
+        assert query.step() == {("flights", 0): (0, 10)}
+        query.restart(subscribe="flights,trains")
+        assert query.step() == {}
+        assert shown(query.position) == {"flights": [10], "trains": [3]}
+        assert query.step() == {("trains", 0): (3, 8)}
+        assert query.step() == {}
+
+    def test_available_now_reads_what_is_added_to_its_end(self) -> None:
+        query = Query(two_streams(), subscribe="flights")
+        query.restart(subscribe="flights,trains")
+        query.reader.prepareForTriggerAvailableNow()
+        query.log.by_name["trains"].held[0] = (3, 99)
+        assert [query.step() for _ in range(3)] == [{("flights", 0): (0, 10)}, {("trains", 0): (3, 8)}, {}]
+
+    def test_a_stream_that_is_removed_is_an_error_or_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        query = Query(two_streams(), subscribe="flights,trains")
+        query.restart(subscribe="trains")
+        with pytest.raises(TidelogError, match="stream 'flights', which the checkpoint reads"):
+            query.step()
+        query.restart(subscribe="trains", failOnDataLoss="false")
+        assert query.step() == {("trains", 0): (3, 8)}
+        assert shown(query.position) == {"trains": [8]}
+        assert "stream 'flights'" in caplog.text
+
+    def test_a_deleted_stream_is_an_error_or_left_out_until_it_is_there_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        query = Query(two_streams(), subscribe="flights,trains")
+        query.step()
+        trains = query.log.by_name.pop("trains")
+        with pytest.raises(TidelogError, match="stream 'trains', which the checkpoint reads") as caught:
+            query.step()
+        assert caught.value.code is Code.UNKNOWN_STREAM
+        query.restart(subscribe="flights,trains", failOnDataLoss="false")
+        assert [query.step() for _ in range(3)] == [{}, {}, {}]
+        assert caplog.text.count("no stream ['trains'] is there") == 1
+        query.log.by_name["trains"] = FakeStream({0: (0, 2)}, incarnation=trains.incarnation + 1)
+        assert [query.step() for _ in range(2)] == [{}, {("trains", 0): (0, 2)}]
+
+    def test_a_stream_that_does_not_exist_is_refused(self) -> None:
+        query = Query(two_streams(), subscribe="flights")
+        query.restart(subscribe="flights,buses")
+        with pytest.raises(TidelogError, match="there is no stream 'buses': create it first, or correct subscribe"):
+            query.step()
+        with pytest.raises(TidelogError, match="there is no stream 'buses'"):
+            Query(two_streams(), subscribe="buses", failOnDataLoss="false")
+
+    def test_a_pattern_finds_streams_while_the_query_runs(self) -> None:
+        query = Query(two_streams(), subscribePattern=".*s")
+        query.log.by_name["buses"] = FakeStream({0: (0, 3)})
+        query.log.by_name["buses-old"] = FakeStream({0: (0, 3)})
+        assert query.step() == {("flights", 0): (0, 10), ("trains", 0): (3, 8)}
+        assert query.step() == {("buses", 0): (0, 3)}
+        assert set(query.position["streams"]) == {"flights", "trains", "buses"}
+
+    def test_partitions_that_are_assigned_under_a_checkpoint(self) -> None:
+        log = flights({0: (0, 10), 1: (4, 6)})
+        query = Query(log, assign='{"flights": [0]}')
+        assert query.step() == {("flights", 0): (0, 10)}
+        query.restart(assign='{"flights": [0, 1]}')
+        assert [query.step() for _ in range(2)] == [{}, {("flights", 1): (4, 6)}]
+        query.restart(assign='{"flights": [1]}')
+        with pytest.raises(TidelogError, match="partition flights/0, which the checkpoint reads"):
+            query.step()
+
+    def test_a_planned_micro_batch_is_read_though_the_subscription_has_changed(self) -> None:
+        log = two_streams()
+        reader = reader_of(log, subscribe="flights,trains", startingOffsets="earliest")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, LIMITED)
+        planned = ranges(reader.partitions(start, end))
+        assert ranges(reader_of(log, subscribe="trains").partitions(start, end)) == planned
+        del log.by_name["flights"]
+        with pytest.raises(TidelogError, match="stream 'flights', which the checkpoint reads"):
+            reader_of(log, subscribe="trains").partitions(start, end)
+        rest = reader_of(log, subscribe="trains", failOnDataLoss="false").partitions(start, end)
+        assert ranges(rest) == planned[1:]
+
+    def test_a_micro_batch_that_left_a_stream_out_is_planned_again_without_it(self) -> None:
+        query = Query(two_streams(), subscribe="flights,trains")
+        query.restart(subscribe="trains", failOnDataLoss="false")
+        start = query.position
+        query.step()
+        assert len(reader_of(query.log, subscribe="trains").partitions(start, query.position)) == 1
+
+
+class TestLogsThatShrink:
+    def test_a_log_that_was_cut_is_told_at_once(self) -> None:
+        query = Query(flights({0: (0, 10)}))
+        query.step()
+        query.log.by_name["flights"].held[0] = (0, 7)
+        with pytest.raises(TidelogError, match="read up to 10 but its log ends at 7") as caught:
+            query.step()
+        assert caught.value.code is Code.LOG_TRUNCATED
+        query.restart(failOnDataLoss="false")
+        assert query.step() == {}
+        query.log.by_name["flights"].held[0] = (0, 9)
+        assert query.step() == {("flights", 0): (7, 9)}
+
+    def test_a_new_leader_that_does_not_know_yet_what_is_committed_is_waited_for(self) -> None:
+        for strict in ("true", "false"):
+            query = Query(flights({0: (0, 10)}), failOnDataLoss=strict)
+            query.step()
+            query.log.by_name["flights"].held[0] = (0, 7)
+            query.log.by_name["flights"].log_ends[0] = 12
+            assert query.step() == {}
+            query.log.by_name["flights"].held[0] = (0, 12)
+            assert query.step() == {("flights", 0): (10, 12)}
+
+
+class TestLimits:
+    def query(self, **options: str) -> tuple[Query, Clock]:
+        query, clock = Query(flights({0: (0, 10)}), **options), Clock()
+        query.reader._clock = clock
+        return query, clock
+
+    def grow(self, query: Query, count: int) -> None:
+        start, end = query.log.by_name["flights"].held[0]
+        query.log.by_name["flights"].held[0] = (start, end + count)
+
+    def test_the_least_that_makes_a_micro_batch(self) -> None:
+        query, clock = self.query(minOffsetsPerTrigger="5", maxTriggerDelay="1m")
+        assert query.reader.getDefaultReadLimit() == ReadMinRows(5)
+        assert query.step() == {("flights", 0): (0, 10)}, "the first one does not wait"
+        self.grow(query, 4)
+        assert query.step() == {}
+        self.grow(query, 1)
+        assert query.step() == {("flights", 0): (10, 15)}
+        self.grow(query, 1)
+        clock.now += 59
+        assert query.step() == {}
+        clock.now += 1
+        assert query.step() == {("flights", 0): (15, 16)}, "the delay is over"
+        self.grow(query, 1)
+        assert query.step() == {}, "it begins anew with each micro-batch"
+        assert query.step(ReadAllAvailable()) == {("flights", 0): (16, 17)}
+
+    def test_the_least_and_the_most(self) -> None:
+        query, _ = self.query(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="8")
+        assert query.reader.getDefaultReadLimit() == ReadMaxRows(8)
+        assert query.step() == {("flights", 0): (0, 8)}
+        assert query.step() == {}
+        self.grow(query, 9)
+        assert query.step() == {("flights", 0): (8, 16)}
+
+    def test_available_now_does_not_wait_for_the_least(self) -> None:
+        query, _ = self.query(minOffsetsPerTrigger="500")
+        query.step()
+        self.grow(query, 1)
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.step() == {("flights", 0): (10, 11)}
+
+    def test_a_change_of_the_subscription_does_not_wait(self) -> None:
+        query = Query(two_streams(), subscribe="flights", minOffsetsPerTrigger="5")
+        query.step()
+        query.log.by_name["buses"] = FakeStream({0: (0, 1)})
+        query.restart(subscribe="flights,trains", minOffsetsPerTrigger="5")
+        assert query.step() == {}
+        assert query.step() == {("trains", 0): (3, 8)}
+        query.restart(subscribe="flights,trains,buses", minOffsetsPerTrigger="5")
+        query.step()
+        assert "buses" in query.position["streams"]
+
+
+def test_how_far_it_is_behind_is_in_the_progress_report() -> None:
+    query = Query(flights({0: (0, 10), 1: (0, 2)}), maxOffsetsPerTrigger="6")
+    query.step()
+    report = query.reader.reportLatestOffset()
+    assert report is not None
+    assert offsets(report) == [10, 2]
+    behind = {name: value for name, value in report.items() if name.endswith("BehindLatest")}
+    assert behind == {"minOffsetsBehindLatest": 1, "maxOffsetsBehindLatest": 5, "avgOffsetsBehindLatest": 3.0}
+
+
+class TestGroup:
+    def test_positions_are_committed_one_micro_batch_behind(self) -> None:
+        query = Query(two_streams(), subscribe="flights,trains", groupId="billing")
+        query.step()
+        query.step()
+        query.step()
+        assert query.log.commits == [
+            ("billing", {("flights", 0): 0, ("trains", 0): 3}),
+            ("billing", {("flights", 0): 10, ("trains", 0): 8}),
+        ]
+
+    def test_offsets_of_an_earlier_life_are_not_committed(self) -> None:
+        query = Query(two_streams(), subscribe="flights,trains", groupId="billing")
+        query.step()
+        query.log.commits.clear()
+        older = {name: dict(at) for name, at in query.position["streams"].items()}
+        older["trains"]["incarnation"] -= 1
+        query.reader.commit({"v": 1, "streams": older})
+        assert query.log.commits == [("billing", {("flights", 0): 10})]
+
+    def test_a_group_with_members_is_refused(self) -> None:
+        query = Query(flights({0: (0, 10)}), groupId="billing")
+        query.log.has_members = True
+        with pytest.raises(TidelogError, match="has 1 members"):
+            query.step()
+
+    def test_nothing_is_committed_without_one(self) -> None:
+        query = Query(flights({0: (0, 10)}))
+        query.step()
+        query.step()
+        assert query.log.commits == []
