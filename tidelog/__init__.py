@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from tidelog.client.group_consumer import Committed as Committed
     from tidelog.client.group_consumer import GroupConsumer as GroupConsumer
     from tidelog.client.positions import AtTime as AtTime
+    from tidelog.client.prepared import PreparedTransaction as PreparedTransaction
     from tidelog.client.producer import Producer as Producer
     from tidelog.client.records import Batch as Batch
     from tidelog.client.records import BatchReceipt as BatchReceipt
@@ -103,6 +104,7 @@ _HOMES = {
     "Cursor": "tidelog.client.cursors",
     "CursorValue": "tidelog.client.cursors",
     "GroupConsumer": "tidelog.client.group_consumer",
+    "PreparedTransaction": "tidelog.client.prepared",
     "Producer": "tidelog.client.producer",
     "Receipt": "tidelog.client.records",
     "Record": "tidelog.client.records",

@@ -180,6 +180,7 @@ class TransactionalProducer(Generic[K, V]):
     start = _blocking(transactional_producer.TransactionalProducer.start)
     begin = _blocking(transactional_producer.TransactionalProducer.begin)
     commit = _blocking(transactional_producer.TransactionalProducer.commit)
+    prepare = _blocking(transactional_producer.TransactionalProducer.prepare)
     abort = _blocking(transactional_producer.TransactionalProducer.abort)
     send = _blocking(transactional_producer.TransactionalProducer.send)
     send_many = _blocking(transactional_producer.TransactionalProducer.send_many)
@@ -541,6 +542,9 @@ class Client:
     transactions = _blocking(connection.Client.transactions)
     describe_transaction = _blocking(connection.Client.describe_transaction)
     abort_transaction = _blocking(connection.Client.abort_transaction)
+    commit_prepared = _blocking(connection.Client.commit_prepared)
+    abort_prepared = _blocking(connection.Client.abort_prepared)
+    committed_sequence = _blocking(connection.Client.committed_sequence)
     cursor = _made(connection.Client.cursor, Cursor)
 
 

@@ -159,7 +159,7 @@ class StaleGeneration(TidelogError):
 
 
 class StaleCommit(TidelogError):
-    """A later commit of the same member was taken before this one came; nothing was committed."""
+    """A later commit, of the same member or the same family, was taken before this one came; nothing was committed."""
 
 
 class NotAssigned(TidelogError):

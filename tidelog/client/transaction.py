@@ -3,10 +3,11 @@
     NEW          no producer id: the coordinator has not been asked for one, or has forgotten it
     READY        no transaction is open
     OPEN         records and offsets are taken
-    CLOSING      it is to be committed: nothing more is taken, and what was taken is waited for
+    CLOSING      it is to be committed or prepared: nothing more is taken, and what was taken is waited for
     DOOMED       it can only be aborted: a record was not written, or the coordinator has aborted it; nothing is taken
     COMMITTING   the coordinator is asked to commit, or was asked and did not answer: it may be committed
     ABORTING     the coordinator is asked to abort, or was asked and did not answer: it will not be committed
+    PREPARED     all is written; others commit or abort it, and this producer has ended
     FENCED       a newer producer has the transactional id; this one has ended
 
     NEW ── init ──> READY ── begin ──> OPEN ── commit ──> CLOSING ── all is written ──> COMMITTING ──> READY
@@ -32,7 +33,9 @@ Rules:
 6. Once the coordinator was asked to commit, nothing but its answer tells what became of the transaction. Without one it
    stays COMMITTING: it can be asked again, and is never reported as aborted.
 7. The coordinator is not told of the end of a transaction that it never heard of.
-8. Answers that belong to an earlier transaction change nothing.
+8. A transaction that is prepared is left to whoever has been told of it: nothing that its producer does changes it, and
+   it begins no other one, for that would abort it.
+9. Answers that belong to an earlier transaction change nothing.
 
 Pure: it knows no time, since the requests to the coordinator are repeated by those who send them.
 """
@@ -75,6 +78,7 @@ class State(Enum):
     DOOMED = "doomed"
     COMMITTING = "committing"
     ABORTING = "aborting"
+    PREPARED = "prepared"
     FENCED = "fenced"
 
 
@@ -151,6 +155,8 @@ class Transactions:
         """The answer to a SendEnd is waited for."""
         self._may_be_committed = False
         """An earlier request to commit may have been carried out."""
+        self._prepares = False
+        """It is CLOSING to be prepared."""
 
     @property
     def session(self) -> ProducerSession:
@@ -179,6 +185,8 @@ class Transactions:
                 raise self.failure
             case State.NEW | State.ABORTING:
                 raise BadRequest(Code.BAD_REQUEST, f"the producer {self.name!r} has not started its next transaction")
+            case State.PREPARED:
+                raise BadRequest(Code.BAD_REQUEST, self._is_prepared())
             case _:
                 raise BadRequest(
                     Code.BAD_REQUEST, f"a transaction of {self.name!r} is open already; commit() or abort() it first"
@@ -187,7 +195,7 @@ class Transactions:
         self.number += 1
         self.failure = None
         self._tickets, self._wanted, self._asked = {}, {}, set()
-        self._is_known = self._may_be_committed = False
+        self._is_known = self._may_be_committed = self._prepares = False
 
     def refusal(self) -> TidelogError | None:
         """Why records and offsets are not taken at present; None: they are."""
@@ -198,6 +206,8 @@ class Transactions:
                 return self.failure
             case State.CLOSING | State.COMMITTING:
                 return self.being_committed()
+            case State.PREPARED:
+                return NotInTransaction(Code.NOT_IN_TRANSACTION, self._is_prepared())
             case State.NEW | State.READY | State.ABORTING:
                 return NotInTransaction(
                     Code.NOT_IN_TRANSACTION,
@@ -206,10 +216,20 @@ class Transactions:
                 )
 
     def being_committed(self) -> TidelogError:
-        """The refusal of what comes after `commit`."""
+        """The refusal of what comes after `commit` or `prepare`."""
+        if self._prepares:
+            return NotInTransaction(
+                Code.NOT_IN_TRANSACTION, f"the transaction of {self.name!r} is being prepared, and takes nothing more"
+            )
         return NotInTransaction(
             Code.NOT_IN_TRANSACTION,
             f"the transaction of {self.name!r} is being committed; begin() another one afterwards",
+        )
+
+    def _is_prepared(self) -> str:
+        return (
+            f"the transaction of {self.name!r} is prepared, and is committed or aborted by commit_prepared() or"
+            " abort_prepared() of a client; make a new producer for the next one"
         )
 
     def commit(self) -> Effects:
@@ -218,8 +238,10 @@ class Transactions:
             case State.OPEN:
                 self.state = State.CLOSING
                 return []
-            case State.CLOSING:
+            case State.CLOSING if not self._prepares:
                 return []
+            case State.CLOSING | State.PREPARED:
+                raise NotInTransaction(Code.NOT_IN_TRANSACTION, self._is_prepared())
             case State.DOOMED:
                 return self._abort()
             case State.COMMITTING:
@@ -233,8 +255,31 @@ class Transactions:
                     f"no transaction of {self.name!r} is open that could be committed: begin() one first",
                 )
 
+    def prepare(self) -> Effects:
+        """Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction, ProducerFenced."""
+        match self.state:
+            case State.OPEN:
+                self.state, self._prepares = State.CLOSING, True
+                return []
+            case State.CLOSING if self._prepares:
+                return []
+            case State.PREPARED:
+                return []
+            case State.DOOMED:
+                return self._abort()
+            case State.FENCED if self.failure is not None:
+                raise self.failure
+            case State.CLOSING | State.COMMITTING:
+                raise self.being_committed()
+            case _:
+                raise NotInTransaction(
+                    Code.NOT_IN_TRANSACTION,
+                    f"no transaction of {self.name!r} is open that could be prepared: begin() one first",
+                )
+
     def abort(self) -> Effects:
-        """Does nothing where no transaction is open. Raises BadRequest where it may be committed already."""
+        """Does nothing where no transaction is open. Raises BadRequest where it may be committed already, or is
+        prepared."""
         match self.state:
             case State.OPEN:
                 return [*self.doom(None), *self._abort()]
@@ -248,6 +293,8 @@ class Transactions:
                     f"the transaction of {self.name!r} may be committed already, and cannot be aborted any more; call"
                     " commit() again to find out",
                 )
+            case State.PREPARED:
+                raise BadRequest(Code.BAD_REQUEST, self._is_prepared())
             case State.NEW | State.READY | State.FENCED:
                 return []
 
@@ -323,6 +370,9 @@ class Transactions:
             return []
         if not self._is_known:
             self.state = State.READY
+            return []
+        if self._prepares:
+            self.state = State.PREPARED
             return []
         self.state = State.COMMITTING
         return self._end(commits=True)

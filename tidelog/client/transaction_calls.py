@@ -1,11 +1,16 @@
-"""What operators ask of transactions: a part of the client."""
+"""What operators ask of transactions, and the end of those that are prepared: a part of the client."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final
 
 from tidelog.client.api import Api
+from tidelog.client.arguments import check_whole
+from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import typed
+from tidelog.client.prepared import PreparedTransaction, end_family, last_sequence
 from wire.errors import TidelogError
 from wire.transaction_operations import (
     TRANSACTION_ABORT,
@@ -14,11 +19,15 @@ from wire.transaction_operations import (
     TransactionDescription,
     TransactionList,
 )
-from wire.transactions import check_transactional_id
+from wire.transactions import MAX_SEQUENCE, check_family, check_transactional_id
+
+END_TIMEOUT: Final = 120.0
+"""Seconds that a coordinator has to answer, with all repetitions."""
 
 
 class TransactionCalls(ABC):
     _api: Api
+    _transactions_link: CoordinatorLink
 
     @abstractmethod
     def _check_open(self) -> None: ...
@@ -43,6 +52,75 @@ class TransactionCalls(ABC):
         (no transaction is open, or it is being committed already), BadName, NoServer."""
         self._check_open()
         return await self._api.call(TRANSACTION_ABORT, _checked(transactional_id))
+
+    # Prepared transactions
+
+    async def commit_prepared(
+        self,
+        family: str,
+        transactions: Iterable[PreparedTransaction],
+        *,
+        sequence: int,
+        abort_others: bool = True,
+        timeout: float = END_TIMEOUT,
+    ) -> bool:
+        """Commit transactions that producers of a family have prepared (`TransactionalProducer.prepare`), all of them
+        or none, once for each `sequence`, a number that grows from commit to commit. True: they are committed, now or
+        by an earlier call with the same ones. False: others were committed with this sequence before, and these are
+        aborted. `abort_others`: whatever else is open under the family is aborted, such as attempts that were given up.
+
+        Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
+        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence; they are
+        aborted. Raises DeliveryTimeout where the coordinator was asked and did not answer for `timeout` seconds: they
+        may be committed, and another call with the same ones tells. Raises NoServer, NotPermitted, BadName, BadRequest.
+        """
+        self._check_open()
+        check_whole("sequence", sequence, 0, MAX_SEQUENCE)
+        return await end_family(
+            self._transactions_link,
+            _family(family),
+            transactions,
+            commits=True,
+            sequence=sequence,
+            others=abort_others,
+            timeout=timeout,
+        )
+
+    async def abort_prepared(
+        self,
+        family: str,
+        transactions: Iterable[PreparedTransaction] = (),
+        *,
+        abort_others: bool = False,
+        timeout: float = END_TIMEOUT,
+    ) -> None:
+        """Abort transactions that producers of a family have prepared; with `abort_others` all that are open under it.
+        Those that have ended otherwise stay aborted. Raises BadRequest where one is committed (the others are aborted),
+        NoServer, NotPermitted, BadName."""
+        self._check_open()
+        await end_family(
+            self._transactions_link,
+            _family(family),
+            transactions,
+            commits=False,
+            sequence=0,
+            others=abort_others,
+            timeout=timeout,
+        )
+
+    async def committed_sequence(self, family: str, *, timeout: float = END_TIMEOUT) -> int | None:
+        """Of the last commit of prepared transactions of a family. None: there was none, or the family has committed
+        nothing for 30 days. Raises NoServer, NotPermitted, BadName."""
+        self._check_open()
+        return await last_sequence(self._transactions_link, _family(family), timeout)
+
+
+def _family(name: str) -> str:
+    """Raises BadName."""
+    try:
+        return check_family(name)
+    except TidelogError as error:
+        raise typed(error) from None
 
 
 def _checked(transactional_id: str) -> str:

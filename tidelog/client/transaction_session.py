@@ -136,6 +136,19 @@ class TransactionSession:
         if failure is not None:
             raise failure
 
+    async def prepare(self) -> ProducerSession | None:
+        """Of the transaction, which others end; None: nothing was written in it, and it has ended. Goes on when the
+        caller is cancelled. Raises as `TransactionalProducer.prepare`."""
+        machine = self.machine
+        self.carry_out(machine.prepare())
+        if machine.state is State.CLOSING:
+            self._work.close(machine.being_committed())
+            self.on_progress()
+        failure = await self._outcome()
+        if failure is not None:
+            raise failure
+        return machine.session if machine.state is State.PREPARED else None
+
     async def abort(self) -> None:
         """Goes on when the caller is cancelled. Raises BadRequest; NoServer where the coordinator does not answer."""
         if self._has_ended_untold and self.machine.failure is None:

@@ -25,6 +25,7 @@ from tidelog.client.group_commits import TransactionPart
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.positions import Moment
+from tidelog.client.prepared import PreparedTransaction
 from tidelog.client.records import BatchReceipt, K, Receipt, V
 from tidelog.client.subscription import Name
 from tidelog.client.transaction import State
@@ -34,6 +35,7 @@ from tidelog.client.transaction_writer import TransactionWriter
 from wire.batch import GivenHeaders
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import Code, TidelogError
+from wire.transactions import TILDE
 from wire.types import StreamName
 
 _AGAIN = 0.05
@@ -153,6 +155,24 @@ class TransactionalProducer(Generic[K, V]):
         """
         self._check_usable()
         await self._session.commit()
+
+    async def prepare(self) -> PreparedTransaction | None:
+        """Wait until everything sent is acknowledged, and leave the transaction to others: it stays open until
+        `Client.commit_prepared` or `abort_prepared` ends it, in any process, or until its timeout is over. Returns what
+        these need, which can be pickled; None where nothing was sent. The producer takes no other transaction, for the
+        next producer of its transactional id aborts what is not committed; close it. That ends nothing.
+
+        The transactional id is a child of a family, `FAMILY~CHILD`. Raises BadRequest where it is not;
+        TransactionAborted as `commit`, NotInTransaction, ProducerFenced.
+        """
+        self._check_usable()
+        if TILDE not in self.transactional_id:
+            raise bad(
+                f"transactional id {self.transactional_id!r} is of no family, so nobody could commit what is prepared"
+                f" under it; name the producer FAMILY{TILDE}CHILD, such as {self.transactional_id[:40]}{TILDE}1"
+            )
+        session = await self._session.prepare()
+        return None if session is None else PreparedTransaction(self.transactional_id, *session)
 
     async def abort(self) -> None:
         """Abort the transaction that is open: nothing of it will be read. What is not acknowledged is given up. Does
@@ -279,8 +299,8 @@ class TransactionalProducer(Generic[K, V]):
         return max((waits for writer in self._work.writers if (waits := writer.delay())), default=None)
 
     async def close(self) -> None:
-        """Abort the transaction that is open, and let go. A commit that has begun has some seconds to end. Safe to call
-        twice."""
+        """Abort the transaction that is open, and let go; one that is prepared stays open. A commit that has begun has
+        some seconds to end. Safe to call twice."""
         if self._closed:
             return
         self._home.check()

@@ -19,8 +19,30 @@ from wire.groups_pb2 import CommitRequest
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest
 from wire.transaction_operations import TRANSACTION_COORDINATOR
-from wire.transactions import ADD, END, INIT, KINDS, coordinator_partition, coordinator_subject, producer_id
-from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.transactions import (
+    ADD,
+    END,
+    END_FAMILY,
+    FAMILY,
+    INIT,
+    KINDS,
+    child_id,
+    coordinator_partition,
+    coordinator_subject,
+    producer_id,
+)
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndFamilyRequest,
+    EndFamilyResponse,
+    EndRequest,
+    EndResponse,
+    FamilyRequest,
+    FamilyResponse,
+    InitRequest,
+    InitResponse,
+)
 from wire.transport import Message
 
 
@@ -43,7 +65,9 @@ class FakeTransactions:
         self.broker = broker
         self.subjects = Subjects()
         self.ids: dict[str, FakeTransaction] = {}
-        self.requests: list[InitRequest | AddRequest | EndRequest] = []
+        self.families: dict[str, tuple[int, list[tuple[str, int]]]] = {}
+        """The last sequence of each, and what was committed with it."""
+        self.requests: list[InitRequest | AddRequest | EndRequest | EndFamilyRequest] = []
         self.outcomes: dict[tuple[int, int], bool] = {}
         """Whether it was committed, by producer id and epoch."""
         self.refusals: dict[str, list[TidelogError]] = defaultdict(list)
@@ -143,7 +167,13 @@ class FakeTransactions:
         try:
             if self.refusals[kind]:
                 raise self.refusals[kind].pop(0)
-            answer = {INIT: self._on_init, ADD: self._on_add, END: self._on_end}[kind](message.data)
+            answer = {
+                INIT: self._on_init,
+                ADD: self._on_add,
+                END: self._on_end,
+                END_FAMILY: self._on_end_family,
+                FAMILY: self._on_family,
+            }[kind](message.data)
         except TidelogError as error:
             self.transport.publish(message.reply, [b""], headers=error.to_headers())
             return
@@ -191,6 +221,35 @@ class FakeTransactions:
             self._end(known, commits=request.commits)
             known.last = outcome
         return EndResponse(next_epoch=known.epoch, waits_for=self.waits_for)
+
+    def _on_end_family(self, data: bytes) -> EndFamilyResponse:
+        request = EndFamilyRequest.FromString(data)
+        self.requests.append(request)
+        named = [(child_id(request.family, each.child), each.producer_epoch) for each in request.members]
+        members = [(self.ids[name], epoch) for name, epoch in named]
+        is_open = [known.is_open and known.epoch == epoch for known, epoch in members]
+        last, committed = self.families.get(request.family, (-1, []))
+        if request.commits and request.sequence == last and named == committed:
+            return EndFamilyResponse()
+        commits = request.commits and request.sequence > last and all(is_open)
+        for (known, _), opened in zip(members, is_open, strict=True):
+            if opened:
+                self._end(known, commits=commits)
+        if commits:
+            self.families[request.family] = (request.sequence, named)
+        elif request.commits and request.sequence > last:
+            raise TidelogError(Code.TRANSACTION_ABORTED, f"{named[is_open.index(False)][0]} is not open")
+        elif request.commits and request.sequence < last:
+            raise TidelogError(Code.STALE_COMMIT, f"{last} is committed")
+        if request.others:
+            for name, known in self.ids.items():
+                if known.is_open and name.startswith(child_id(request.family, "")):
+                    self._end(known, commits=False)
+        return EndFamilyResponse(superseded=request.commits and not commits, waits_for=self.waits_for)
+
+    def _on_family(self, data: bytes) -> FamilyResponse:
+        known = self.families.get(FamilyRequest.FromString(data).family)
+        return FamilyResponse(sequence=None if known is None else known[0])
 
     def _known(self, request: AddRequest | EndRequest) -> FakeTransaction:
         known = self.ids.get(request.transactional_id)

@@ -1,0 +1,96 @@
+"""Prepared transactions of a family (docs/transactions.md), as a client ends them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.client.arguments import bad
+from tidelog.client.coordinator_link import Attempts, CoordinatorLink
+from tidelog.client.errors import DeliveryTimeout, NoServer
+from wire.error_details import OUTCOME
+from wire.errors import Code
+from wire.transactions import END_FAMILY, FAMILY, MAX_MEMBERS, TILDE
+from wire.transactions_pb2 import (
+    EndFamilyRequest,
+    EndFamilyResponse,
+    FamilyMember,
+    FamilyRequest,
+    FamilyResponse,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class PreparedTransaction(NamedTuple):
+    """What `TransactionalProducer.prepare` gives, and `Client.commit_prepared` takes, in any process."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+async def end_family(
+    link: CoordinatorLink,
+    family: str,
+    transactions: Iterable[PreparedTransaction],
+    *,
+    commits: bool,
+    sequence: int,
+    others: bool,
+    timeout: float,
+) -> bool:
+    """Whether these are committed, or aborted, as was asked; False: others were committed in their place."""
+    given = [*transactions]
+    request = EndFamilyRequest(
+        family=family,
+        members=[_member(family, each) for each in given],
+        commits=commits,
+        sequence=sequence,
+        others=others,
+        cluster_id=await link.cluster_id(),
+    )
+    if len(given) > MAX_MEMBERS:
+        raise bad(
+            f"{len(given)} transactions of {family!r} are to end together, and {MAX_MEMBERS} can; let fewer producers"
+            " write more each"
+        )
+    attempts = Attempts()
+    try:
+        answer = await link.ask(END_FAMILY, family, request, EndFamilyResponse, timeout=timeout, attempts=attempts)
+    except NoServer as error:
+        if not commits or not attempts.repeated:
+            raise
+        raise DeliveryTimeout(
+            Code.OUTCOME_UNKNOWN,
+            f"the transactions of family {family!r} may or may not be committed: {error.message}; commit the same ones"
+            " again to find out",
+            [OUTCOME.of("unknown")],
+        ) from error
+    if answer.waits_for:
+        _log.warning(
+            "the transactions of family %r are %s, and %s do not show it yet, for they cannot be reached",
+            family,
+            "committed" if commits else "aborted",
+            ", ".join(answer.waits_for)[:1000],
+        )
+    return not answer.superseded
+
+
+async def last_sequence(link: CoordinatorLink, family: str, timeout: float) -> int | None:
+    request = FamilyRequest(family=family, cluster_id=await link.cluster_id())
+    answer = await link.ask(FAMILY, family, request, FamilyResponse, timeout=timeout)
+    return answer.sequence if answer.HasField("sequence") else None
+
+
+def _member(family: str, prepared: PreparedTransaction) -> FamilyMember:
+    """Raises BadRequest."""
+    try:
+        name, producer, epoch = prepared
+        of, _, child = name.partition(TILDE)
+        if of != family:
+            raise bad(f"{name!r} is no transaction of family {family!r}; only those of one family end together")
+        return FamilyMember(child=child, producer_id=producer, producer_epoch=epoch)
+    except (AttributeError, TypeError, ValueError):
+        raise bad(f"{prepared!r:.100} is no PreparedTransaction, as producer.prepare() gives it") from None
