@@ -268,6 +268,24 @@ async def test_a_transactional_producer_has_its_id_and_no_other(cluster: DevClus
         await client.delete_group("invoicing")
 
 
+async def test_a_producer_has_all_of_its_family_and_commits_for_it(cluster: DevCluster) -> None:
+    async with await client_of(cluster, "billing-1") as client:
+        prepared = []
+        for child in ("0", "1"):
+            async with client.producer(transactional_id=f"billing-1~{child}") as producer:
+                await producer.begin()
+                await producer.send("orders", b"of a family", partition=0)
+                prepared.append(await producer.prepare())
+        assert await client.commit_prepared("billing-1", [each for each in prepared if each], sequence=1)
+        assert await client.committed_sequence("billing-1") == 1
+        with pytest.raises(tidelog.NotPermitted):
+            await client.committed_sequence("billing-2")
+        with pytest.raises(tidelog.NotPermitted):
+            await client.abort_prepared("billing-2", abort_others=True)
+        with pytest.raises(tidelog.NotPermitted):
+            await client.producer(transactional_id="billing-2~0").start()
+
+
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
     """By the connection that Spark's tasks make."""
     login = (("password", PASSWORD), ("user", "spark-orders"))
