@@ -186,7 +186,7 @@ class Transactions:
             case State.NEW | State.ABORTING:
                 raise BadRequest(Code.BAD_REQUEST, f"the producer {self.name!r} has not started its next transaction")
             case State.PREPARED:
-                raise BadRequest(Code.BAD_REQUEST, self._is_prepared())
+                raise BadRequest(Code.BAD_REQUEST, _prepared(self.name))
             case _:
                 raise BadRequest(
                     Code.BAD_REQUEST, f"a transaction of {self.name!r} is open already; commit() or abort() it first"
@@ -207,7 +207,7 @@ class Transactions:
             case State.CLOSING | State.COMMITTING:
                 return self.being_committed()
             case State.PREPARED:
-                return NotInTransaction(Code.NOT_IN_TRANSACTION, self._is_prepared())
+                return NotInTransaction(Code.NOT_IN_TRANSACTION, _prepared(self.name))
             case State.NEW | State.READY | State.ABORTING:
                 return NotInTransaction(
                     Code.NOT_IN_TRANSACTION,
@@ -226,12 +226,6 @@ class Transactions:
             f"the transaction of {self.name!r} is being committed; begin() another one afterwards",
         )
 
-    def _is_prepared(self) -> str:
-        return (
-            f"the transaction of {self.name!r} is prepared, and is committed or aborted by commit_prepared() or"
-            " abort_prepared() of a client; make a new producer for the next one"
-        )
-
     def commit(self) -> Effects:
         """Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction, ProducerFenced."""
         match self.state:
@@ -241,7 +235,7 @@ class Transactions:
             case State.CLOSING if not self._prepares:
                 return []
             case State.CLOSING | State.PREPARED:
-                raise NotInTransaction(Code.NOT_IN_TRANSACTION, self._is_prepared())
+                raise NotInTransaction(Code.NOT_IN_TRANSACTION, _prepared(self.name))
             case State.DOOMED:
                 return self._abort()
             case State.COMMITTING:
@@ -294,7 +288,7 @@ class Transactions:
                     " commit() again to find out",
                 )
             case State.PREPARED:
-                raise BadRequest(Code.BAD_REQUEST, self._is_prepared())
+                raise BadRequest(Code.BAD_REQUEST, _prepared(self.name))
             case State.NEW | State.READY | State.FENCED:
                 return []
 
@@ -339,7 +333,7 @@ class Transactions:
         wanted, self._wanted = [*self._wanted], {}
         self._asked.update(wanted)
         self._is_known = True
-        return [self._add(wanted[first : first + MAX_ADDED]) for first in range(0, len(wanted), MAX_ADDED)]
+        return [_add(self._session, wanted[first : first + MAX_ADDED]) for first in range(0, len(wanted), MAX_ADDED)]
 
     def on_added(self, add: SendAdd, tickets: Sequence[bytes]) -> Effects:
         if not self._is_of_present(add.session):
@@ -451,10 +445,6 @@ class Transactions:
         asked = State.COMMITTING if end.commits else State.ABORTING
         return self._is_asked_to_end and self.state is asked and end.session == self._session
 
-    def _add(self, wanted: list[Participant]) -> SendAdd:
-        partitions = tuple(each for each in wanted if isinstance(each, PartitionLife))
-        return SendAdd(self._session, partitions, tuple(each for each in wanted if isinstance(each, str)))
-
     def _want(self, participant: Participant) -> Effects:
         if not self.is_taking or participant in self._wanted or participant in self._asked:
             return []
@@ -510,3 +500,15 @@ class Transactions:
         self.failure = ProducerFenced(Code.PRODUCER_FENCED, text, [*error.details.items(), OUTCOME.of(outcome)])
         self.state = State.FENCED
         return [Drop(self.failure)]
+
+
+def _add(session: ProducerSession, wanted: list[Participant]) -> SendAdd:
+    partitions = tuple(each for each in wanted if isinstance(each, PartitionLife))
+    return SendAdd(session, partitions, tuple(each for each in wanted if isinstance(each, str)))
+
+
+def _prepared(name: str) -> str:
+    return (
+        f"the transaction of {name!r} is prepared, and is committed or aborted by commit_prepared() or abort_prepared()"
+        " of a client; make a new producer for the next one"
+    )
