@@ -2,14 +2,15 @@
 
     key binary · value binary · stream string · partition int · offset long · timestamp timestamp (microseconds)
     with includeHeaders=true also: headers array<struct<key string, value binary>>
+    where it is named: timestampType int
 
-A user's own schema may leave columns out (Spark's Python data sources know no column pruning of their own): a column
-that is not named is not built. The columns `key` and `value` are views of the fetched bytes.
+The option `columns` or a user's own schema may leave columns out (Spark's Python data sources know no column pruning of
+their own): a column that is not named is not built. The columns `key` and `value` are views of the fetched bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,7 @@ _SPARK_TYPES: Mapping[str, DataType] = {
     "partition": IntegerType(),
     "offset": LongType(),
     "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
     "headers": ArrayType(_HEADER),
 }
 
@@ -51,26 +53,49 @@ _ARROW_TYPES: Mapping[str, pa.DataType] = {
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
     "headers": pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
 }
 
 
-def spark_schema(*, include_headers: bool) -> StructType:
+CREATE_TIME = 0
+"""Value of `timestampType`, as in Kafka's connector: a record has the time that its producer gave it, or, where it has
+none, that at which the broker took it."""
+ON_REQUEST = ("timestampType",)
+"""Columns that are only there when the option `columns` or the user's schema names them: a constant is not shipped for
+nothing."""
+
+
+def spark_schema(*, include_headers: bool, columns: Sequence[str] | None = None) -> StructType:
+    """`columns`: these, in this order. Raises TidelogError(BAD_CONFIG) for one that is not there."""
+    known = _known(include_headers=include_headers)
+    if columns is None:
+        return StructType([field for field in known.fields if field.name not in ON_REQUEST])
+    for name in columns:
+        if name not in known.names:
+            raise _no_column("columns", name, known)
+    return StructType([known[name] for name in columns])
+
+
+def _known(*, include_headers: bool) -> StructType:
     return StructType(
         [StructField(name, kind) for name, kind in _SPARK_TYPES.items() if include_headers or name != "headers"]
     )
 
 
+def _no_column(what: str, name: str, known: StructType) -> TidelogError:
+    hint = "; set includeHeaders=true for it" if name == "headers" else ""
+    return TidelogError(
+        Code.BAD_CONFIG, f"{what} names column {name!r}, and a stream has {', '.join(known.names)}{hint}"
+    )
+
+
 def check_schema(schema: StructType, *, include_headers: bool) -> None:
     """Refuses a user's schema that is no selection of our columns: TidelogError(BAD_CONFIG) naming the column."""
-    known = spark_schema(include_headers=include_headers)
+    known = _known(include_headers=include_headers)
     for column in schema.fields:
         if column.name not in known.names:
-            hint = "; set includeHeaders=true for it" if column.name == "headers" else ""
-            raise TidelogError(
-                Code.BAD_CONFIG,
-                f"the schema names column {column.name!r}, and a stream has {', '.join(known.names)}{hint}",
-            )
+            raise _no_column("the schema", column.name, known)
         if column.dataType.simpleString() != known[column.name].dataType.simpleString():
             raise TidelogError(
                 Code.BAD_CONFIG,
@@ -88,6 +113,7 @@ class ArrowRows:
         )
         self._stream = _Constant(pa.scalar(stream, pa.string()))
         self._partition = _Constant(pa.scalar(partition, pa.int32()))
+        self._timestamp_type = _Constant(pa.scalar(CREATE_TIME, pa.int32()))
         self._builders: Mapping[str, Callable[[RecordBatch, pa.RecordBatch], pa.Array]] = {
             "key": lambda _, arrow: arrow.column("key"),
             "value": lambda _, arrow: arrow.column("value"),
@@ -95,6 +121,7 @@ class ArrowRows:
             "partition": lambda _, arrow: self._partition.array(arrow.num_rows),
             "offset": lambda _, arrow: arrow.column("offset"),
             "timestamp": lambda batch, _: _microseconds(batch),
+            "timestampType": lambda _, arrow: self._timestamp_type.array(arrow.num_rows),
             "headers": lambda batch, _: _headers(batch),
         }
 

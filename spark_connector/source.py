@@ -25,8 +25,9 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     # Spark makes a data source in many short-lived processes that never connect.
     from spark_connector.client_log import ClientLog, Isolation
     from spark_connector.connections import Address
+    from spark_connector.inline_files import with_paths
 
-    login = tuple(sorted(options.login.items()))
+    login = tuple(sorted(with_paths(options.login).items()))
     address = Address(options.servers, options.namespace, options.inbox_prefix, login)
     isolation = Isolation(options.read_uncommitted, options.read_from, options.rack)
     return ClientLog(address, Retry(options.retry_seconds), isolation)
@@ -43,7 +44,8 @@ class TidelogDataSource(DataSource):
         return "tidelog"
 
     def schema(self) -> StructType:
-        return spark_schema(include_headers=self._parsed().include_headers)
+        options = self._parsed()
+        return spark_schema(include_headers=options.include_headers, columns=options.columns)
 
     def reader(self, schema: StructType) -> TidelogBatchReader:
         return TidelogBatchReader(self._checked(schema).for_batch(), schema, self.open_log)
