@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from spark_connector.connections import Address, Connection, KeptConnections, kept
-from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
 from spark_connector.retrying import WARN_SECONDS, Retry, WaitedOut
 from tidelog.client.connection import Client
 from tidelog.client.errors import UnknownStream
+from tidelog.client.offset_lookup import Span as ClientSpan
 from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
@@ -79,7 +80,23 @@ class ClientLog:
 
         return dict(zip(times, self._ask(f"look times up in {', '.join(times):.200}", look_up), strict=True))
 
-    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+    def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+        by_stream: dict[StreamName, dict[int, tuple[int, int]]] = {}
+        for (stream, partition), span in wanted.items():
+            by_stream.setdefault(stream, {})[partition] = span
+
+        def look_up(client: Client) -> Coroutine[Any, Any, list[dict[int, ClientSpan]]]:
+            uncommitted = self.isolation.read_uncommitted
+            return _gathered(client.spans(each, by_stream[each], read_uncommitted=uncommitted) for each in by_stream)
+
+        found = self._ask(f"ask for the sizes of {', '.join(by_stream):.200}", look_up)
+        return {
+            (stream, partition): Span(Offset(span.end), span.bytes_to_end)
+            for stream, spans in zip(by_stream, found, strict=True)
+            for partition, span in spans.items()
+        }
+
+    def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         committed = {(str(stream), partition): int(offset) for (stream, partition), offset in offsets.items()}
         self._ask(f"commit for group {group!r}", lambda client: client.commit_offsets(group, committed))
 

@@ -54,6 +54,18 @@ class OffsetRange:
         return f"{self.stream}/{self.partition} [{self.start}, {self.end})"
 
 
+PartitionName = tuple[StreamName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a committed log that was looked up by its size on the brokers' disks."""
+
+    end: Offset
+    bytes_to_end: int
+    """Of everything that is committed and not before the part."""
+
+
 class Batches(Protocol):
     """An iterator that can be left early."""
 
@@ -77,7 +89,10 @@ class CommittedLog(Protocol):
     ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
         """Of each partition the first committed record at or after its time (ns since 1970); None: there is none."""
 
-    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+    def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+        """Of each partition where about so many bytes of its committed log from an offset on end."""
+
+    def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         """Commits the next offsets to read for a consumer group without members. GROUP_NOT_EMPTY when it has some."""
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Batches:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, StreamExtent
 from spark_connector.options import Edge, ExplicitOffsets
 from spark_connector.positions import Position, Positions, StreamPosition
 from wire.error_details import LOG_START
@@ -224,7 +224,7 @@ def reachable_ends(start: Positions, extents: Extents, target: Positions | None)
     return ends
 
 
-def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict[tuple[StreamName, int], int]:
+def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict[PartitionName, int]:
     """By partition, the offsets between `start` and `ends` that the log still has."""
     return {
         (stream, partition): max(0, end.offset - max(began, extents[stream].partitions[partition].log_start))
@@ -232,6 +232,16 @@ def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict
         for partition, end in at.partitions.items()
         if (began := _offset_in(start, stream, partition)) is not None
     }
+
+
+def byte_shares(sizes: Mapping[PartitionName, int], most: int) -> dict[PartitionName, int]:
+    """`most` bytes split between partitions in proportion to the bytes that wait in each, at least one for each."""
+    return {name: max(1, share) for name, share in _share(sizes, most).items()}
+
+
+def not_past(ends: Positions, most: Mapping[PartitionName, Offset]) -> Positions:
+    """`ends`, of some partitions no further than `most`."""
+    return _moved(ends, lambda stream, partition, end: min(end, most.get((stream, partition), end)))
 
 
 def common(positions: Positions, others: Positions) -> Positions:
@@ -254,7 +264,7 @@ def only_grows(start: Positions, ends: Positions) -> bool:
     )
 
 
-def limited(ends: Positions, waiting: Mapping[tuple[StreamName, int], int], max_records: int) -> Positions:
+def limited(ends: Positions, waiting: Mapping[PartitionName, int], max_records: int) -> Positions:
     """`ends`, moved back so that at most `max_records` offsets are read, which the partitions share in proportion to
     their waiting records."""
     if sum(waiting.values()) <= max_records:
@@ -296,7 +306,7 @@ def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]
     }
 
 
-def _share(waiting: Mapping[tuple[StreamName, int], int], limit: int) -> dict[tuple[StreamName, int], int]:
+def _share(waiting: Mapping[PartitionName, int], limit: int) -> dict[PartitionName, int]:
     """`limit` split in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders."""
     total = sum(waiting.values())
     granted = {key: count * limit // total for key, count in waiting.items()}

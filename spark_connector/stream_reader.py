@@ -27,6 +27,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -34,14 +35,16 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_connector.batch_reader import read_partition, tasks_of
 from spark_connector.bounds import check_exist, extents_found, extents_of, starting_positions
-from spark_connector.log_port import CommittedLog, OpenLog
+from spark_connector.log_port import CommittedLog, OpenLog, PartitionName
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.plain_errors import plain_errors
 from spark_connector.planning import (
     Extents,
+    byte_shares,
     carried_on,
     common,
     limited,
+    not_past,
     offsets_behind,
     only_grows,
     positions_at,
@@ -87,7 +90,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Streams that are named and do not exist."""
         self._last_trigger: float | None = None
         """By the clock; of the last micro-batch that `minOffsetsPerTrigger` let through."""
-        self._committed: Mapping[tuple[StreamName, int], Offset] = {}
+        self._committed: Mapping[PartitionName, Offset] = {}
         """For the group."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -99,6 +102,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
         if options.min_offsets_per_trigger is not None:
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
@@ -110,7 +115,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = positions_at(extents, Edge.LATEST)
         ends = reachable_ends(begin, extents, self._target)
         if not isinstance(limit, ReadAllAvailable):
-            ends = self._limited(begin, ends, waiting_records(begin, ends, extents))
+            ends = self._limited(begin, ends, extents)
         self._planned = ends
         end = to_json(ends)
         if end == start:
@@ -125,7 +130,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("no stream %s is there; it is read once it exists (failOnDataLoss=false)", sorted(absent))
         self._absent = absent
 
-    def _limited(self, begin: Positions, ends: Positions, waiting: Mapping[tuple[StreamName, int], int]) -> Positions:
+    def _limited(self, begin: Positions, ends: Positions, extents: Extents) -> Positions:
+        waiting = waiting_records(begin, ends, extents)
         options, now = self._options, self._clock()
         least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
         if least is not None and self._target is None:
@@ -134,7 +140,29 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if sum(waiting.values()) < least and waited < options.max_trigger_delay and only_grows(begin, ends):
                 return begin
             self._last_trigger = now
+        if options.max_bytes_per_trigger is not None:
+            ends = self._within_bytes(begin, ends, waiting, options.max_bytes_per_trigger)
+            waiting = waiting_records(begin, ends, extents)
         return ends if most is None else limited(ends, waiting, most)
+
+    def _within_bytes(
+        self, begin: Positions, ends: Positions, waiting: Mapping[PartitionName, int], most: int
+    ) -> Positions:
+        """`ends`, moved back so that about `most` bytes are read, which the partitions share in proportion to the bytes
+        that wait in each."""
+        starts = {
+            (stream, partition): begin[stream].partitions[partition].offset
+            for (stream, partition), count in waiting.items()
+            if count
+        }
+        found = self._connected().spans({name: (start, most) for name, start in starts.items()}) if starts else {}
+        sizes = {name: span.bytes_to_end for name, span in found.items()}
+        if sum(sizes.values()) <= most:
+            return ends
+        if len(found) > 1:
+            shares = byte_shares(sizes, most)
+            found = self._connected().spans({name: (start, shares[name]) for name, start in starts.items()})
+        return not_past(ends, {name: span.end for name, span in found.items()})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """For the query's progress report: the ends seen last, and how far the planned micro-batch is behind them."""

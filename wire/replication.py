@@ -28,6 +28,8 @@ OFFSET_HEADER: Final = "Tidelog-Offset"
 """The offset that was found for a consumer that asked by position or time."""
 LOG_END_HEADER: Final = "Tidelog-Log-End"
 """With it: the leader's log end, exclusive, with records that are not committed yet."""
+BYTES_HEADER: Final = "Tidelog-Bytes"
+"""About how many bytes of the log there are from the offset that a consumer gave to the committed end."""
 
 _HEADER = struct.Struct(">Qq")
 HEADER_SIZE: Final = _HEADER.size

@@ -634,6 +634,7 @@ class FetchRequest(_message.Message):
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     LAST_RECORD_EPOCH_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    SPAN_BYTES_FIELD_NUMBER: _builtins.int
     READ_UNCOMMITTED_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
@@ -657,6 +658,8 @@ class FetchRequest(_message.Message):
     """LeaderEpoch of the batch before `offset`; 0: not known"""
     cluster_id: _builtins.str
     """as in AppendRequest"""
+    span_bytes: _builtins.int
+    """with an offset and max_bytes 0: look up the offset at which about so many bytes of the log end, from that offset or the log start on, at most the committed end; Tidelog-Bytes: about how many there are up to that end"""
     read_uncommitted: _builtins.bool
     """records of open and of aborted transactions too; every end is the HW then. False: the last stable offset"""
     def __init__(
@@ -673,11 +676,12 @@ class FetchRequest(_message.Message):
         max_wait_ms: _builtins.int = ...,
         last_record_epoch: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        span_bytes: _builtins.int = ...,
         read_uncommitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "position", b"position", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "read_uncommitted", b"read_uncommitted", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "earliest", b"earliest", "last_record_epoch", b"last_record_epoch", "latest", b"latest", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "position", b"position", "read_uncommitted", b"read_uncommitted", "span_bytes", b"span_bytes", "stream_incarnation", b"stream_incarnation", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["offset", "earliest", "latest", "timestamp"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015

@@ -269,6 +269,8 @@ class LeaderDriver(ReadableRole):
                     self.answers.error(inbox, latest)
                 else:
                     self._fetch_from(request, latest, inbox, looked_up=True)
+            case "span":
+                self._read_for_consumer(inbox, self._look_up_span(request, inbox))
             case _:
                 self._read_for_consumer(inbox, self._look_up_time(request, inbox))
 
@@ -292,6 +294,13 @@ class LeaderDriver(ReadableRole):
             self.answers.error(inbox, latest)
         else:
             await self._fetch_from_time(request, latest, inbox)
+
+    async def _look_up_span(self, request: FetchRequest, inbox: str) -> None:
+        latest = self.latest(read_uncommitted=request.read_uncommitted)
+        if isinstance(latest, TidelogError):
+            self.answers.error(inbox, latest)
+        else:
+            await self._find_span(request, latest, inbox)
 
     # ------------------------------------------------------------------ brokers that write internal streams
     def _on_last(self, message: Message) -> None:

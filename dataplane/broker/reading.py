@@ -32,7 +32,7 @@ from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.peers import PeerTransport
-from wire.replication import LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
+from wire.replication import BYTES_HEADER, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Buffer, Message, Transport, answer_too_large
 from wire.types import LeaderEpoch, Offset
@@ -106,6 +106,8 @@ class ReadableRole(Role):
         if request is None:
             return
         match request.WhichOneof("position"):
+            case "offset" if request.span_bytes:
+                self._look_up("span", request, message.reply)
             case "offset":
                 self._fetch_from(request, Offset(request.offset), message.reply, looked_up=False)
             case None:
@@ -127,7 +129,7 @@ class ReadableRole(Role):
 
     @abstractmethod
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
-        """The request begins at "earliest", "latest" or a "timestamp"."""
+        """The request begins at "earliest", "latest" or a "timestamp", or asks for the end of a "span" of bytes."""
 
     @abstractmethod
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
@@ -183,6 +185,21 @@ class ReadableRole(Role):
             self._fetch_from(request, position, inbox, looked_up=True)
             self.timer.schedule()
 
+    async def _find_span(self, request: FetchRequest, end: Offset, inbox: str) -> None:
+        """Where the bytes that are asked for end."""
+        begin = Offset(max(request.offset, self.first_record))
+        found, size = end, 0
+        if begin < end:
+            try:
+                found, size = await self.context.loop.run_in_executor(
+                    self.context.readers, lambda: self.log.span(begin, request.span_bytes, end)
+                )
+            except (LogDamaged, CorruptData, TidelogError) as e:
+                self._read_failed(inbox, e)
+                return
+        if not self.ended:
+            self._answer_reader(Reader(inbox, True, request.read_uncommitted), found, end, [], size)
+
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
         assert isinstance(effect.token, Reader)
@@ -220,8 +237,12 @@ class ReadableRole(Role):
         else:
             self._answer_reader(reader, offset, end, parts)
 
-    def _answer_reader(self, reader: Reader, offset: Offset, end: Offset, parts: list[Buffer]) -> None:
+    def _answer_reader(
+        self, reader: Reader, offset: Offset, end: Offset, parts: list[Buffer], span: int | None = None
+    ) -> None:
         headers = {LOG_START_HEADER: str(self.first_record)}
+        if span is not None:
+            headers[BYTES_HEADER] = str(span)
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
             headers[LOG_END_HEADER] = str(self.log.log_end_offset)

@@ -86,6 +86,15 @@ class SparseIndex:
         """The last entry with no record of `timestamp` or later before it."""
         return self.entry(max(0, bisect_left(self._timestamps, timestamp, hi=len(self._offsets)) - 1))
 
+    def before_position(self, position: int) -> IndexEntry:
+        """The last entry at or before byte `position`."""
+        return self.entry(max(0, bisect_right(self._positions, position, hi=len(self._offsets)) - 1))
+
+    def after(self, entry: IndexEntry) -> IndexEntry | None:
+        """The entry that follows; None: there is none."""
+        number = bisect_right(self._positions, entry.position, hi=len(self._offsets))
+        return self.entry(number) if number < len(self._offsets) else None
+
     def until(self, position: int) -> SparseIndex:
         """An index of its own, of the entries at or before byte `position`."""
         count = bisect_right(self._positions, position)

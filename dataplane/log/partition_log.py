@@ -428,6 +428,10 @@ class PartitionLog:
             timestamp_ns, end_offset, decrypt=decrypt, read_uncommitted=read_uncommitted
         )
 
+    def span(self, offset: Offset, size: int, end_offset: Offset) -> tuple[Offset, int]:
+        """See `Reading.span`."""
+        return self._reading.span(offset, size, end_offset)
+
     def first_timestamp(self, base_offset: int) -> int | None:
         """See `Reading.first_timestamp`."""
         return self._reading.first_timestamp(base_offset)

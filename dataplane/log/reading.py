@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from dataplane.log.errors import LogDamaged
+from dataplane.log.index import IndexEntry
 from dataplane.log.scan import walk
 from dataplane.log.segment import base_offset_of
 from dataplane.replica.aborted import is_aborted
@@ -23,7 +24,7 @@ from wire.types import Offset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dataplane.log.index import IndexEntry, SparseIndex
+    from dataplane.log.index import SparseIndex
     from dataplane.log.segment import Segment
     from dataplane.log.state import LogState
     from wire.batch import BatchHeader
@@ -153,6 +154,48 @@ class Reading:
         batch = RecordBatch.decode(decrypt(stored) if header.is_encrypted else stored)
         return Offset(int(batch.offsets[np.argmax(batch.timestamps >= timestamp)]))
 
+    def span(self, offset: Offset, size: int, end_offset: Offset) -> tuple[Offset, int]:
+        """(the offset at which about `size` bytes of the log from `offset` on end, about how many bytes there are up to
+        `end_offset`). The first is above `offset` and at most `end_offset`; between the entries of the index offsets
+        are taken to be equally large. `offset` is below `end_offset`. Blocking, any thread. Raises as
+        `read_from_disk`."""
+        return self.stable(lambda: self._span(offset, size, end_offset))
+
+    def _span(self, offset: Offset, size: int, end_offset: Offset) -> tuple[Offset, int]:
+        segments = self._state.segments
+        self.check_not_before_log(offset, segments)
+        begin = self._position_of(segments, offset)
+        end = self._position_of(segments, end_offset)
+        found = end_offset if begin + size >= end else self._offset_at(segments, begin + size)
+        return Offset(min(max(found, offset + 1), end_offset)), max(0, end - begin)
+
+    def _position_of(self, segments: tuple[Segment, ...], offset: Offset) -> int:
+        """In bytes from the beginning of the first segment."""
+        number = max(0, bisect_right(segments, offset, key=base_offset_of) - 1)
+        before = self._index(segments, number).before_offset(offset)
+        after = self._entry_after(segments, number, before)
+        return sum(segment.size for segment in segments[:number]) + _between(
+            offset, (before.offset, before.position), (after.offset, after.position)
+        )
+
+    def _offset_at(self, segments: tuple[Segment, ...], position: int) -> Offset:
+        number = 0
+        while number + 1 < len(segments) and position >= segments[number].size:
+            position -= segments[number].size
+            number += 1
+        before = self._index(segments, number).before_position(position)
+        after = self._entry_after(segments, number, before)
+        return Offset(_between(position, (before.position, before.offset), (after.position, after.offset)))
+
+    def _entry_after(self, segments: tuple[Segment, ...], number: int, entry: IndexEntry) -> IndexEntry:
+        """The next entry of that segment, or its end."""
+        after = self._index(segments, number).after(entry)
+        if after is not None:
+            return after
+        is_last = number + 1 == len(segments)
+        end = self._state.log_end_offset if is_last else segments[number + 1].base_offset
+        return IndexEntry(end, segments[number].size, entry.max_timestamp)
+
     def first_timestamp(self, base_offset: int) -> int | None:
         """ns; of the first record of a segment; None: it has none, or was just cut. Blocking, any thread. Raises as
         `read_from_disk`."""
@@ -258,3 +301,11 @@ class Reading:
             raise TidelogError(
                 Code.OFFSET_BEFORE_LOG, f"offset {offset} is before the log's start {start}", [LOG_START.of(start)]
             )
+
+
+def _between(at: int, first: tuple[int, int], last: tuple[int, int]) -> int:
+    """The second number that goes with `at`, on the line from `first` to `last`."""
+    (begin, value), (end, last_value) = first, last
+    if at >= end or end <= begin:
+        return last_value if at >= end else value
+    return value + (last_value - value) * (at - begin) // (end - begin)

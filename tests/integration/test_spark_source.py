@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
 from spark_connector.options import SourceOptions
 from spark_connector.packing import default_tasks
 from spark_connector.source import TidelogDataSource
@@ -68,7 +68,10 @@ class FileLogs:
                 return Offset(min(int(later[0]), held.end))
         return None
 
-    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+    def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+        raise NotImplementedError
+
+    def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         told = {f"{stream}/{partition}": offset for (stream, partition), offset in offsets.items()}
         (self.folder / f"{group}.group").write_text(json.dumps(told))
 

@@ -22,7 +22,7 @@ from tidelog.client.group_calls import GroupCalls
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
-from tidelog.client.offset_lookup import OffsetLookup, StreamExtents
+from tidelog.client.offset_lookup import OffsetLookup, Span, StreamExtents
 from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
@@ -338,6 +338,22 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._check_open()
         check_flag("read_uncommitted", read_uncommitted)
         return await self._lookup.extents(stream, read_uncommitted=read_uncommitted)
+
+    async def spans(
+        self, stream: str, wanted: Mapping[int, tuple[int, int]], *, read_uncommitted: bool = False
+    ) -> dict[int, Span]:
+        """For callers that read by size: `wanted` has an offset and a number of bytes for each partition, and the
+        answer tells where about so many bytes from there on end, and how many there are to the end of the committed
+        log. Sizes are those on the brokers' disks.
+
+        Raises UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        check_flag("read_uncommitted", read_uncommitted)
+        for partition, (offset, size) in wanted.items():
+            check_whole(f"the offset of partition {partition}", offset, 0, _MAX_OFFSET)
+            check_whole(f"the bytes of partition {partition}", size, 1, _MAX_OFFSET)
+        return await self._lookup.spans(stream, wanted, read_uncommitted=read_uncommitted)
 
     async def fetch_batches(
         self,

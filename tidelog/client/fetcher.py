@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidelog.client.errors import CorruptBatch, OffsetOutOfRange, typed
-from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
+from tidelog.client.positions import AfterBytes, Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.error_details import LEADER_EPOCH, LOG_START, OFFSET, whole_number
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
+from wire.replication import BYTES_HEADER, HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
 
@@ -108,7 +108,7 @@ class PartitionFetcher:
     def __init__(
         self,
         name: str,
-        start: Position,
+        start: Position | AfterBytes,
         stop: Position | None,
         settings: FetchSettings,
         *,
@@ -135,6 +135,9 @@ class PartitionFetcher:
         self.log_end: int | None = None
         """Exclusive end of the leader's log, with records that are not committed yet, as the last look-up has told
         it; None: none has."""
+        self.span_bytes = 0
+        """About how many bytes of the log there are up to the committed end, as the last look-up of `AfterBytes` has
+        told it."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.settings = settings
@@ -285,6 +288,7 @@ class PartitionFetcher:
             raise CorruptData(f"the answer to a look-up has no {OFFSET_HEADER}")
         self.log_start = whole_number(headers.get(LOG_START_HEADER, ""))
         self.log_end = whole_number(headers.get(LOG_END_HEADER, ""))
+        self.span_bytes = whole_number(headers.get(BYTES_HEADER, "")) or 0
         self._setbacks = 0
         self._lost = 0
         if self._asked == "stop":
@@ -345,11 +349,13 @@ class PartitionFetcher:
         return min(self.settings.backoff * 1.5 ** min(self._setbacks, 20), self.settings.backoff_max)
 
 
-def _set_position(request: FetchRequest, position: Position) -> None:
+def _set_position(request: FetchRequest, position: Position | AfterBytes) -> None:
     if position is Anchor.EARLIEST:
         request.earliest = True
     elif isinstance(position, AtTime):
         request.timestamp = position.timestamp_ns
+    elif isinstance(position, AfterBytes):
+        request.offset, request.span_bytes = position.offset, position.size
     elif isinstance(position, AtOffset):
         request.offset = position.offset
     else:

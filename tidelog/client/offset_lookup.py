@@ -15,7 +15,7 @@ from tidelog.client.arguments import bad, shown, whole
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
-from tidelog.client.positions import Anchor, AtTime, Moment, Position, check_known, timestamp_ns
+from tidelog.client.positions import AfterBytes, Anchor, AtTime, Moment, Position, check_known, timestamp_ns
 from wire.subjects import Subjects
 from wire.transport import Transport
 
@@ -39,6 +39,16 @@ class StreamExtents(NamedTuple):
 
     incarnation: int
     partitions: Mapping[int, LogExtent]
+
+
+class Span(NamedTuple):
+    """A part of a partition's committed log, by size. Sizes are those on the brokers' disks, compressed for instance,
+    and estimated between the entries of their indexes."""
+
+    end: int
+    """Exclusive."""
+    bytes_to_end: int
+    """Of everything that is committed and not before the part."""
 
 
 class OffsetLookup:
@@ -84,6 +94,16 @@ class OffsetLookup:
                 for partition, reader in zip(chosen, readers, strict=True)
             },
         )
+
+    async def spans(
+        self, stream: str, wanted: Mapping[int, tuple[int, int]], *, read_uncommitted: bool = False
+    ) -> dict[int, Span]:
+        """`wanted`: by partition, an offset and a number of bytes."""
+        layout, chosen = await self._chosen(stream, wanted)
+        settings = FetchSettings(read_uncommitted=read_uncommitted)
+        readers = [self.reader(layout, p, AfterBytes(*wanted[p]), None, settings) for p in chosen]
+        await asyncio.gather(*(reader.resolve() for reader in readers))
+        return {p: _span(reader.fetcher) for p, reader in zip(chosen, readers, strict=True)}
 
     async def at(
         self, stream: str, time: AtTime, partitions: Iterable[int] | None, *, read_uncommitted: bool = False
@@ -131,7 +151,12 @@ class OffsetLookup:
         return reader.fetcher.position, reader.fetcher.committed_end
 
     def reader(
-        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None, settings: FetchSettings
+        self,
+        layout: StreamMetadata,
+        partition: int,
+        start: Position | AfterBytes,
+        stop: Position | None,
+        settings: FetchSettings,
     ) -> PartitionReader:
         """Of the leader."""
         known = layout.partitions[partition]
@@ -160,6 +185,11 @@ def _extent(incarnation: int, looked_up: PartitionFetcher) -> LogExtent:
     assert end is not None
     log_end = end if looked_up.log_end is None else looked_up.log_end
     return LogExtent(incarnation, looked_up.log_start or 0, end, max(log_end, end))
+
+
+def _span(looked_up: PartitionFetcher) -> Span:
+    assert looked_up.position is not None
+    return Span(looked_up.position, looked_up.span_bytes)
 
 
 def _numbers(partitions: Iterable[int]) -> list[int]:

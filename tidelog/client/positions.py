@@ -50,6 +50,14 @@ class AtOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class AfterBytes:
+    """Where about `size` bytes of the log from `offset` on end, or the end of the committed log where it has fewer."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class AtTime:
     """A point in time, ns since 1970."""
 

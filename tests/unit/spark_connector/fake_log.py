@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
-from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
+from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, Offset, StreamName
@@ -44,6 +44,9 @@ class FakeLogs:
     """The streams of each call of `extents`."""
     commits: list[tuple[str, dict[tuple[str, int], int]]] = field(default_factory=list)
     has_members: bool = False
+    record_bytes: dict[int, int] = field(default_factory=dict)
+    """By partition; 10 elsewhere."""
+    spans_asked: int = 0
 
     def streams(self) -> list[StreamName]:
         return [StreamName(name) for name in self.by_name]
@@ -65,7 +68,16 @@ class FakeLogs:
         offset = max(timestamp_ns // 1_000_000, held[0])
         return Offset(offset) if offset < held[1] else None
 
-    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+    def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+        self.spans_asked += 1
+        found: dict[PartitionName, Span] = {}
+        for (stream, partition), (offset, size) in wanted.items():
+            each, (start, end) = self.record_bytes.get(partition, 10), self.by_name[stream].held[partition]
+            begin = max(offset, start)
+            found[stream, partition] = Span(Offset(min(begin + max(size // each, 1), end)), (end - begin) * each)
+        return found
+
+    def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         if self.has_members:
             raise TidelogError(Code.GROUP_NOT_EMPTY, f"group {group!r} has 1 members")
         self.commits.append((group, {(str(stream), p): int(offset) for (stream, p), offset in offsets.items()}))

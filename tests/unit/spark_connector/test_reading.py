@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from spark_connector.columns import spark_schema
-from spark_connector.log_port import OffsetRange, StreamExtent
+from spark_connector.log_port import OffsetRange, PartitionName, Span, StreamExtent
 from spark_connector.reading import JOIN_ROWS, RANGES_AHEAD, TaskSettings, read_ranges
 from tests.unit.wire.test_errors import MALFORMED
 from wire.batch import BatchBuilder, RecordBatch, control_batch
@@ -49,7 +49,10 @@ class OneLog:
     ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
         raise NotImplementedError
 
-    def commit_group(self, group: str, offsets: Mapping[tuple[StreamName, int], Offset]) -> None:
+    def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+        raise NotImplementedError
+
+    def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         raise NotImplementedError
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:

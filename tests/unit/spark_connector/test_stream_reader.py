@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from spark_connector import stream_reader
 from spark_connector.columns import spark_schema
@@ -301,6 +301,30 @@ class TestLimits:
         assert query.step() == {}
         self.grow(query, 9)
         assert query.step() == {("flights", 0): (8, 16)}
+
+    def test_the_most_bytes_are_shared_by_what_waits_in_each_partition(self) -> None:
+        query = Query(flights({0: (0, 90), 1: (0, 10), 2: (5, 5)}), maxBytesPerTrigger="1000")
+        query.log.record_bytes = {1: 110}
+        assert query.reader.getDefaultReadLimit() == ReadMaxBytes(1000)
+        # 900 and 1,100 bytes wait: 450 and 550 are read.
+        assert query.step() == {("flights", 0): (0, 45), ("flights", 1): (0, 5)}
+        assert query.step() == {("flights", 0): (45, 90), ("flights", 1): (5, 10)}
+        asked = query.log.spans_asked
+        assert query.step() == {}
+        assert query.log.spans_asked == asked, "nothing waits, and nothing is asked for"
+
+    def test_a_record_that_is_larger_than_the_most_bytes_is_read(self) -> None:
+        query = Query(flights({0: (0, 3)}), maxBytesPerTrigger="1")
+        assert [query.step() for _ in range(3)] == [{("flights", 0): (n, n + 1)} for n in range(3)]
+        both = Query(flights({0: (0, 3), 1: (0, 3)}), maxBytesPerTrigger="1")
+        assert both.step() == {("flights", 0): (0, 1), ("flights", 1): (0, 1)}
+
+    def test_bytes_and_offsets_limit_a_micro_batch_together(self) -> None:
+        query = Query(flights({0: (0, 90)}), maxBytesPerTrigger="100", maxOffsetsPerTrigger="20")
+        assert query.step() == {("flights", 0): (0, 10)}
+        query.restart(maxBytesPerTrigger="1000", maxOffsetsPerTrigger="20")
+        assert query.step() == {("flights", 0): (10, 30)}
+        assert query.step(ReadAllAvailable()) == {("flights", 0): (30, 90)}
 
     def test_available_now_does_not_wait_for_the_least(self) -> None:
         query, _ = self.query(minOffsetsPerTrigger="500")

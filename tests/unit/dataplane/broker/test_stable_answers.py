@@ -14,7 +14,7 @@ from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from tests.views import A
 from wire.batch import Marker
-from wire.replication import HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
+from wire.replication import BYTES_HEADER, HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.transport import Message
 from wire.types import Offset
@@ -107,6 +107,16 @@ async def test_latest_is_the_last_stable_offset(bench: Bench, leader: LeaderDriv
         found_end, found, headers = await fetched(bench, leader, latest=True, max_bytes=0, **options)
         assert (found_end, found, headers[OFFSET_HEADER]) == (latest, {}, str(latest))
         assert headers[LOG_END_HEADER] == "10"
+
+
+async def test_a_span_of_bytes_ends_at_the_last_stable_offset(bench: Bench, leader: LeaderDriver) -> None:
+    for options, latest in [({}, 8), ({"read_uncommitted": True}, 10)]:
+        found_end, found, headers = await fetched(bench, leader, offset=0, span_bytes=1 << 30, max_bytes=0, **options)
+        assert (found_end, found, headers[OFFSET_HEADER]) == (latest, {}, str(latest))
+        assert 0 < int(headers[BYTES_HEADER]) <= leader.log.size_bytes
+    assert (await fetched(bench, leader, offset=0, span_bytes=1, max_bytes=0))[2][OFFSET_HEADER] == "1"
+    nothing = (await fetched(bench, leader, offset=9, span_bytes=1, max_bytes=0))[2]
+    assert (nothing[OFFSET_HEADER], nothing[BYTES_HEADER]) == ("8", "0")
 
 
 @pytest.mark.parametrize(

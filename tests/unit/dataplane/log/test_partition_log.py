@@ -249,6 +249,46 @@ class TestReading:
         assert open_handles() == before
 
 
+class TestSpans:
+    def test_where_so_many_bytes_end(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 500)
+        each = log.size_bytes / 500
+        assert len(log.segments) > 5
+        for log in (log, opened(tmp_path)):  # noqa: B020 - the second time with the indexes on disk
+            for begin, count, end in [(0, 100, 500), (0, 1, 500), (7, 250, 400), (499, 1, 500), (123, 300, 500)]:
+                found, size = log.span(Offset(begin), int(count * each), Offset(end))
+                assert abs(found - min(begin + count, end)) <= 1
+                assert abs(size - (end - begin) * each) <= 2 * each
+
+    def test_it_moves_on_and_not_beyond_the_end(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 100, each=10, size=400)
+        assert log.span(Offset(5), 1, Offset(100))[0] == 6
+        assert log.span(Offset(5), 1 << 40, Offset(100))[0] == 100
+        assert log.span(Offset(5), 1 << 40, Offset(31))[0] == 31
+
+    def test_of_records_that_differ_in_size(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path, LogConfig(segment_bytes=1 << 20, index_interval_bytes=512))
+        batches.fill(log, 100, size=40)
+        small = log.size_bytes
+        batches.fill(log, 200, size=2000)
+        large = (log.size_bytes - small) / 100
+        found, size = log.span(Offset(0), small + int(10 * large), Offset(200))
+        assert abs(found - 110) <= 1
+        assert abs(size - log.size_bytes) < 10
+
+    def test_below_the_log(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        batches.fill(log, 500)
+        log.remove_before(Offset(log.segments[3].base_offset))
+        begin = log.log_start_offset
+        assert log.span(begin, 1 << 40, Offset(500)) == (500, log.size_bytes)
+        with pytest.raises(TidelogError) as caught:
+            log.span(Offset(begin - 1), 1, Offset(500))
+        assert caught.value.code is Code.OFFSET_BEFORE_LOG
+
+
 class TestTimestamps:
     def test_the_first_record_of_at_least_that_time(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)

@@ -287,6 +287,10 @@ class FakeBroker:
             case "timestamp":
                 found = [h.base_offset for h, _ in log.batches if h.first_timestamp >= request.timestamp]
                 self._answer(key, request, found[0] if found else log.end, message.reply)
+            case "offset" if request.span_bytes:
+                # Each record is of ten bytes.
+                end = min(max(request.offset, log.start) + request.span_bytes // 10, log.end)
+                self._answer(key, request, end, message.reply, span=10 * (log.end - request.offset))
             case _:
                 if request.offset < log.start:
                     error = TidelogError(Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(log.start)})
@@ -303,7 +307,9 @@ class FakeBroker:
         self._waiting = [w for w in self._waiting if w[2] != inbox]
         self._answer(key, request, request.offset, inbox)
 
-    def _answer(self, key: tuple[str, int], request: FetchRequest, offset: int, inbox: str) -> None:
+    def _answer(
+        self, key: tuple[str, int], request: FetchRequest, offset: int, inbox: str, *, span: int | None = None
+    ) -> None:
         log = self.logs[key]
         body = [encode_header(LeaderEpoch(self.leader_epoch), Offset(log.end))]
         size = 0
@@ -317,6 +323,8 @@ class FakeBroker:
             "Tidelog-Offset": str(offset),
             "Tidelog-Log-End": str(log.end + log.uncommitted),
         }
+        if span is not None:
+            headers["Tidelog-Bytes"] = str(span)
         self.transport.publish(inbox, [b"".join(body)], headers=headers)
 
     def _refuse(self, inbox: str | None, error: TidelogError) -> None:

@@ -50,6 +50,18 @@ async def test_extents_are_what_the_leaders_tell_now(cluster: Cluster) -> None:
         await client.extents("four")
 
 
+async def test_spans_of_bytes(cluster: Cluster) -> None:
+    _, _, client = cluster
+    assert await client.spans("three", {0: (10, 55), 1: (0, 1 << 40)}) == {0: (15, 200), 1: (5, 50)}
+    for wanted, said in [
+        ({0: (-1, 1)}, "the offset of partition 0"),
+        ({0: (0, 0)}, "the bytes of partition 0"),
+        ({7: (0, 1)}, "there is no partition 7"),
+    ]:
+        with pytest.raises(BadRequest, match=said):
+            await client.spans("three", wanted)
+
+
 async def test_of_the_partitions_that_are_read(cluster: Cluster) -> None:
     _, _, client = cluster
     async with client.consume("three", partitions=[0, 2]) as consumer:
