@@ -7,6 +7,7 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
     positions ─ offsets as Spark stores them     log_port ─ requests to a log; client_log answers over NATS
     planning ─ from positions to offset ranges   reading ─ a task: one range to Arrow batches
     java ─ a runtime for Spark to run on         batch_reader, stream_reader, source ─ called by Spark
+    values ─ JSON, Avro and Protobuf, for users
 
 It takes no filters from Spark (`pushFilters`). All queries of one `load()` share the reader that Spark hands the
 filters to, so a filter of one query would take records from another one. `assign`, offsets and timestamps narrow a
