@@ -321,6 +321,20 @@ class TestBatch:
                     planned.collect()
             logs.set_held("flights", 0, log_start=16)
 
+    def test_a_frame_stays_at_the_offsets_of_its_first_query(self, spark: SparkSession, logs: FileLogs) -> None:
+        """Spark plans a read once for each load(). docs/spark.md has the way to look again."""
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        frame = read(spark, logs)
+        frame.createOrReplaceTempView("departures")
+        assert frame.count() == 10
+        logs.fill("flights", 0, 10, per_batch=5)
+        assert frame.count() == frame.select("value").count() == 10
+        spark.catalog.refreshTable("departures")
+        assert spark.table("departures").count() == 10
+        read(spark, logs).createOrReplaceTempView("departures")
+        assert spark.table("departures").count() == 20
+
     def test_refusals_are_one_clear_sentence(self, spark: SparkSession, logs: FileLogs) -> None:
         logs.create("flights", 1)
         with pytest.raises(PySparkException, match=r"unknown option 'startingoffset' .*did you mean startingOffsets"):
@@ -444,6 +458,32 @@ class TestStream:
             with pytest.raises(PySparkException, match=r"deleted and created again .*7 then, 9 now"):
                 query.run(failOnDataLoss=fail_on_data_loss)
         assert query.rows() == expected("flights", (0, 0, 10))
+
+    def test_streams_are_added_and_removed_under_a_checkpoint(
+        self, spark: SparkSession, logs: FileLogs, tmp_path: Path
+    ) -> None:
+        for stream in ("flights", "trains"):
+            logs.create(stream, 1)
+            logs.fill(stream, 0, 20, per_batch=5)
+        logs.set_held("trains", 0, log_start=5)
+        query = Query(spark, logs, tmp_path)
+        assert query.run() == [20]
+        assert query.run(subscribe="flights,trains") == [15]
+        logs.fill("trains", 0, 5, per_batch=5)
+        with pytest.raises(PySparkException, match="stream 'flights', which the checkpoint reads from"):
+            query.run(subscribe="trains")
+        assert query.run(subscribe="trains", failOnDataLoss="false") == [5]
+        assert query.run(subscribe="trains") == []
+        assert query.rows() == expected("flights", (0, 0, 20)) + expected("trains", (0, 5, 25))
+
+    def test_a_log_that_was_cut_is_told(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        query = Query(spark, logs, tmp_path)
+        query.run()
+        logs.set_held("flights", 0, end=5)
+        with pytest.raises(PySparkException, match="read up to 10 but its log ends at 5"):
+            query.run()
 
     def test_records_lost_while_it_was_down(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
         logs.create("flights", 1)

@@ -1,0 +1,105 @@
+"""What the options become of: the connection of the client, and the requests of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from spark_connector.batch_reader import TidelogBatchReader
+from spark_connector.client_log import ClientLog, Isolation
+from spark_connector.columns import spark_schema
+from spark_connector.connections import Address
+from spark_connector.log_port import OffsetRange
+from spark_connector.options import SourceOptions
+from spark_connector.source import TidelogDataSource, open_client_log
+from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream
+from wire.batch import RecordBatch
+from wire.errors import Code, TidelogError
+
+SERVERS = "nats://a:1"
+
+
+def opened(**options: str) -> ClientLog:
+    log = open_client_log(SourceOptions.parse({"subscribe": "flights", "servers": SERVERS} | options))
+    assert isinstance(log, ClientLog)
+    return log
+
+
+def test_where_and_as_whom_it_connects() -> None:
+    log = opened(
+        context="prod", namespace="blue", inboxPrefix="_INBOX.job",
+        **{"nats.user": "job", "nats.password_file": "/run/pw", "nats.tls_first": "true"},
+    )  # fmt: skip
+    login = (("context", "prod"), ("password_file", "/run/pw"), ("tls_first", True), ("user", "job"))
+    assert log._address == Address((SERVERS,), "blue", "_INBOX.job", login)
+    assert "/run/pw" not in repr(log._address)
+
+
+def test_credentials_as_text_become_a_file() -> None:
+    text = "-----BEGIN NATS USER JWT-----\nsecret-word\n"
+    log = opened(**{"nats.creds": text})
+    ((name, path),) = log._address.login
+    assert (name, Path(path).read_text()) == ("creds", text)
+
+
+def test_which_records_of_which_replicas() -> None:
+    assert opened().isolation == Isolation(False, "leader", None)
+    near = opened(isolationLevel="read_uncommitted", readFrom="nearest", rack="eu-1a")
+    assert near.isolation == Isolation(True, "nearest", "eu-1a")
+    assert opened(**{"retry.timeout": "7s"}).retry.timeout == 7
+
+
+@dataclass
+class Fetched(FakeLogs):
+    sizes: list[int] = field(default_factory=list)
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
+        self.sizes.append(max_bytes)
+        yield from ()
+
+
+def batch_reader(log: FakeLogs, **options: str) -> TidelogBatchReader:
+    given = {"servers": SERVERS} | options
+    return TidelogBatchReader(
+        SourceOptions.parse(given).for_batch(), spark_schema(include_headers=False), lambda _: log
+    )
+
+
+def test_the_bytes_of_an_answer() -> None:
+    log = Fetched({"flights": FakeStream({0: (0, 10)})})
+    reader = batch_reader(log, subscribe="flights", fetchMaxBytes="2048")
+    (task,) = reader.partitions()
+    assert list(reader.read(task)) == []
+    assert log.sizes == [2048]
+
+
+def test_tasks_of_a_batch_have_at_most_so_many_records() -> None:
+    log = FakeLogs({"flights": FakeStream(dict.fromkeys(range(40), (0, 10)))})
+    for most, least in (("25", 16), ("4", 100)):
+        tasks = batch_reader(log, subscribe="flights", maxRecordsPerPartition=most).partitions()
+        sizes = [sum(len(each) for each in task.value) for task in tasks]
+        assert max(sizes) <= int(most)
+        assert sum(sizes) == 400
+        assert len(sizes) >= least
+
+
+def test_a_pattern_without_a_stream_is_refused_in_a_batch() -> None:
+    log = FakeLogs({"flights": FakeStream({0: (0, 10)})})
+    assert len(batch_reader(log, subscribePattern="fl.*").partitions()) == 1
+    with pytest.raises(TidelogError, match="no stream has a name that subscribePattern='light' matches") as caught:
+        batch_reader(log, subscribePattern="light").partitions()
+    assert caught.value.code is Code.UNKNOWN_STREAM
+    with pytest.raises(TidelogError, match="startingOffsets speaks of other, and the query reads flights"):
+        batch_reader(log, subscribePattern="fl.*", startingOffsets='{"other": {"0": 1}}').partitions()
+    with pytest.raises(TidelogError, match="startingOffsetsByTimestamp speaks of partitions 1 of stream 'flights'"):
+        batch_reader(log, subscribe="flights", startingOffsetsByTimestamp='{"flights": {"1": 1}}').partitions()
+
+
+def test_the_schema_has_the_columns_that_are_named() -> None:
+    options = {"servers": SERVERS, "subscribe": "flights", "columns": "value,timestampType"}
+    assert TidelogDataSource(options).schema().names == ["value", "timestampType"]
+    with pytest.raises(Exception, match="columns names column 'carrier'"):
+        TidelogDataSource(options | {"columns": "carrier"}).schema()
