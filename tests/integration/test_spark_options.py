@@ -42,7 +42,7 @@ def publish(cluster: DevCluster, stream: str, numbers: range, *, partitions: int
             await client.ensure_stream(stream, partitions=partitions, replication_factor=3)
             async with client.producer(stream) as producer:
                 for number in numbers:
-                    value, timestamp = b"%0*d" % (size, number), (NOON + number * 1000) * 1_000_000
+                    value, timestamp = (b"%08d" % number).ljust(size), (NOON + number * 1000) * 1_000_000
                     producer.send_nowait(value, partition=number % partitions, timestamp=timestamp)
                 await producer.flush()
 
@@ -54,7 +54,7 @@ def read(spark: SparkSession, cluster: DevCluster, **options: str) -> DataFrame:
 
 
 def numbers(frame: DataFrame) -> list[int]:
-    return sorted(int(row.value) for row in frame.select("value").collect())
+    return sorted(int(row.value[:8]) for row in frame.select("value").collect())
 
 
 class Query:
