@@ -7,6 +7,7 @@
     scripts/bench --from figures.json          the table of that run
     scripts/bench --from figures.json --picture docs/benchmark.svg
     scripts/bench log                          the log on disk against dd (its own options: scripts/bench log --help)
+    scripts/bench spark                        the Spark connector, beside Parquet and an Arrow pipe (about 10 minutes)
     scripts/bench ids                          message ids: memory, and CPU time of each record (half a minute)
 
 {workloads}
@@ -24,6 +25,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -61,6 +63,8 @@ KILLS, QUICK_KILLS = 10, 4
 def main(words: list[str]) -> int:
     if words[:1] == ["ids"]:
         return _ids(words[1:])
+    if words[:1] == ["spark"]:
+        return _spark(words[1:])
     return _log(words[1:]) if words[:1] == ["log"] else _compare(words)
 
 
@@ -130,10 +134,26 @@ def _log(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/bench log", description=log.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
     log.add_arguments(parser)
+    return _reported(parser, words, log.run)
+
+
+def _spark(words: list[str]) -> int:
+    from scripts.benchmarks import spark  # imports PySpark
+
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench spark", description=spark.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    spark.add_arguments(parser)
+    return _reported(parser, words, spark.run)
+
+
+def _reported(
+    parser: argparse.ArgumentParser, words: list[str], measure: Callable[[argparse.Namespace], Report]
+) -> int:
+    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
     options = parser.parse_args(words)
-    report: Report = log.run(options)
+    report = measure(options)
     print(json.dumps(report.as_dict()) if options.json else report)
     return 0 if report.ok else 1
 

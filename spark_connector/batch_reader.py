@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_connector.bounds import check_matches, ending_positions, extents_of, starting_positions
+from spark_connector.freezing import freeze_once
 from spark_connector.log_port import OffsetRange, OpenLog
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.packing import default_tasks, pack
@@ -66,6 +67,8 @@ def read_partition(
     settings = TaskSettings(options.fetch_max_bytes, options.fail_on_data_loss)
     with closing(open_log(options)) as log:
         yield from read_ranges(log, wanted, schema, settings)
+    if options.gc_freeze:
+        freeze_once()
 
 
 def _check_order(start: Positions, end: Positions) -> None:

@@ -11,7 +11,7 @@ their own): a column that is not named is not built. The columns `key` and `valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -114,21 +114,20 @@ class ArrowRows:
         self._stream = _Constant(pa.scalar(stream, pa.string()))
         self._partition = _Constant(pa.scalar(partition, pa.int32()))
         self._timestamp_type = _Constant(pa.scalar(CREATE_TIME, pa.int32()))
-        self._builders: Mapping[str, Callable[[RecordBatch, pa.RecordBatch], pa.Array]] = {
-            "key": lambda _, arrow: arrow.column("key"),
-            "value": lambda _, arrow: arrow.column("value"),
-            "stream": lambda _, arrow: self._stream.array(arrow.num_rows),
-            "partition": lambda _, arrow: self._partition.array(arrow.num_rows),
-            "offset": lambda _, arrow: arrow.column("offset"),
-            "timestamp": lambda batch, _: _microseconds(batch),
-            "timestampType": lambda _, arrow: self._timestamp_type.array(arrow.num_rows),
-            "headers": lambda batch, _: _headers(batch),
+        builders: Mapping[str, Callable[[RecordBatch], pa.Array]] = {
+            "key": lambda batch: batch.arrow_keys(),
+            "value": lambda batch: batch.arrow_values(),
+            "stream": lambda batch: self._stream.array(len(batch)),
+            "partition": lambda batch: self._partition.array(len(batch)),
+            "offset": lambda batch: _int64(_ARROW_TYPES["offset"], batch.offsets),
+            "timestamp": _microseconds,
+            "timestampType": lambda batch: self._timestamp_type.array(len(batch)),
+            "headers": _headers,
         }
+        self._builders = [builders[column.name] for column in schema.fields]
 
     def convert(self, batch: RecordBatch) -> pa.RecordBatch:
-        arrow = batch.to_arrow()
-        columns = [self._builders[name](batch, arrow) for name in self._schema.names]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays([build(batch) for build in self._builders], schema=self._schema)
 
 
 class _Constant:
@@ -136,22 +135,58 @@ class _Constant:
 
     def __init__(self, value: pa.Scalar) -> None:
         self._value = value
-        self._longest = pa.repeat(value, 1024)
+        self._longest: pa.Array | None = None
 
     def array(self, length: int) -> pa.Array:
-        if length > len(self._longest):
-            self._longest = pa.repeat(self._value, length)
+        if self._longest is None or length > len(self._longest):
+            self._longest = pa.repeat(self._value, max(length, 1024))
         return self._longest.slice(0, length)
+
+
+def _int64(kind: pa.DataType, numbers: Any) -> pa.Array:
+    """A view of numpy's int64."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _microseconds(batch: RecordBatch) -> pa.Array:
     """Spark's timestamps have microseconds, ours nanoseconds: rounded down, before 1970 too."""
-    times = np.floor_divide(batch.timestamps, 1_000)
-    return pa.Array.from_buffers(_ARROW_TYPES["timestamp"], len(times), [None, pa.py_buffer(times)])
+    return _int64(_ARROW_TYPES["timestamp"], np.floor_divide(batch.timestamps, 1_000))
 
 
 def _headers(batch: RecordBatch) -> pa.Array:
     """Null where a record has none, as in Kafka's connector."""
+    kind = _ARROW_TYPES["headers"]
+    if not batch.has_headers:
+        return pa.nulls(len(batch), kind)
+    found = batch.header_spans()
+    if found is None:
+        return _headers_one_by_one(batch)
+    spans, data = found
+    keys = _pieces(data, spans.key_starts, spans.key_ends)
+    values = _pieces(data, spans.value_starts, spans.value_ends)
+    try:
+        names = keys.cast(pa.string())
+    except pa.ArrowInvalid:  # no UTF-8
+        return _headers_one_by_one(batch)
+    places = np.zeros(len(batch) + 1, np.int32)
+    np.cumsum(spans.counts, out=places[1:])
+    structs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+    validity = np.packbits(spans.counts > 0, bitorder="little")
+    buffers = [pa.py_buffer(validity), pa.py_buffer(places)]
+    return pa.Array.from_buffers(kind, len(batch), buffers, children=[structs])
+
+
+def _pieces(data: memoryview, starts: Any, ends: Any) -> pa.Array:
+    """The bytes from each start to its end; these grow, and do not overlap."""
+    bounds = np.empty(2 * len(starts) + 1, np.int32)
+    bounds[:-1:2], bounds[1::2] = starts, ends
+    bounds[-1] = len(data)
+    # With what lies between them; every second one is taken.
+    all_of_it = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return all_of_it.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+
+
+def _headers_one_by_one(batch: RecordBatch) -> pa.Array:
     rows = [
         [{"key": name, "value": value} for name, value in header_items(headers)] if headers else None
         for headers in batch.headers

@@ -108,6 +108,8 @@ class SourceOptions:
     read_uncommitted: bool
     group: str | None
     """The consumer group that a streaming query commits its positions for."""
+    gc_freeze: bool
+    """A worker of Spark looks at the objects of its modules only once when it collects garbage."""
     retry_seconds: float
     """For how long what waiting may mend is tried again."""
 
@@ -150,6 +152,7 @@ class SourceOptions:
             rack=parsed["rack"],
             read_uncommitted=parsed["isolationLevel"] == "read_uncommitted",
             group=parsed["groupId"],
+            gc_freeze=parsed["gc.freeze"] is not False,
             retry_seconds=_or(parsed["retry.timeout"], DEFAULT_RETRY_SECONDS),
         )
         for name in _BY_PARTITION:
@@ -495,6 +498,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "failOnDataLoss": _parse_bool,
     "includeHeaders": _parse_bool,
     "columns": _parse_columns,
+    "gc.freeze": _parse_bool,
     "readFrom": _one_of("leader", "follower", "nearest"),
     "rack": _parse_rack,
     "isolationLevel": _one_of("read_committed", "read_uncommitted"),

@@ -539,6 +539,7 @@ class Client:
     delete_group = _blocking(connection.Client.delete_group)
     commit_offsets = _blocking(connection.Client.commit_offsets)
     extents = _blocking(connection.Client.extents)
+    spans = _blocking(connection.Client.spans)
     transactions = _blocking(connection.Client.transactions)
     describe_transaction = _blocking(connection.Client.describe_transaction)
     abort_transaction = _blocking(connection.Client.abort_transaction)

@@ -12,7 +12,7 @@ import numpy as np
 from wire.batch.columns import NO_COLUMNS, BytesColumn, Columns, parse_columns, sections_of
 from wire.batch.header import MAX_BODY_BYTES, BatchHeader, body_of, parse_header, verify_body
 from wire.batch.message_ids import message_ids_of
-from wire.batch.record_headers import decode_headers
+from wire.batch.record_headers import HeaderSpans, decode_headers, header_spans
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -126,14 +126,35 @@ class RecordBatch:
         """Columns key, value (binary), offset (int64), timestamp (ns, UTC). Keys and values are views of the body."""
         import pyarrow as pa  # an extra, and slow to import
 
-        columns = self._columns
         arrays = [
-            self._arrow_bytes(columns.keys, columns.key_validity),
-            self._arrow_bytes(columns.values, columns.value_validity),
+            self.arrow_keys(),
+            self.arrow_values(),
             pa.array(self.offsets),
             pa.array(self.timestamps).cast(pa.timestamp("ns", "UTC")),
         ]
         return pa.RecordBatch.from_arrays(arrays, names=["key", "value", "offset", "timestamp"])
+
+    def arrow_keys(self) -> Any:
+        """A binary array of Arrow, a view of the body."""
+        return self._arrow_bytes(self._columns.keys, self._columns.key_validity)
+
+    def arrow_values(self) -> Any:
+        """As `arrow_keys`."""
+        return self._arrow_bytes(self._columns.values, self._columns.value_validity)
+
+    def header_spans(self) -> tuple[HeaderSpans, memoryview] | None:
+        """Where the headers of all records lie, and in what; None where that cannot be said (`header_spans`), or no
+        record has any. Then `headers` has them."""
+        column = self._columns.headers
+        if column is None:
+            return None
+        spans = header_spans(column, self._first, self._count)
+        return None if spans is None else (spans, column.data)
+
+    @property
+    def has_headers(self) -> bool:
+        """Some record of the batch may have headers."""
+        return self._columns.headers is not None
 
     def _list(self, column: BytesColumn | None, validity: memoryview | None) -> list[bytes | None]:
         if column is None:

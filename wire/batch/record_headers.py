@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -127,6 +128,64 @@ def decode_headers(element: bytes, *, most: int | None = None) -> dict[str, byte
             raise CorruptData(f"record header key is no UTF-8: {error}") from error
         items.append((key, take(_HEADER_VALUE_SIZE.unpack(take(_HEADER_VALUE_SIZE.size))[0])))
     return _headers_of(items)
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderSpans:
+    """Where the headers of some records lie in the data of their column; those of a record in their order."""
+
+    counts: NDArray[np.int64]
+    """[records]"""
+    key_starts: NDArray[np.int64]
+    """[headers], growing."""
+    value_starts: NDArray[np.int64]
+    value_ends: NDArray[np.int64]
+
+    @property
+    def key_ends(self) -> NDArray[np.int64]:
+        return self.value_starts - _HEADER_VALUE_SIZE.size
+
+
+def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | None:
+    """The binary headers of `count` records, found together: tens of times faster than one record after the other.
+    None where a record has NATS headers, or some that do not decode: `decode_headers` then says more."""
+    starts = column.offsets[first : first + count].astype(np.int64)
+    ends = column.offsets[first + 1 : first + count + 1].astype(np.int64)
+    data = column.data
+    octets = np.ndarray((len(data),), np.uint8, data)
+    counts = np.zeros(count, np.int64)
+    records = np.flatnonzero(starts < ends)
+    at, end = starts[records], ends[records]
+    if bool((octets[at] != _BINARY_HEADERS[0]).any()):
+        return None
+    at = at + 1
+    # First those of no header, so that there is something to put together.
+    found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = [(starts[:0],) * 3]
+    while True:
+        going = at < end
+        records, at, end = records[going], at[going], end[going]
+        if not len(records):
+            break
+        if len(found) > MAX_RECORD_HEADERS:
+            return None
+        key = at + _HEADER_KEY_SIZE.size
+        if bool((key > end).any()):
+            return None
+        key_end = key + octets[at] + (octets[at + 1].astype(np.int64) << 8)
+        value = key_end + _HEADER_VALUE_SIZE.size
+        if bool((value > end).any()):
+            return None
+        size = sum(octets[key_end + place].astype(np.int64) << (8 * place) for place in range(4))
+        at = value + size
+        if bool((at > end).any()):
+            return None
+        counts[records] += 1
+        found.append((key, value, at))
+    keys, values, value_ends = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if len(found) > 2:
+        order = np.argsort(keys, kind="stable")
+        keys, values, value_ends = keys[order], values[order], value_ends[order]
+    return HeaderSpans(counts, keys, values, value_ends)
 
 
 def check_headers(column: BytesColumn) -> None:

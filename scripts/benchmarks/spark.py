@@ -1,0 +1,279 @@
+"""Spark on Tidelog: rows/s and CPU time of batch queries, and the time of a micro-batch with little data.
+
+    scripts/bench spark [--quick] [--rows N] [--rounds N] [--json]
+
+Records of 128 B in 1, 4 and 64 partitions, Spark with two slots, everything warm; medians of the rounds. Beside them
+the same rows from Parquet, from `range`, as tuples, and from memory as Arrow batches (the Arrow pipe: what no Python
+source can beat). CPU seconds are of the JVM, of Spark's Python processes, and of the servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tidelog
+from scripts.benchmarks.machine import about
+from scripts.benchmarks.report import Figure, Report
+from scripts.benchmarks.running import tell
+from scripts.benchmarks.spark_sources import VALUE, ArrowPipe, Counting, Tuples
+from spark_connector.java import ensure_java
+from tidelog.server.devcluster import DevCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS, QUICK_ROWS = 5_000_000, 500_000
+PARTITIONS = (1, 4, 64)
+ROUNDS = 3
+ROOT = Path(__file__).parents[2]
+MICRO_BATCHES = 12
+READY_SECONDS = 60.0
+
+VALUE_ROWS_AT_LEAST = 2e6
+SHARE_OF_PIPE_AT_LEAST = 0.75
+"""Of rows for each CPU second of JVM and Python."""
+MICRO_BATCH_MORE_AT_MOST_MS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer rows and one round: a first look")
+    parser.add_argument("--rows", type=int, help=f"in each stream (default {ROWS:,}; with --quick {QUICK_ROWS:,})")
+    parser.add_argument("--rounds", type=int, help=f"of each query (default {ROUNDS}; with --quick 1)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
+    rounds = options.rounds or (1 if options.quick else ROUNDS)
+    report = Report(about=about(rounds=rounds, quick=options.quick) | {"rows": rows})
+    with (
+        tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder,
+        DevCluster(Path(folder) / "cluster", nodes=1, port=0) as cluster,
+    ):
+        cluster.wait_ready(READY_SECONDS)
+        for partitions in PARTITIONS:
+            tell(f"{rows:,} records into {partitions} partitions")
+            asyncio.run(_fill(cluster.nats_url, _name(partitions), partitions, rows))
+        with _spark() as spark:
+            _Bench(spark, cluster, Path(folder), rows, rounds, report).run()
+    return report
+
+
+def _name(partitions: int) -> str:
+    return f"bench{partitions}"
+
+
+async def _fill(url: str, stream: str, partitions: int, rows: int) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.ensure_stream(stream, subject=stream, partitions=partitions, replication_factor=1)
+        async with client.producer(stream, acks="all") as producer:
+            for partition in range(partitions):
+                share = rows // partitions
+                for begun in range(0, share, 50_000):
+                    await producer.send_many([VALUE] * min(50_000, share - begun), partition=partition)
+
+
+@contextmanager
+def _spark() -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    ensure_java()
+    path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "spark_connector" / "autoload"), path])
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("tidelog-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    for source in (ArrowPipe, Tuples, Counting):
+        session.dataSource.register(source)
+    try:
+        yield session
+    finally:
+        session.stop()
+        os.environ["PYTHONPATH"] = path
+
+
+_Cpu = Mapping[tuple[str, int], float]
+"""Seconds by what it is (JVM, Python, servers), and process."""
+
+
+def _used(before: _Cpu, after: _Cpu, what: str) -> float:
+    """Processes that have ended meanwhile are left out."""
+    return sum(seconds - before.get(key, 0.0) for key, seconds in after.items() if key[0] == what)
+
+
+@dataclass(slots=True)
+class _Bench:
+    spark: SparkSession
+    cluster: DevCluster
+    folder: Path
+    rows: int
+    rounds: int
+    report: Report
+
+    def run(self) -> None:
+        pipe = self._pipe()
+        for partitions in PARTITIONS:
+            of = f"{partitions} partition{'s' if partitions > 1 else ''}"
+            whole, narrow = self._stream(partitions), self._stream(partitions, columns="value")
+            self._query(f"{of}: count()", whole.count)
+            self._query(f"{of}: sum(length(value))", partial(_sum, narrow))
+            self._query(f"{of}: all columns to noop", partial(_noop, whole))
+            wanted = VALUE_ROWS_AT_LEAST if partitions > 1 else None
+            self._query(f"{of}: value alone to noop", partial(_noop, narrow), wanted, pipe)
+        self._others()
+        for partitions in PARTITIONS:
+            self._micro_batches(partitions)
+
+    def _pipe(self) -> float:
+        """Rows for each CPU second of JVM and Python."""
+        frame = self.spark.read.format("bench_arrow").options(rows=self.rows, partitions=2).load()
+        return self._query("Arrow pipe from memory: value to noop", lambda: _noop(frame))
+
+    def _others(self) -> None:
+        parquet = str(self.folder / "parquet")
+        self._stream(4, columns="value").write.parquet(parquet)
+        stored = self.spark.read.parquet(parquet)
+        self._query("Parquet: value to noop", lambda: _noop(stored))
+        numbers = self.spark.range(self.rows)
+        self._query("range: to noop", lambda: _noop(numbers))
+        few = self.rows // 10
+        tuples = self.spark.read.format("bench_tuples").options(rows=few, partitions=2).load()
+        self._query("tuples from memory: value to noop", lambda: _noop(tuples), rows=few)
+
+    def _stream(self, partitions: int, **options: str) -> DataFrame:
+        reader = self.spark.read.format("tidelog").option("servers", self.cluster.nats_url)
+        return reader.options(subscribe=_name(partitions), **options).load()
+
+    def _query(
+        self,
+        what: str,
+        query: Callable[[], Any],
+        at_least: float | None = None,
+        pipe: float | None = None,
+        *,
+        rows: int | None = None,
+    ) -> float:
+        """Rows for each CPU second of JVM and Python."""
+        count = rows or self.rows
+        query()
+        walls, used = [], []
+        for _ in range(self.rounds):
+            gc.collect()
+            before, began = self._cpu(), time.perf_counter()
+            query()
+            walls.append(time.perf_counter() - began)
+            after = self._cpu()
+            used.append([_used(before, after, what) for what in ("JVM", "Python", "servers")])
+        jvm, python, servers = (statistics.median(each) for each in zip(*used, strict=True))
+        note = f"CPU seconds: JVM {jvm:.2f}, Python {python:.2f}, servers {servers:.2f}"
+        rate, per_cpu = count / statistics.median(walls), count / max(jvm + python, 1e-9)
+        figures = [Figure(what, rate / 1e6, "M/s", at_least=at_least and at_least / 1e6, note=note)]
+        if pipe is not None:
+            share = per_cpu / pipe
+            figures.append(Figure(f"{what}, beside the Arrow pipe, by CPU", share, "", at_least=SHARE_OF_PIPE_AT_LEAST))
+        for figure in figures:
+            tell(f"  {figure.what}: {figure.value:.2f} {figure.unit} {figure.note}")
+        self.report.figures += figures
+        return float(per_cpu)
+
+    def _micro_batches(self, partitions: int) -> None:
+        """With a row in each partition, beside a source of fifteen lines."""
+        plain = self.spark.readStream.format("bench_counting").options(rows=0, partitions=min(partitions, 2))
+        counting = self._durations(plain.load(), lambda: None)
+        reader = self.spark.readStream.format("tidelog").option("servers", self.cluster.nats_url)
+        frame = reader.options(subscribe=_name(partitions), startingOffsets="latest").load()
+
+        def publish() -> None:
+            asyncio.run(_fill(self.cluster.nats_url, _name(partitions), partitions, partitions))
+
+        ours = self._durations(frame, publish)
+        figure = Figure(
+            f"micro-batch, a row in each of {partitions} partitions, more than a source of fifteen lines",
+            ours - counting,
+            "ms",
+            at_most=MICRO_BATCH_MORE_AT_MOST_MS,
+            note=f"{ours:.0f} ms, and {counting:.0f} with as many tasks",
+        )
+        tell(f"  {figure.what}: {figure.value:.0f} ms ({figure.note})")
+        self.report.figures.append(figure)
+
+    def _durations(self, frame: DataFrame, publish: Callable[[], None]) -> float:
+        """Median of a micro-batch, ms; the first ones are not counted."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
+            try:
+                deadline = time.monotonic() + READY_SECONDS
+                found: list[int] = []
+                while len(found) < MICRO_BATCHES and time.monotonic() < deadline:
+                    publish()
+                    time.sleep(0.3)
+                    found = [int(each.batchDuration) for each in query.recentProgress if each.numInputRows]
+            finally:
+                query.stop()
+        return float(statistics.median(found[MICRO_BATCHES // 3 :]))
+
+    def _cpu(self) -> _Cpu:
+        (jvm,) = [pid for pid in _children(os.getpid()) if "java" in _command(pid)][:1]
+        servers = [self.cluster.pid(broker) for broker in self.cluster.broker_ids] + [self.cluster.nats_pid]
+        pids = [("JVM", jvm), *(("Python", pid) for pid in _descendants(jvm))]
+        pids += [("servers", pid) for pid in servers if pid is not None]
+        return {(what, pid): _cpu_of(pid) for what, pid in pids}
+
+
+def _sum(frame: DataFrame) -> object:
+    return frame.selectExpr("sum(length(value))").collect()
+
+
+def _noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_of(pid: int) -> float:
+    """Seconds."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:
+        return ""
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
