@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ROWS, QUICK_ROWS = 5_000_000, 500_000
 PARTITIONS = (1, 4, 64)
 ROUNDS = 3
+WARM_UP = 5
 ROOT = Path(__file__).parents[2]
 MICRO_BATCHES = 12
 READY_SECONDS = 60.0
@@ -143,8 +144,10 @@ class _Bench:
             self._micro_batches(partitions)
 
     def _pipe(self) -> float:
-        """Rows for each CPU second of JVM and Python."""
+        """Rows for each CPU second of JVM and Python. Measured once the JVM has compiled what it runs."""
         frame = self.spark.read.format("bench_arrow").options(rows=self.rows, partitions=2).load()
+        for _ in range(WARM_UP):
+            _noop(frame)
         return self._query("Arrow pipe from memory: value to noop", lambda: _noop(frame))
 
     def _others(self) -> None:

@@ -39,6 +39,7 @@ TESTS = {
     "fetchMaxBytes": SOURCE + "test_the_bytes_of_an_answer",
     "readFrom": CLUSTER + "test_what_is_shipped_and_in_how_many_tasks",
     "rack": SOURCE + "test_which_records_of_which_replicas",
+    "gc.freeze": "tests/unit/spark_connector/test_freezing.py::test_a_worker_freezes_once_and_behind_its_first_task",
     "retry.timeout": "tests/integration/test_spark_outage.py::test_brokers_and_nats_stand_still_in_mid_query",
     "maxOffsetsPerTrigger": STREAM + "test_a_limit_per_trigger",
     "minOffsetsPerTrigger": CLUSTER + "test_a_micro_batch_waits_for_the_least",
