@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
@@ -11,10 +11,13 @@ from spark_connector.columns import check_schema, spark_schema
 from spark_connector.options import SourceOptions
 from spark_connector.plain_errors import plain_errors
 from spark_connector.retrying import Retry
+from spark_connector.sink_options import SinkOptions
+from spark_connector.sink_rows import check_written_schema
 from spark_connector.stream_reader import TidelogStreamReader
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
     from spark_connector.log_port import CommittedLog, OpenLog
@@ -35,7 +38,8 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
 
 @plain_errors
 class TidelogDataSource(DataSource):
-    """Committed records of streams. Bad options are refused by load(), with one sentence that names the option."""
+    """Committed records of streams, and rows that are written to streams. Bad options are refused by load(), or by
+    save() and start(), with one sentence that names the option."""
 
     open_log: OpenLog = staticmethod(open_client_log)
 
@@ -53,11 +57,19 @@ class TidelogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> TidelogStreamReader:  # noqa: N802 - Spark's name
         return TidelogStreamReader(self._checked(schema).for_stream(), schema, self.open_log)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002 - Spark's arguments
-        _refuse_to_write()
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_connector.sinks import TidelogBatchWriter
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002, N802 - Spark's
-        _refuse_to_write()
+        options = SinkOptions.parse(self.options).for_batch()
+        _check_written(schema, options, overwrite)
+        return TidelogBatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        from spark_connector.sinks import TidelogStreamWriter
+
+        options = SinkOptions.parse(self.options).for_stream()
+        _check_written(schema, options, overwrite)
+        return TidelogStreamWriter(options)
 
     def _parsed(self) -> SourceOptions:
         return SourceOptions.parse(self.options)
@@ -68,9 +80,11 @@ class TidelogDataSource(DataSource):
         return options
 
 
-def _refuse_to_write() -> NoReturn:
-    raise TidelogError(
-        Code.BAD_REQUEST,
-        "the tidelog data source reads streams and does not write to them: publish with a producer of "
-        "tidelog.connect(...), from foreachPartition or foreachBatch for instance",
-    )
+def _check_written(schema: StructType, options: SinkOptions, overwrite: bool) -> None:
+    if overwrite:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            "records are appended to a stream, and nothing overwrites it: use mode append (outputMode append), or"
+            " create another stream",
+        )
+    check_written_schema(schema, options.stream)

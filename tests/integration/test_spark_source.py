@@ -348,16 +348,8 @@ class TestBatch:
         strange = spark.read.format("tidelog_files").schema("carrier string").options(**options(logs, "flights")).load()
         with pytest.raises(PySparkException, match="schema names column 'carrier'"):
             strange.collect()
-        with pytest.raises(PySparkException, match="does not write to them"):
+        with pytest.raises(PySparkException, match="subscribe is no option of a write"):
             read(spark, logs).write.format("tidelog_files").options(**options(logs, "flights")).mode("append").save()
-
-    def test_it_does_not_write_streams_either(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
-        logs.create("flights", 1)
-        logs.fill("flights", 0, 1, per_batch=1)
-        source = spark.readStream.format("tidelog_files").options(**options(logs, "flights")).load()
-        writer = source.writeStream.format("tidelog_files").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        with pytest.raises(PySparkException, match="does not write to them"):
-            writer.start().awaitTermination(60)
 
     def test_spark_finds_the_data_source_by_itself(self, spark: SparkSession) -> None:
         # The refusal is ours, so `tidelog` was found without a registration.

@@ -1,0 +1,262 @@
+"""What a task of a write does with its rows: it sends them, and says what it has sent.
+
+Exactly once: the task is a producer under a child of the write's family (docs/transactions.md). It prepares its
+transaction, and what it returns names that. The driver commits the transactions of all tasks as one, under a number
+that is committed once. So a task that runs twice, a task that was taken for dead, and a micro-batch that Spark runs
+again because it does not know that it is committed, write nothing that is read. A task whose number is committed
+already writes nothing at all.
+
+At least once: it sends, and waits for the acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_connector.connections import Address, Connection, kept
+from spark_connector.inline_files import with_paths
+from spark_connector.retrying import Retry
+from spark_connector.sink_options import SinkOptions
+from spark_connector.sink_rows import Records, Target, chunks, records_of
+from tidelog.client.connection import Client
+from tidelog.client.prepared import PreparedTransaction
+from tidelog.client.producer import Producer
+from tidelog.client.transactional_producer import TransactionalProducer
+from wire.errors import Code, TidelogError
+from wire.transactions import child_id
+
+CHUNKS_UNDER_WAY: Final = 3
+"""That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
+room in it, where a later one could overtake it."""
+_SLACK_SECONDS: Final = 30.0
+"""For which a call of the client may take longer than the timeout that it keeps itself."""
+
+
+class Place(NamedTuple):
+    """Where the rows of a task are committed."""
+
+    family: str
+    sequence: int
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(WriterCommitMessage):
+    """By one task."""
+
+    family: str | None
+    """None: at least once."""
+    sequence: int
+    transaction: PreparedTransaction | None
+    """None: there were no rows, or `was_committed`."""
+    was_committed: bool = False
+    """Nothing was sent, since the sequence is committed."""
+
+
+def connected(options: SinkOptions) -> Connection:
+    login = tuple(sorted(with_paths(options.login).items()))
+    address = Address(options.servers, options.namespace, options.inbox_prefix, login)
+    return Retry(options.retry_seconds).run("connect", lambda: kept.lease(address))
+
+
+def asked(options: SinkOptions, connection: Connection, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
+    """The answer of the client, which repeats the request itself for as long as the option `retry.timeout` says."""
+    return connection.run(ask(connection.client), options.retry_seconds + _SLACK_SECONDS)
+
+
+def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Place | None) -> Sent:
+    """Raises TidelogError; then nothing of a `place` is read."""
+    connection = connected(options)
+    try:
+        if place is None:
+            _send(options, connection, batches, lambda: _AtLeastOnce(options, connection.client))
+            return Sent(None, 0, None)
+        timeout = max(1.0, options.retry_seconds)
+        last = asked(options, connection, lambda client: client.committed_sequence(place.family, timeout=timeout))
+        if last is not None and last > place.sequence:
+            raise _stale(place, last)
+        if last == place.sequence:
+            for _ in batches:  # Spark takes a task that leaves rows for one that has failed
+                pass
+            return Sent(place.family, place.sequence, None, was_committed=True)
+        transaction = _send(options, connection, batches, lambda: _ExactlyOnce(options, connection.client, place))
+        return Sent(place.family, place.sequence, transaction)
+    except BaseException:
+        kept.discard(connection)  # the next task of this process does not meet what is left of this one
+        raise
+
+
+def _stale(place: Place, last: int) -> TidelogError:
+    return TidelogError(
+        Code.STALE_COMMIT,
+        f"{place.family!r} has committed number {last}, and this write has number {place.sequence}: another query"
+        " writes under the same name, or this one has begun from an older checkpoint. Give it a new checkpoint, or a"
+        " transactionalId of its own",
+    )
+
+
+class _Delivery(Protocol):
+    async def open(self, targets: Iterable[Target]) -> None: ...
+
+    def give(self, target: Target, records: Records) -> Coroutine[Any, Any, object]: ...
+
+    async def end(self) -> PreparedTransaction | None:
+        """All is acknowledged."""
+
+    async def close(self) -> None: ...
+
+
+def _send(
+    options: SinkOptions, connection: Connection, batches: Iterable[pa.RecordBatch], make: Callable[[], _Delivery]
+) -> PreparedTransaction | None:
+    timeout = options.retry_seconds + _SLACK_SECONDS
+    sender: _Sender | None = None
+    try:
+        for batch in batches:
+            for chunk in chunks(batch):
+                records = records_of(chunk, options.stream)
+                sender = sender or connection.run(_sender(make))
+                connection.run(sender.send(records), timeout)
+        transaction = None if sender is None else connection.run(sender.end(), timeout)
+    except BaseException:
+        if sender is not None:
+            with suppress(TidelogError):
+                connection.run(sender.give_up(), timeout)
+        raise
+    if sender is not None:
+        connection.run(sender.close(), timeout)
+    return transaction
+
+
+async def _sender(make: Callable[[], _Delivery]) -> _Sender:
+    """In the thread of the connection."""
+    return _Sender(make())
+
+
+class _Sender:
+    """Chunks on their way, in the order of the rows."""
+
+    def __init__(self, delivery: _Delivery) -> None:
+        self._delivery = delivery
+        self._under_way: deque[asyncio.Future[Any]] = deque()
+        self._opened: set[Target] = set()
+
+    async def send(self, records: dict[Target, Records]) -> None:
+        """Returns when there is room for the next chunk. Raises the failure of an earlier one."""
+        new = [target for target in records if target not in self._opened]
+        if new:
+            await self._drain()
+            await self._delivery.open(new)
+            self._opened.update(new)
+        given = [self._delivery.give(target, of_target) for target, of_target in records.items()]
+        self._under_way.append(asyncio.gather(*given))
+        while len(self._under_way) >= CHUNKS_UNDER_WAY:
+            await self._under_way.popleft()
+
+    async def end(self) -> PreparedTransaction | None:
+        """All is acknowledged."""
+        await self._drain()
+        return await self._delivery.end()
+
+    async def close(self) -> None:
+        await self._delivery.close()
+
+    async def give_up(self) -> None:
+        for future in self._under_way:
+            future.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._delivery.close()
+
+    async def _drain(self) -> None:
+        while self._under_way:
+            await self._under_way.popleft()
+
+
+class _AtLeastOnce:
+    def __init__(self, options: SinkOptions, client: Client) -> None:
+        self._options = options
+        self._client = client
+        self._producers: dict[str, Producer[Any, Any]] = {}
+
+    async def open(self, targets: Iterable[Target]) -> None:
+        for stream in {target.stream for target in targets} - self._producers.keys():
+            producer: Producer[Any, Any] = self._client.producer(
+                stream,
+                acks=self._options.acks,
+                linger_ms=self._options.linger * 1000,
+                delivery_timeout_ms=max(1000.0, self._options.retry_seconds * 1000),
+                compression=self._options.compression,
+                partitioner=self._options.partitioner,
+            )
+            self._producers[stream] = producer
+            await producer.start()
+
+    async def give(self, target: Target, records: Records) -> None:
+        producer = self._producers[target.stream]
+        if records.headers is None and records.timestamps_ns is None:
+            await producer.send_many(records.values, keys=records.keys, partition=target.partition)
+            return
+        await asyncio.gather(
+            *(producer.send_nowait(value, partition=target.partition, **more) for value, more in _one_by_one(records))
+        )
+
+    async def end(self) -> None:
+        for producer in self._producers.values():
+            await producer.flush()
+
+    async def close(self) -> None:
+        for producer in self._producers.values():
+            await producer.close()
+
+
+class _ExactlyOnce:
+    def __init__(self, options: SinkOptions, client: Client, place: Place) -> None:
+        self._producer: TransactionalProducer[Any, Any] = client.producer(
+            transactional_id=child_id(place.family, place.child),
+            transaction_timeout=options.transaction_timeout,
+            linger_ms=options.linger * 1000,
+            delivery_timeout_ms=max(1000.0, options.retry_seconds * 1000),
+            compression=options.compression,
+            partitioner=options.partitioner,
+        )
+
+    async def open(self, targets: Iterable[Target]) -> None:
+        if not self._producer.in_transaction:
+            await self._producer.begin()
+        for stream in {target.stream for target in targets}:
+            await self._producer.send_many(stream, [])  # it knows the stream's partitions from then on
+
+    async def give(self, target: Target, records: Records) -> None:
+        producer, (stream, partition) = self._producer, target
+        if records.headers is None and records.timestamps_ns is None:
+            await producer.send_many(stream, records.values, keys=records.keys, partition=partition)
+            return
+        await asyncio.gather(
+            *(producer.send_nowait(stream, value, partition=partition, **more) for value, more in _one_by_one(records))
+        )
+
+    async def end(self) -> PreparedTransaction | None:
+        return await self._producer.prepare()
+
+    async def close(self) -> None:
+        await self._producer.close()
+
+
+def _one_by_one(records: Records) -> Iterable[tuple[bytes | None, dict[str, Any]]]:
+    for at, value in enumerate(records.values):
+        yield (
+            value,
+            {
+                "key": None if records.keys is None else records.keys[at],
+                "headers": None if records.headers is None else records.headers[at],
+                "timestamp": None if records.timestamps_ns is None else records.timestamps_ns[at],
+            },
+        )

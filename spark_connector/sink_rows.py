@@ -1,0 +1,148 @@
+"""Rows that are written: which columns they have, and Arrow batches as lists of records.
+
+value      binary or string; null deletes the key in a compacted stream
+key        binary or string; null: none
+headers    array<struct<key string, value binary>>; null: none
+stream     string; or the option `stream`, for all
+partition  int; null: by the key, or any
+timestamp  timestamp; null: the time at which the record is sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from spark_connector.columns import _SPARK_TYPES
+from wire.batch.record_headers import RepeatedHeaders
+from wire.errors import Code, TidelogError
+from wire.subjects import check_stream_name
+
+if TYPE_CHECKING:
+    from wire.types import StreamName
+
+CHUNK_RECORDS: Final = 10_000
+CHUNK_BYTES: Final = 8 << 20
+"""Of a chunk of more than one record, about."""
+
+_TYPES: Final = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    **{name: (_SPARK_TYPES[name].simpleString(),) for name in ("headers", "stream", "partition", "timestamp")},
+}
+
+
+class Target(NamedTuple):
+    stream: StreamName
+    partition: int | None
+    """None: by the key, or any."""
+
+
+class Records(NamedTuple):
+    """Of one target, in their order. Lists of one length."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    """None: no record has one; so with the others."""
+    headers: list[RepeatedHeaders | None] | None
+    timestamps_ns: list[int | None] | None
+
+
+def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
+    """Raises TidelogError(BAD_CONFIG) that names the column."""
+    for column in schema.fields:
+        if column.name not in _TYPES:
+            raise _bad(
+                f"a record has no column {column.name!r}: select the columns to be written, of {', '.join(_TYPES)}"
+            )
+        found = column.dataType.simpleString()
+        if found not in _TYPES[column.name]:
+            raise _bad(
+                f"column {column.name!r} is {found}, and is to be {' or '.join(_TYPES[column.name])}: cast it, or make"
+                " one string of a row with to_json(struct(...))"
+            )
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise _bad("column 'value' is missing: name the column that holds the records' values so")
+    if stream is None and "stream" not in names:
+        raise _bad('nothing says which stream the rows go to: add .option("stream", "NAME"), or a column stream')
+    if stream is not None and "stream" in names:
+        raise _bad(f"option stream={stream} and a column 'stream' both say where the rows go: leave one out")
+
+
+def chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of some MiB. Rows are taken for equally large, so a chunk of unequal ones may be larger."""
+    if not batch.num_rows:
+        return
+    rows = max(1, min(CHUNK_RECORDS, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
+
+
+def records_of(batch: pa.RecordBatch, stream: StreamName | None) -> dict[Target, Records]:
+    """By target. Raises TidelogError for a row without a stream."""
+    names = batch.schema.names
+    values = _binary(batch.column("value"))
+    keys = _binary(batch.column("key")) if "key" in names and _has_some(batch, "key") else None
+    headers = _headers(batch.column("headers")) if "headers" in names and _has_some(batch, "headers") else None
+    timestamps = _nanoseconds(batch.column("timestamp")) if "timestamp" in names else None
+    whole = Records(values, keys, headers, timestamps)
+    streams = batch.column("stream").to_pylist() if stream is None else None
+    partitions = (
+        batch.column("partition").to_pylist() if "partition" in names and _has_some(batch, "partition") else None
+    )
+    if streams is None and partitions is None:
+        assert stream is not None
+        return {Target(stream, None): whole}
+    places: dict[tuple[str | None, int | None], list[int]] = {}
+    for at in range(batch.num_rows):
+        place = (stream if streams is None else streams[at], None if partitions is None else partitions[at])
+        places.setdefault(place, []).append(at)
+    found: dict[Target, Records] = {}
+    for (name, partition), rows in places.items():
+        if name is None:
+            raise _bad("a row names no stream: its column 'stream' is null")
+        found[Target(check_stream_name(name), partition)] = _selected(whole, rows)
+    return found
+
+
+def _selected(records: Records, rows: Sequence[int]) -> Records:
+    return Records(
+        [records.values[at] for at in rows],
+        *(None if each is None else [each[at] for at in rows] for each in records[1:]),  # type: ignore[arg-type]
+    )
+
+
+def _has_some(batch: pa.RecordBatch, name: str) -> bool:
+    column = batch.column(name)
+    return bool(column.null_count < len(column))
+
+
+def _binary(column: pa.Array) -> list[bytes | None]:
+    if pa.types.is_string(column.type):
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    found: list[bytes | None] = column.to_pylist()
+    return found
+
+
+def _nanoseconds(column: pa.Array) -> list[int | None] | None:
+    if column.null_count == len(column):
+        return None
+    times = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return [None if each is None else each * 1000 for each in times]
+
+
+def _headers(column: pa.Array) -> list[RepeatedHeaders | None]:
+    return [
+        None if row is None else RepeatedHeaders([(each["key"], each["value"] or b"") for each in row])
+        for row in column.to_pylist()
+    ]
+
+
+def _bad(sentence: str) -> TidelogError:
+    return TidelogError(Code.BAD_CONFIG, sentence)
