@@ -5,7 +5,10 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
 
     options ─ parsed text of the user            columns ─ the rows: schema, and record batches as Arrow
     positions ─ offsets as Spark stores them     log_port ─ requests to a log; client_log answers over NATS
-    planning ─ from positions to offset ranges   reading ─ a task: one range to Arrow batches
+    planning ─ from positions to offset ranges   packing ─ from ranges to tasks
+    bounds ─ where the logs begin and end        reading ─ a task: its ranges to Arrow batches
+    connections ─ those that a process keeps     retrying ─ waits for a cluster that does not answer
+    inline_files ─ certificates given as text    plain_errors ─ errors of one sentence
     java ─ a runtime for Spark to run on         batch_reader, stream_reader, source ─ called by Spark
     values ─ JSON, Avro and Protobuf, for users
 

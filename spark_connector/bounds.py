@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from spark_connector.log_port import CommittedLog
 from spark_connector.options import AtTimestamp, AtTimestamps, Edge, Point, SourceOptions
@@ -13,15 +13,19 @@ from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
 
-def extents_found(log: CommittedLog, options: SourceOptions) -> Extents:
-    """The logs that the query reads, as they are now, without streams that do not exist.
+def names_of(log: CommittedLog, options: SourceOptions) -> tuple[StreamName, ...]:
+    """The streams that the options name, or those that the pattern matches now."""
+    if options.pattern is None:
+        return options.streams
+    matches = re.compile(options.pattern).fullmatch
+    return tuple(name for name in log.streams() if matches(name))
+
+
+def extents_found(log: CommittedLog, options: SourceOptions, names: Collection[StreamName]) -> Extents:
+    """The logs of these streams, as they are now, without streams that do not exist.
 
     Raises TidelogError(BAD_CONFIG) where `assign` names a partition that a stream does not have.
     """
-    names = options.streams
-    if options.pattern is not None:
-        matches = re.compile(options.pattern).fullmatch
-        names = tuple(name for name in log.streams() if matches(name))
     extents = log.extents(names)
     if options.assign is None:
         return extents
@@ -29,8 +33,11 @@ def extents_found(log: CommittedLog, options: SourceOptions) -> Extents:
 
 
 def extents_of(log: CommittedLog, options: SourceOptions) -> Extents:
-    """As `extents_found`. Raises TidelogError(UNKNOWN_STREAM) where a stream that is named does not exist."""
-    extents = extents_found(log, options)
+    """The logs that the query reads, as they are now.
+
+    Raises TidelogError: UNKNOWN_STREAM where a stream that is named does not exist, and as `extents_found`.
+    """
+    extents = extents_found(log, options, names_of(log, options))
     check_exist(extents, options)
     return extents
 

@@ -176,6 +176,27 @@ def _check_reachable(name: str, position: Position, held: PartitionExtent, *, fa
         _log.warning("%s; the query goes on from there (failOnDataLoss=false)", told)
 
 
+def within_logs(ends: Positions, extents: Extents, *, fail_on_data_loss: bool) -> Positions:
+    """The ends of a micro-batch that was planned earlier, where the logs still reach them. Else raises LOG_TRUNCATED;
+    without `fail_on_data_loss` they become the ends of the logs."""
+
+    def reached(stream: StreamName, partition: int, end: Offset) -> Offset:
+        extent = extents.get(stream)
+        held = None if extent is None else extent.partitions.get(partition)
+        if held is None or end <= held.log_end:
+            return end
+        told = (
+            f"a micro-batch was planned up to {end} of {stream}/{partition}, whose log ends at {held.log_end} now, so "
+            "records that were committed are gone (an unclean election)"
+        )
+        if fail_on_data_loss:
+            raise TidelogError(Code.LOG_TRUNCATED, f"{told}: set failOnDataLoss=false to go on without them")
+        _log.warning("%s; it ends there (failOnDataLoss=false)", told)
+        return held.log_end
+
+    return _moved(ends, reached)
+
+
 def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
     return TidelogError(
         Code.OFFSET_BEFORE_LOG,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_connector.batch_reader import read_partition, tasks_of
-from spark_connector.bounds import check_exist, extents_found, extents_of, starting_positions
+from spark_connector.bounds import check_exist, extents_found, extents_of, names_of, starting_positions
 from spark_connector.log_port import CommittedLog, OpenLog, PartitionName
 from spark_connector.options import Edge, SourceOptions
 from spark_connector.plain_errors import plain_errors
@@ -51,6 +51,7 @@ from spark_connector.planning import (
     ranges_between,
     reachable_ends,
     waiting_records,
+    within_logs,
 )
 from spark_connector.positions import Positions, from_json, to_json
 from wire.types import Offset, StreamName
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+LIST_SECONDS = 1.0
+"""A pattern is matched against the names of all streams once in this time."""
 IDLE_SECONDS = 0.05
 """Spark asks an idle query for news every 10 ms, at a request per partition: the answer "none" takes this long."""
 
@@ -86,6 +89,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Positions | None = None
         self._planned: Positions = {}
         """The end of the micro-batch that was planned last."""
+        self._names: Collection[StreamName] = ()
+        """Of the streams that are read, if they exist, as found out at `_listed_at` by the clock."""
+        self._listed_at: float | None = None
         self._absent: frozenset[StreamName] = frozenset()
         """Streams that are named and do not exist."""
         self._last_trigger: float | None = None
@@ -109,7 +115,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        extents = extents_found(self._connected(), self._options)
+        extents = self._extents()
         begin = carried_on(from_json(start), extents, fail_on_data_loss=self._options.fail_on_data_loss)
         self._check_exist(extents)
         self._latest = positions_at(extents, Edge.LATEST)
@@ -121,6 +127,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == start:
             time.sleep(IDLE_SECONDS)
         return end
+
+    def _extents(self) -> Extents:
+        """Of the streams that exist."""
+        now = self._clock()
+        if self._listed_at is None or now - self._listed_at >= LIST_SECONDS:
+            self._names, self._listed_at = names_of(self._connected(), self._options), now
+        return extents_found(self._connected(), self._options, self._names)
 
     def _check_exist(self, extents: Extents) -> None:
         if self._options.fail_on_data_loss:
@@ -171,7 +184,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._latest) | offsets_behind(self._planned, self._latest)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = positions_at(extents_found(self._connected(), self._options), Edge.LATEST)
+        self._target = positions_at(self._extents(), Edge.LATEST)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, stop = from_json(start), from_json(end)
@@ -180,6 +193,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = common(begin, stop)
             extents = self._connected().extents(tuple(begin))
             begin = carried_on(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss)
+            stop = within_logs(stop, extents, fail_on_data_loss=self._options.fail_on_data_loss)
         return tasks_of(ranges_between(begin, stop), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -206,11 +206,18 @@ class TestSubscription:
 
     def test_a_pattern_finds_streams_while_the_query_runs(self) -> None:
         query = Query(two_streams(), subscribePattern=".*s")
+        query.reader._clock = clock = Clock()
         query.log.by_name["buses"] = FakeStream({0: (0, 3)})
         query.log.by_name["buses-old"] = FakeStream({0: (0, 3)})
         assert query.step() == {("flights", 0): (0, 10), ("trains", 0): (3, 8)}
         assert query.step() == {("buses", 0): (0, 3)}
-        assert set(query.position["streams"]) == {"flights", "trains", "buses"}
+        query.log.by_name["ships"] = FakeStream({0: (0, 3)})
+        clock.now += 0.9
+        assert query.step() == {}
+        assert "ships" not in query.position["streams"], "the names are asked for once a second"
+        clock.now += 0.1
+        assert [query.step() for _ in range(2)] == [{}, {("ships", 0): (0, 3)}]
+        assert set(query.position["streams"]) == {"flights", "trains", "buses", "ships"}
 
     def test_partitions_that_are_assigned_under_a_checkpoint(self) -> None:
         log = flights({0: (0, 10), 1: (4, 6)})
@@ -255,6 +262,20 @@ class TestLogsThatShrink:
         assert query.step() == {}
         query.log.by_name["flights"].held[0] = (0, 9)
         assert query.step() == {("flights", 0): (7, 9)}
+
+    def test_a_micro_batch_that_was_planned_beyond_the_cut_is_told_at_once(self) -> None:
+        log = flights({0: (0, 10), 1: (0, 4)})
+        reader = reader_of(log, startingOffsets="earliest")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, LIMITED)
+        log.by_name["flights"].held[0] = (0, 7)
+        with pytest.raises(TidelogError, match="planned up to 10 of flights/0, whose log ends at 7 now") as caught:
+            reader_of(log).partitions(start, end)
+        assert caught.value.code is Code.LOG_TRUNCATED
+        rest = ranges(reader_of(log, failOnDataLoss="false").partitions(start, end))
+        assert [(each.partition, each.start, each.end) for each in rest] == [(0, 0, 7), (1, 0, 4)]
+        log.by_name["flights"].log_ends[0] = 10
+        assert ranges(reader_of(log).partitions(start, end))[0].end == 10, "a new leader commits the rest soon"
 
     def test_a_new_leader_that_does_not_know_yet_what_is_committed_is_waited_for(self) -> None:
         for strict in ("true", "false"):
