@@ -175,7 +175,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(found) > 1:
             shares = byte_shares(sizes, most)
             found = self._connected().spans({name: (start, shares[name]) for name, start in starts.items()})
-        return not_past(ends, {name: span.end for name, span in found.items()})
+        # A log that was cut since its extent was asked for may end below the start: that is told next time.
+        return not_past(ends, {name: max(starts[name], span.end) for name, span in found.items()})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """For the query's progress report: the ends seen last, and how far the planned micro-batch is behind them."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tidelog.client.arguments import bad
 from tidelog.client.coordinator_link import Attempts, CoordinatorLink
-from tidelog.client.errors import DeliveryTimeout, NoServer
+from tidelog.client.errors import DeliveryTimeout, NoServer, StaleCommit
 from wire.error_details import OUTCOME
 from wire.errors import Code
 from wire.transactions import END_FAMILY, FAMILY, MAX_MEMBERS, TILDE
@@ -62,11 +62,12 @@ async def end_family(
     except NoServer as error:
         if not commits or not attempts.repeated:
             raise
-        raise DeliveryTimeout(
-            Code.OUTCOME_UNKNOWN,
-            f"the transactions of family {family!r} may or may not be committed: {error.message}; commit the same ones"
-            " again to find out",
-            [OUTCOME.of("unknown")],
+        raise _unknown(family, f"{error.message}; commit the same ones again to find out") from error
+    except StaleCommit as error:
+        if not attempts.repeated:
+            raise
+        raise _unknown(
+            family, f"an attempt was not answered, and another program has committed since: {error.message}"
         ) from error
     if answer.waits_for:
         _log.warning(
@@ -82,6 +83,14 @@ async def last_sequence(link: CoordinatorLink, family: str, timeout: float) -> i
     request = FamilyRequest(family=family, cluster_id=await link.cluster_id())
     answer = await link.ask(FAMILY, family, request, FamilyResponse, timeout=timeout)
     return answer.sequence if answer.HasField("sequence") else None
+
+
+def _unknown(family: str, why: str) -> DeliveryTimeout:
+    return DeliveryTimeout(
+        Code.OUTCOME_UNKNOWN,
+        f"the transactions of family {family!r} may or may not be committed: {why}",
+        [OUTCOME.of("unknown")],
+    )
 
 
 def _member(family: str, prepared: PreparedTransaction) -> FamilyMember:

@@ -70,9 +70,10 @@ class TransactionCalls(ABC):
         aborted. `abort_others`: whatever else is open under the family is aborted, such as attempts that were given up.
 
         Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
-        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence; they are
-        aborted. Raises DeliveryTimeout where the coordinator was asked and did not answer for `timeout` seconds: they
-        may be committed, and another call with the same ones tells. Raises NoServer, NotPermitted, BadName, BadRequest.
+        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence: they are
+        aborted, unless an earlier call has committed them. Raises DeliveryTimeout where the coordinator was asked and
+        did not answer for `timeout` seconds: they may be committed, and another call with the same ones tells. Raises
+        NoServer, NotPermitted, BadName, BadRequest.
         """
         self._check_open()
         check_whole("sequence", sequence, 0, MAX_SEQUENCE)

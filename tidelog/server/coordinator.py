@@ -63,7 +63,8 @@ COMMITTED_PAUSE_S: Final = 0.01
 PATIENT_S: Final = 1.0
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 16 << 20
-MAX_REQUEST_BYTES: Final = 64 << 10
+MAX_REQUEST_BYTES: Final = 96 << 10
+"""The largest is the end of a family with MAX_MEMBERS of the longest names."""
 MAX_ADMIN_BYTES: Final = 512 << 10
 """Of a request that the controller hands over."""
 RECORD_BYTES: Final = 32

@@ -187,17 +187,16 @@ class Families:
             if self._are_committed([member]):
                 raise refusals.ended(self._decisions.transactions[member.transactional_id], Outcome.COMMITTED)
 
+    def is_last(self, end: FamilyEnd) -> bool:
+        """No later sequence is committed."""
+        return self.by_name[end.family].sequence == end.sequence
+
     def wait(self, end: FamilyEnd) -> float | None:
-        """For the participants of these transactions, which are committed. Since when they are told, in monotonic
+        """For the participants of these transactions, which are committed last. Since when they are told, in monotonic
         seconds; None: all know."""
-        family, since = self.by_name[end.family], None
-        family.ending.clear()
-        for member in end.members:
-            transaction = self._decisions.transactions.get(member.transactional_id)
-            if transaction is not None and member.names(transaction) and isinstance(transaction.state, Ending):
-                family.ending.add(member.transactional_id)
-                since = transaction.state.since
-        return since
+        ending = self._ending(end.members)
+        self.by_name[end.family].ending = {name for name, _ in ending}
+        return ending[-1][1].since if ending else None
 
     def on_complete(self, transactional_id: str) -> str | None:
         """The family that waits for nothing any more."""
@@ -209,9 +208,13 @@ class Families:
         return None if family.ending else name
 
     def waits_for(self, name: str) -> list[str]:
-        """Participants that are not told yet."""
+        """Participants that are not told yet of the last commit, as far as a request waits for them."""
         ending = sorted(self.by_name[name].ending)
         return [str(each) for child in ending for each in self._decisions.transactions[child].participants]
+
+    def not_told(self, end: FamilyEnd) -> list[str]:
+        """Participants of these transactions."""
+        return [str(each) for _, state in self._ending(end.members) for each in state.left]
 
     # ---- what is kept ----------------------------------------------------------------------------------------------
 
@@ -283,6 +286,15 @@ class Families:
             if not outcome.commits:
                 return False
         return bool(members)
+
+    def _ending(self, members: Iterable[Member]) -> list[tuple[str, Ending]]:
+        """Those of which not everybody was told."""
+        found = ((each, self._decisions.transactions.get(each.transactional_id)) for each in members)
+        return [
+            (each.transactional_id, transaction.state)
+            for each, transaction in found
+            if transaction is not None and each.names(transaction) and isinstance(transaction.state, Ending)
+        ]
 
     def _others(self, end: FamilyEnd) -> list[Member]:
         """Children that are open."""

@@ -451,6 +451,8 @@ class TransactionShard(Shard):
             raise refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
         if not self.families.commit(end, self._view, now, time_ns, records):
             return EndFamilyResponse(superseded=True)
+        if not self.families.is_last(end):  # the answer of a later commit may be held
+            return EndFamilyResponse(waits_for=self.families.not_told(end)[:MAX_NAMED])
         since = self.families.wait(end)
         return (
             EndFamilyResponse() if since is None else self._hold(child_id(end.family, ""), since, token, request, now)

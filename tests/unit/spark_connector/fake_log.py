@@ -74,7 +74,7 @@ class FakeLogs:
         for (stream, partition), (offset, size) in wanted.items():
             each, (start, end) = self.record_bytes.get(partition, 10), self.by_name[stream].held[partition]
             begin = max(offset, start)
-            found[stream, partition] = Span(Offset(min(begin + max(size // each, 1), end)), (end - begin) * each)
+            found[stream, partition] = Span(Offset(min(begin + max(size // each, 1), end)), max(0, end - begin) * each)
         return found
 
     def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:

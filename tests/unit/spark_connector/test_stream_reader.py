@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,11 +9,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from spark_connector import stream_reader
 from spark_connector.columns import spark_schema
-from spark_connector.log_port import OffsetRange
+from spark_connector.log_port import OffsetRange, PartitionName, Span
 from spark_connector.options import SourceOptions
 from spark_connector.stream_reader import TidelogStreamReader
 from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream, flights
 from wire.errors import Code, TidelogError
+from wire.types import Offset
 
 
 def reader_of(log: FakeLogs, **options: str) -> TidelogStreamReader:
@@ -339,6 +340,22 @@ class TestLimits:
         assert [query.step() for _ in range(3)] == [{("flights", 0): (n, n + 1)} for n in range(3)]
         both = Query(flights({0: (0, 3), 1: (0, 3)}), maxBytesPerTrigger="1")
         assert both.step() == {("flights", 0): (0, 1), ("flights", 1): (0, 1)}
+
+    def test_a_log_that_is_cut_meanwhile_takes_no_position_back(self) -> None:
+        """Or else records were read twice, and the next micro-batch would not find out."""
+        query = Query(flights({0: (0, 900), 1: (0, 900)}), maxBytesPerTrigger="1000")
+        query.step()
+        spans, held = query.log.spans, query.log.by_name["flights"].held
+
+        def cut(wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
+            held[0] = (0, 20)
+            return spans(wanted)
+
+        query.log.spans = cut  # type: ignore[method-assign]
+        assert query.step() == {("flights", 1): (50, 150)}
+        with pytest.raises(TidelogError) as caught:
+            query.step()
+        assert caught.value.code is Code.LOG_TRUNCATED
 
     def test_bytes_and_offsets_limit_a_micro_batch_together(self) -> None:
         query = Query(flights({0: (0, 90)}), maxBytesPerTrigger="100", maxOffsetsPerTrigger="20")

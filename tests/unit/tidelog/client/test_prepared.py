@@ -174,6 +174,17 @@ async def test_a_commit_without_an_answer_may_be_carried_out(world: World) -> No
     assert await world.client.commit_prepared("f", [one], sequence=0) is True
 
 
+async def test_a_commit_without_an_answer_behind_which_others_have_committed_may_be_carried_out(world: World) -> None:
+    """Its members may have newer producers by now, so that its coordinator does not know it any more."""
+    one = await prepared(world, "1", b"1")
+    world.transactions.swallow[END_FAMILY] = 1
+    committing = asyncio.ensure_future(world.client.commit_prepared("f", [one], sequence=0))
+    await until(lambda: not world.transactions.swallow[END_FAMILY])
+    world.transactions.refusals[END_FAMILY].append(TidelogError(Code.STALE_COMMIT, "family 'f' has committed 7"))
+    with pytest.raises(DeliveryTimeout, match=r"may or may not be committed: .* has committed 7"):
+        await committing
+
+
 @pytest.mark.parametrize(
     ("family", "given", "error"),
     [

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.unit.tidelog.transactions.transactions_world import Producer, World, code, init_request
+from tidelog.server.coordinator import MAX_REQUEST_BYTES
 from tidelog.transactions import families
 from tidelog.transactions.transaction import Ending, Idle, Open
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.transactions import MAX_MEMBERS, FamilyKey, coordinator_partition, coordinator_subject
+from wire.transactions import MAX_EPOCH, MAX_MEMBERS, FamilyKey, coordinator_partition, coordinator_subject
 from wire.transactions_pb2 import (
     EndFamilyRequest,
     EndFamilyResponse,
@@ -287,3 +288,43 @@ def test_where_there_is_no_room_families_that_did_nothing_for_a_week_go(monkeypa
     assert world.ask(end_request(family="f", sequence=1)) == ENDED
     assert world.ask(end_request(family="h")) == ENDED
     assert [*world.shard.families.by_name] == ["f", "h"]
+
+
+def test_a_commit_that_comes_again_behind_the_next_one_does_not_end_the_wait_of_that_one() -> None:
+    world = World()
+    first = end_request(prepared(world, "a"), sequence=1)
+    assert world.ask(first) == ENDED
+    world.confirms = False
+    second = world.send(end_request(prepared(world, "b", 0, 1), sequence=2))
+    assert world.ask(first) == ENDED
+    world.confirm(world.undelivered[0])
+    world.pass_(2)
+    assert world.answers[second] == EndFamilyResponse(waits_for=["s/1"])
+    world.pass_(2)
+    third = world.send(end_request(prepared(world, "c", 2), sequence=3))
+    assert world.ask(first) == ENDED
+    world.confirm()
+    world.settle()
+    assert world.answers[third] == ENDED, "it is answered when all know"
+
+
+def test_a_commit_behind_which_there_is_another_one_tells_what_it_waits_for() -> None:
+    world = World()
+    world.confirms = False
+    first = end_request(prepared(world, "a"), sequence=1)
+    world.send(first)
+    world.pass_(2)
+    assert world.ask(end_request(sequence=2)) == ENDED
+    assert world.ask(first) == EndFamilyResponse(waits_for=["s/0"])
+
+
+def test_the_largest_request_is_one_that_a_coordinator_takes() -> None:
+    most = (1 << 63) - 1
+    members = [
+        FamilyMember(child=f"{number:a>64}", producer_id=most, producer_epoch=MAX_EPOCH)
+        for number in range(MAX_MEMBERS)
+    ]
+    request = EndFamilyRequest(
+        family="f" * 64, members=members, commits=True, sequence=most, others=True, cluster_id="c" * 64
+    )
+    assert request.ByteSize() <= MAX_REQUEST_BYTES
