@@ -27,12 +27,15 @@ from tidelog.client.errors import UnknownStream
 from tidelog.client.offset_lookup import Span as ClientSpan
 from tidelog.client.positions import AtTime
 from wire.batch import RecordBatch
+from wire.error_details import OFFSET
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, Offset, StreamName
 
 CHUNK_BYTES = 4 << 20
 LEAST_STALL_SECONDS = 10.0
 """An answer may take so long, even where nothing is to be waited for (retry.timeout 0)."""
+CUT_SECONDS = 5.0
+"""After so long without an answer a task asks whether its records are still in the log."""
 RENEW_SECONDS = 15.0
 """A connection that has got no good answer for so long is replaced: another cluster may be behind its address now."""
 
@@ -105,6 +108,25 @@ class ClientLog:
 
     def close(self) -> None:
         """The connection stays with the process."""
+
+    def check_there(self, connection: Connection, wanted: OffsetRange, position: int) -> None:
+        """Raises LOG_TRUNCATED (detail `offset`: the end of the log) if records of the range, from `position` on, are
+        in the log of the partition's leader no more. Says nothing where nobody answers."""
+        try:
+            found = connection.run(self._extent(connection.client, wanted.stream))
+        except TidelogError:
+            return
+        held = None if found is None else found.partitions.get(wanted.partition)
+        if held is None or held.incarnation != wanted.partition_incarnation:
+            return
+        if held.end <= position and held.log_end < wanted.end:
+            raise TidelogError(
+                Code.LOG_TRUNCATED,
+                f"{wanted} was committed when it was planned, and the log ends at {held.log_end} now: its last "
+                f"{wanted.end - held.log_end} records are gone (an unclean election): set failOnDataLoss=false to go "
+                "on without them",
+                [OFFSET.of(held.log_end)],
+            )
 
     def connection(self) -> Connection:
         """That of the process; connects if there is none. Raises the errors of `tidelog.connect`."""
@@ -232,6 +254,8 @@ class RangeFetch:
             chunk = self._take(connection, ahead)
         except TidelogError as error:
             self.close()
+            if connection.is_broken:  # closed because of another fetch
+                raise TidelogError(Code.UNAVAILABLE, f"the connection was lost: {error.message}") from error
             if error.retriable:
                 self._log.on_failure(connection)
             raise
@@ -251,11 +275,13 @@ class RangeFetch:
         begun = time.monotonic()
         warn_at = begun + WARN_SECONDS
         while True:
-            chunk = connection.run(ahead.take(min(WARN_SECONDS, limit)))
+            chunk = connection.run(ahead.take(min(CUT_SECONDS, limit)))
             if chunk is not None:
                 return chunk
             now = time.monotonic()
             silent = now - max(begun, ahead.moved_at)
+            if silent >= CUT_SECONDS:
+                self._log.check_there(connection, self._wanted, max(self._position, ahead.position))
             if silent >= limit:
                 raise WaitedOut(
                     Code.UNAVAILABLE,
@@ -274,6 +300,8 @@ class Ahead:
         """`fetch` gets a function to call at each step forward."""
         self.moved_at = 0.0
         """Monotonic seconds."""
+        self.position = 0
+        """The next offset that is asked for, once one is known."""
         self._batches = fetch(self._on_position)
         self._filling: asyncio.Task[list[RecordBatch]] | None = None
 
@@ -308,5 +336,6 @@ class Ahead:
                 break
         return chunk
 
-    def _on_position(self, _: int) -> None:
+    def _on_position(self, position: int) -> None:
         self.moved_at = time.monotonic()
+        self.position = position

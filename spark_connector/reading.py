@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_connector.columns import ArrowRows
 from spark_connector.log_port import Batches, CommittedLog, OffsetRange
 from spark_connector.planning import before_log
-from wire.error_details import LOG_START
+from wire.error_details import LOG_START, OFFSET
 from wire.errors import Code, TidelogError
 from wire.types import Offset
 
@@ -96,6 +96,16 @@ def _records(
                         return
                 return
         except TidelogError as error:
+            cut = error.detail(OFFSET)
+            if error.code is Code.LOG_TRUNCATED and cut is not None and not settings.fail_on_data_loss:
+                _log.warning("%s (failOnDataLoss=false)", error.message)
+                # Below the cut there may be records that were fetched, and not handed out.
+                end = wanted.end if cut < expected else Offset(min(cut, wanted.end))
+                if expected >= end:
+                    return
+                wanted = replace(wanted, start=expected, end=end)
+                batches = log.fetch(wanted, settings.fetch_max_bytes)
+                continue
             log_start = error.detail(LOG_START)
             if error.code is not Code.OFFSET_BEFORE_LOG or log_start is None or log_start <= expected:
                 raise

@@ -14,6 +14,7 @@ from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import OffsetRange
 from spark_connector.retrying import Retry, WaitedOut
 from tidelog.client.errors import NoServer
+from tidelog.client.offset_lookup import LogExtent, StreamExtents
 from wire.batch import BatchBuilder, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName
@@ -87,6 +88,7 @@ class Script:
     calls: Sequence[Sequence[int | TidelogError | str]]
     begun_at: list[int] = field(default_factory=list)
     connections: int = 0
+    extent: LogExtent | None = None
 
     async def fetch_batches(
         self, _stream: str, _partition: int, start: int, end: int, *, on_position: Callable[[int], object], **_: Any
@@ -98,12 +100,18 @@ class Script:
                 raise step
             if step == "silence":
                 await asyncio.Event().wait()
+            elif step == "at 8":
+                on_position(8)
             elif step == "slow":
                 await asyncio.sleep(0.02)
                 on_position(0)
             else:
                 assert isinstance(step, int)
                 yield batch(10, step)
+
+    async def extents(self, _stream: str, *, read_uncommitted: bool) -> StreamExtents:
+        assert not read_uncommitted
+        return StreamExtents(1, {} if self.extent is None else {0: self.extent})
 
     async def close(self) -> None:
         pass
@@ -182,6 +190,48 @@ def test_the_limit_is_of_progress_and_not_of_a_chunk(make_log: Make, monkeypatch
     monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 0.1)
     # 0.4 s in which no record comes, but answers do.
     assert offsets(make_log(Script([["slow"] * 20 + [3]]), 0).fetch(WANTED, 1 << 20)) == [3]
+
+
+def test_a_connection_that_another_fetch_gave_up_is_replaced(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_log, "CHUNK_BYTES", 1)
+    script = Script([[0, "silence"], [1]])
+    log = make_log(script, 60)
+    fetch = log.fetch(WANTED, 1 << 20)
+    assert int(next(fetch).header.base_offset) == 0
+    log.connection().is_broken = True
+    log.connection()
+    assert offsets(fetch) == [1]
+    assert script.begun_at == [0, 1]
+
+
+def test_records_that_an_unclean_election_cost_are_told(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_log, "CUT_SECONDS", 0.01)
+    script = Script([["at 8", "silence"]], extent=LogExtent(1, 0, 8, 8))
+    with pytest.raises(
+        TidelogError, match=r"\[0, 10\) was committed .* ends at 8 now: its last 2 records are gone"
+    ) as cut:
+        offsets(make_log(script, 60).fetch(WANTED, 1 << 20))
+    assert cut.value.code is Code.LOG_TRUNCATED
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [
+        # Committed soon: a new leader does not know yet what is committed.
+        LogExtent(1, 0, 0, 10),
+        # There is more to read before the end.
+        LogExtent(1, 0, 9, 9),
+        # Another life, which the fetch itself is told of.
+        LogExtent(2, 0, 0, 0),
+    ],
+)
+def test_a_leader_that_is_slow_has_lost_nothing(
+    make_log: Make, monkeypatch: pytest.MonkeyPatch, extent: LogExtent
+) -> None:
+    monkeypatch.setattr(client_log, "CUT_SECONDS", 0.01)
+    monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 0.1)
+    with pytest.raises(WaitedOut):
+        offsets(make_log(Script([["at 8", "silence"]], extent=extent), 0).fetch(WANTED, 1 << 20))
 
 
 def test_a_range_that_is_left_early_is_given_up(make_log: Make) -> None:

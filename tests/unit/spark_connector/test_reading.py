@@ -124,6 +124,25 @@ def test_records_lost_under_the_task() -> None:
     assert offsets(task(losing(), 0, 22, strict=False)) == [*range(10)]
 
 
+class CutLog(OneLog):
+    """Its last records are gone: whoever asks for them hears so, before the ones that are there were handed out."""
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
+        if wanted.end > self.end:
+            raise TidelogError(Code.LOG_TRUNCATED, f"{wanted} is cut", {"offset": str(self.end)})
+        yield from super().fetch(wanted, max_bytes)
+
+
+def test_the_end_of_a_log_that_was_cut() -> None:
+    log = CutLog()
+    log.add(10)
+    log.add(10)
+    with pytest.raises(TidelogError, match="is cut"):
+        task(log, 5, 30)
+    assert offsets(task(log, 5, 30, strict=False)) == [*range(5, 20)]
+    assert offsets(task(log, 20, 30, strict=False)) == []
+
+
 @pytest.mark.parametrize("log_start", [*MALFORMED, None, "1"])
 def test_a_log_start_that_makes_no_sense_is_the_error_that_it_came_with(log_start: str | None) -> None:
     class Refusing(OneLog):
