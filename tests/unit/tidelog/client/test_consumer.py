@@ -397,6 +397,20 @@ async def test_records_come_from_a_follower_and_positions_from_the_leader(replic
     assert follower in ("b2", "b3")
 
 
+async def test_a_range_comes_from_a_follower_and_tells_how_far_it_is(replicated: Cluster) -> None:
+    _, broker, client = replicated
+    seen: list[int] = []
+    told: list[int] = []
+    async for batch in client.fetch_batches("s", 0, 5, 95, max_bytes=1, read_from="follower", on_position=told.append):
+        seen += [int(offset) for offset in batch.offsets]
+        assert told[-1] == seen[-1] + 1
+    assert seen == list(range(5, 95))
+    assert set(broker.asked) <= {"b2", "b3"}
+    with pytest.raises(BadRequest, match="needs a rack"):
+        async for _ in client.fetch_batches("s", 0, 5, 95, read_from="nearest"):
+            pass
+
+
 async def test_consumers_are_spread_over_the_followers(replicated: Cluster) -> None:
     _, broker, client = replicated
     for _ in range(2):
