@@ -4,7 +4,8 @@
 
 Records of 128 B in 1, 4 and 64 partitions, Spark with two slots, everything warm; medians of the rounds. Beside them
 the same rows from Parquet, from `range`, as tuples, and from memory as Arrow batches (the Arrow pipe: what no Python
-source can beat). CPU seconds are of the JVM, of Spark's Python processes, and of the servers.
+source can beat). CPU seconds are of the JVM, of Spark's Python processes, and of the servers. At
+last 10 GB of records of 1 MiB are read, and the most memory that a Python process of Spark ever had is told.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ VALUE_ROWS_AT_LEAST = 2e6
 SHARE_OF_PIPE_AT_LEAST = 0.75
 """Of rows for each CPU second of JVM and Python."""
 MICRO_BATCH_MORE_AT_MOST_MS = 60.0
+LARGE_BYTES = 1 << 20
+LARGE_RECORDS, QUICK_LARGE_RECORDS = 1_000, 100
+LARGE_PASSES = 10
+WORKER_MB_AT_MOST = 300.0
+MAX_PAYLOAD = 8 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +66,16 @@ def run(options: argparse.Namespace) -> Report:
     report = Report(about=about(rounds=rounds, quick=options.quick) | {"rows": rows})
     with (
         tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder,
-        DevCluster(Path(folder) / "cluster", nodes=1, port=0) as cluster,
+        DevCluster(Path(folder) / "cluster", nodes=1, port=0, max_payload=MAX_PAYLOAD) as cluster,
     ):
         cluster.wait_ready(READY_SECONDS)
         for partitions in PARTITIONS:
             tell(f"{rows:,} records into {partitions} partitions")
             asyncio.run(_fill(cluster.nats_url, _name(partitions), partitions, rows))
         with _spark() as spark:
-            _Bench(spark, cluster, Path(folder), rows, rounds, report).run()
+            bench = _Bench(spark, cluster, Path(folder), rows, rounds, report)
+            bench.run()
+            bench.memory(QUICK_LARGE_RECORDS if options.quick else LARGE_RECORDS)
     return report
 
 
@@ -83,6 +91,16 @@ async def _fill(url: str, stream: str, partitions: int, rows: int) -> None:
                 share = rows // partitions
                 for begun in range(0, share, 50_000):
                     await producer.send_many([VALUE] * min(50_000, share - begun), partition=partition)
+
+
+async def _fill_large(url: str, records: int) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(
+            "large", subject="large", partitions=2, replication_factor=1, config={"max_record_bytes": 2 * LARGE_BYTES}
+        )
+        async with client.producer("large", acks="all") as producer:
+            for number in range(records):
+                await producer.send(os.urandom(64).ljust(LARGE_BYTES, b"."), partition=number % 2)
 
 
 @contextmanager
@@ -142,6 +160,29 @@ class _Bench:
         self._others()
         for partitions in PARTITIONS:
             self._micro_batches(partitions)
+
+    def memory(self, records: int) -> None:
+        """Of Spark's Python processes, when they have read large records, too."""
+        tell(f"{LARGE_PASSES} times {records:,} records of {LARGE_BYTES:,} B")
+        asyncio.run(_fill_large(self.cluster.nats_url, records))
+        before = self._most_memory()
+        frame = self.spark.read.format("tidelog").options(servers=self.cluster.nats_url, subscribe="large").load()
+        for _ in range(LARGE_PASSES):
+            _noop(frame)
+        most = self._most_memory()
+        figure = Figure(
+            "memory of a Python worker at most",
+            most / 1e6,
+            "MB",
+            at_most=WORKER_MB_AT_MOST,
+            note=f"{before / 1e6:.0f} MB before the records of {LARGE_BYTES:,} B",
+        )
+        tell(f"  {figure.what}: {figure.value:.0f} MB ({figure.note})")
+        self.report.figures.append(figure)
+
+    def _most_memory(self) -> int:
+        (jvm,) = [pid for pid in _children(os.getpid()) if "java" in _command(pid)][:1]
+        return max(_peak_bytes(pid) for pid in _descendants(jvm))
 
     def _pipe(self) -> float:
         """Rows for each CPU second of JVM and Python. Measured once the JVM has compiled what it runs."""
@@ -259,6 +300,15 @@ def _cpu_of(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def _command(pid: int) -> str:
