@@ -77,7 +77,8 @@ from tidelog.server.coordinator import Coordinator
 from tidelog.server.peers import tags
 from tidelog.server.peers.tags import Verifier
 from tidelog.transactions.decisions import Decisions
-from tidelog.transactions.shard import TransactionShard
+from tidelog.transactions.families import Families
+from tidelog.transactions.shard import TransactionShard, _place
 from wire import subjects
 from wire.batch import CompactableBatch
 from wire.types import PartitionView
@@ -723,6 +724,41 @@ MUTANTS: tuple[Mutant, ...] = (
         (Decisions.resume, "self._tell(transaction)", "pass"),
         in_transactions=True,
     ),
+    _mutant(
+        "a part of the prepared transactions is committed",
+        (
+            Families.commit,
+            "for member in end.members:\n        transaction =",
+            "for member in end.members[:1]:\n        transaction =",
+        ),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a sequence of a family is committed twice",
+        (
+            Families.commit,
+            "if family is not None and end.sequence <= family.sequence:",
+            "if False and family is not None:",
+        ),
+        in_transactions=True,
+    ),
+    _mutant(
+        "a losing attempt of a family is committed with the others",
+        (Families.commit, "Outcome.NONE", "Outcome.COMMITTED"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "prepared transactions are committed without one that has ended",
+        (
+            Families.commit,
+            "for member in end.members:\n        if (why := self._not_open(member)) is not None:",
+            (
+                "end = end._replace(members=tuple(m for m in end.members if self._not_open(m) is None))\n"
+                "    for member in ():\n        if why := None:"
+            ),
+        ),
+        in_transactions=True,
+    ),
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
@@ -1297,6 +1333,35 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             ),
         ),
         "transactions/a_partition_that_is_not_reached",
+    ),
+    (
+        _mutant(
+            "the record of a family decides nothing by itself",
+            (Families.begin, "self._decisions.imply(transaction)", "continue"),
+        ),
+        "transactions/a_family_whose_coordinator_dies",
+    ),
+    (
+        _mutant(
+            "the records of members come in front of that of their family",
+            (_place, "return 1", "return 3"),
+        ),
+        "transactions/a_family",
+    ),
+    (
+        _mutant(
+            "a commit that is sent again is taken for another one",
+            (Families.commit, "digest == family.digest", "False"),
+            (Families._are_committed, "return bool(members)", "return False"),
+        ),
+        "transactions/a_family",
+    ),
+    (
+        _mutant(
+            "the attempts that a commit has passed over stay open",
+            (Families.commit, "if end.others:", "if False:"),
+        ),
+        "transactions/a_family",
     ),
     (
         _mutant(

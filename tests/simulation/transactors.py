@@ -2,6 +2,7 @@
 
     writers    write to several partitions and streams, and commit an offset of a group, in one transaction. They
                commit, abort, or forget the transaction until its timeout is over
+    driver     commits what its tasks have prepared (`tests.simulation.families`)
     copier     reads the first stream from where its group is, writes one record for each record, and commits the
                offsets of its input in the same transaction
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
 
 COPIER: Final = 0
 """Its number; others are writers."""
-TRANSACTORS: Final = 3
+FAMILY: Final = 3
+"""The number of a driver whose tasks prepare (`tests.simulation.families`)."""
+TRANSACTORS: Final = 4
 COPIED: Final = "copied"
 """The group whose offsets the copier commits."""
 ANSWER_LIMIT: Final = 5.0
@@ -351,6 +355,9 @@ class SimTransactors:
         self.committed = 0
         self.aborted = 0
         self.lives = [0] * TRANSACTORS
+        self.batches_done = 0
+        """That a driver has written down, of which its successors know."""
+        self.task_numbers = count()
         self.newest: list[SimTransactor] = []
         """By number."""
         self._offsets = 0
@@ -378,7 +385,12 @@ class SimTransactors:
         clients.spawn(create)
         if not self.world.run_until(self.world.now + limit, lambda: self._outputs_life != 0):
             self.world.broken("Liveness", f"no stream {OUTPUTS} after {limit} s")
-        self.newest = [SimTransactor(self, number, 0) for number in range(TRANSACTORS)]
+        self.newest = [self._begun(number) for number in range(TRANSACTORS)]
+
+    def _begun(self, number: int) -> SimTransactor:
+        from tests.simulation.families import SimDriver  # which is a transactor itself
+
+        return (SimDriver if number == FAMILY else SimTransactor)(self, number, self.lives[number])
 
     @property
     def workloads(self) -> dict[str, Workload]:
@@ -406,7 +418,7 @@ class SimTransactors:
     def restart(self, number: int) -> None:
         """The one before may live on."""
         self.lives[number] += 1
-        self.newest[number] = SimTransactor(self, number, self.lives[number])
+        self.newest[number] = self._begun(number)
 
     def move_coordinator(self, broker: str) -> None:
         self.clients.spawn(partial(self._move, broker))
@@ -461,7 +473,7 @@ class SimTransactors:
             if known is not None:
                 self.invariants.processed(clients.incarnation, number, known[1].end)
         wanted = [StreamPartition("s", clients.incarnation, number) for number in range(clients.partitions)]
-        groups = [COPIED, *(f"of-{each.transactional_id}" for each in self.newest[1:])]
+        groups = [COPIED, *(f"of-{each.transactional_id}" for each in self.newest[1:FAMILY])]
         told: list[object] = []
 
         async def ask() -> None:

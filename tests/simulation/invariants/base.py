@@ -218,6 +218,9 @@ class Invariant:
     def on_processed(self, incarnation: int, partition: int, end: int) -> None:
         """A program that reads, processes and writes has come to the end of a partition of its input."""
 
+    def on_batch(self, sequence: int, values: tuple[bytes, ...], *, is_committed: bool) -> None:
+        """A family is about to write these as one, or was told that they are committed."""
+
     # ---- the end
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:

@@ -57,6 +57,7 @@ from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWh
 from tests.simulation.invariants.transactions import (
     DecidedOnce,
     Ended,
+    FamiliesCommitWhole,
     InputsAreProcessedOnce,
     LastStableNeverGoesBack,
     MarkersSayWhatWasDecided,
@@ -134,6 +135,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     LastStableNeverGoesBack,
     TransactionsEndEverywhere,
     OffsetsMoveWithTransactions,
+    FamiliesCommitWhole,
     InputsAreProcessedOnce,
 )
 """The first that falls is the one that is named."""
@@ -210,6 +212,7 @@ class Invariants:
         self._on_transactional_offset = self._that_override("on_transactional_offset")
         self._on_transactional_offset_told = self._that_override("on_transactional_offset_told")
         self._on_processed = self._that_override("on_processed")
+        self._on_batch = self._that_override("on_batch")
         self._seen: dict[tuple[str, int, PartitionKey], _Seen] = {}
         self._leaders: dict[tuple[str, int, PartitionKey], Replica] = {}
         self._acked_ends: dict[tuple[str, int, int], int] = {}
@@ -441,6 +444,10 @@ class Invariants:
     def processed(self, incarnation: int, partition: int, end: int) -> None:
         for invariant in self._on_processed:
             invariant.on_processed(incarnation, partition, end)
+
+    def batch(self, sequence: int, values: tuple[bytes, ...], *, is_committed: bool) -> None:
+        for invariant in self._on_batch:
+            invariant.on_batch(sequence, values, is_committed=is_committed)
 
     # ---- the end
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from dataplane.broker.leader_driver import LeaderDriver
     from tests.simulation.broker import SimBroker
-    from tests.simulation.invariants.history import History
+    from tests.simulation.invariants.history import CommittedHistory, History
     from wire.batch import RecordBatch
     from wire.groups import StreamPartition
     from wire.types import PartitionKey
 
 OUTPUTS = "o"
 """The stream with the outputs of a program that reads, processes and writes. Values: `o:<life of the input>:<partition
-of the input>:<its offset>`."""
+of the input>:<its offset>`. And with the batches of a family: `f:<sequence>:<number>`."""
 
 _DECIDED = {TransactionRecord.COMMITTING: True, TransactionRecord.ABORTING: False}
 
@@ -268,6 +268,36 @@ class OffsetsMoveWithTransactions(Invariant):
             )
 
 
+class FamiliesCommitWhole(Invariant):
+    """To families: in the end a batch whose commit was answered is there, once, and of another one all or nothing."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._batches: dict[int, tuple[bytes, ...]] = {}
+        self._committed: set[int] = set()
+
+    def on_batch(self, sequence: int, values: tuple[bytes, ...], *, is_committed: bool) -> None:
+        self._batches[sequence] = values
+        if is_committed:
+            self._committed.add(sequence)
+
+    def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
+        counts = Counter(outputs(self.history))
+        for sequence, values in self._batches.items():
+            found = {counts[value] for value in values}
+            if found != {1} and (sequence in self._committed or found != {0}):
+                told = "was told to be committed" if sequence in self._committed else "is not known to be committed"
+                times = ", ".join(f"{value.decode()} {counts[value]} times" for value in values)
+                self.broken(f"batch {sequence} of a family {told}, and is there in part: {times}")
+
+
+def outputs(history: CommittedHistory) -> Iterator[bytes]:
+    for key, of_partition in history.of.items():
+        if key.stream == OUTPUTS:
+            for _, data in of_partition.batches:
+                yield from (row.value or b"" for row in of_partition.visible_rows(data))
+
+
 class InputsAreProcessedOnce(Invariant):
     """To programs that read, process and write: in the end each record of the input has one output, and no more."""
 
@@ -280,8 +310,8 @@ class InputsAreProcessedOnce(Invariant):
         self._end[incarnation, partition] = end
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
-        outputs = Counter(value for value in self._outputs())
-        for value, count in outputs.items():
+        found = Counter(outputs(self.history))
+        for value, count in found.items():
             if count > 1:
                 self.broken(f"{value!r} is there {count} times")
         for key, history in self.history.of.items():
@@ -291,14 +321,8 @@ class InputsAreProcessedOnce(Invariant):
             for _, data in history.batches:
                 for row in history.visible_rows(data):
                     value = b"o:%d:%d:%d" % (key.stream_incarnation, key.partition, row.offset)
-                    if history.removed_to <= row.offset < end and row.key is None and value not in outputs:
+                    if history.removed_to <= row.offset < end and row.key is None and value not in found:
                         self.broken(f"offset {row.offset} of {key} was not processed, and all below {end} was")
-
-    def _outputs(self) -> Iterator[bytes]:
-        for key, history in self.history.of.items():
-            if key.stream == OUTPUTS:
-                for _, data in history.batches:
-                    yield from (row.value or b"" for row in history.visible_rows(data))
 
 
 def _is_data(header: BatchHeader) -> bool:
