@@ -40,6 +40,8 @@ LOGIN_OPTIONS = (
 EARLIEST_IN_JSON = -2
 LATEST_IN_JSON = -1
 _MAX_COUNT = 1 << 62
+_END_OF_TIME_NS = 1 << 63
+"""Since 1970, in either direction."""
 
 
 class Edge(Enum):
@@ -378,19 +380,23 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0,
 """Seconds; the units of Spark's own durations."""
 
 
-def _duration(*, bare: str | None = None) -> Callable[[str, str], float]:
-    """To seconds. `bare`: the unit of a number without one; None: it needs one."""
+def _duration(*, bare: str | None = None, most: str = "100d") -> Callable[[str, str], float]:
+    """To seconds. `bare`: the unit of a number without one; None: it needs one. `most`: the longest."""
 
     def parse(name: str, text: str) -> float:
         found = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
         unit = (found[2] or bare) if found is not None else None
         if found is None or unit not in _UNITS:
             _refuse(f"{name}={text!r} is not a duration such as 120s or 2m (units: {', '.join(_UNITS)})")
-        return int(found[1]) * _UNITS[unit]
+        seconds, longest = int(found[1]) * _UNITS[unit], int(most[:-1]) * _UNITS[most[-1]]
+        if seconds > longest:
+            _refuse(f"{name}={text!r} is above {most}, the longest")
+        return seconds
 
     return parse
 
 
+parse_retry_timeout = _duration(most="1d")
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 """Bytes; the units of Spark's own sizes."""
 
@@ -406,13 +412,19 @@ def _bytes(name: str, text: str) -> int:
 def _parse_timestamp(name: str, text: str) -> AtTimestamp:
     """Milliseconds since 1970, as Kafka's connector has them, or ISO 8601 (UTC unless it says otherwise)."""
     try:
-        return AtTimestamp(int(text) * 1_000_000)
+        timestamp_ns = int(text) * 1_000_000
     except ValueError:
-        pass
-    try:
-        return AtTimestamp(timestamp_from_text(text, UTC))
-    except ValueError:
-        _refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
+        try:
+            timestamp_ns = timestamp_from_text(text, UTC)
+        except ValueError:
+            _refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
+    _check_time(f"{name}={text!r}", timestamp_ns)
+    return AtTimestamp(timestamp_ns)
+
+
+def _check_time(told: str, timestamp_ns: int) -> None:
+    if not -_END_OF_TIME_NS <= timestamp_ns < _END_OF_TIME_NS:
+        _refuse(f"{told} is outside the years 1678 to 2261, which records can have: a number is in milliseconds")
 
 
 def _parse_timestamps(name: str, text: str) -> AtTimestamps:
@@ -422,6 +434,7 @@ def _parse_timestamps(name: str, text: str) -> AtTimestamps:
     for stream, partition, timestamp in _by_partition(name, text, form):
         if type(timestamp) is not int or timestamp < 0:
             _refuse(f"{name}: time {timestamp!r} of {stream}/{partition} is not in milliseconds since 1970")
+        _check_time(f"{name}: time {timestamp} of {stream}/{partition}", timestamp * 1_000_000)
         parsed.setdefault(stream, {})[partition] = timestamp * 1_000_000
     return AtTimestamps(parsed)
 
@@ -503,7 +516,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "rack": _parse_rack,
     "isolationLevel": _one_of("read_committed", "read_uncommitted"),
     "groupId": _parse_group,
-    "retry.timeout": _duration(),
+    "retry.timeout": parse_retry_timeout,
     "namespace": _parse_namespace,
     "inboxPrefix": _parse_inbox_prefix,
     **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},

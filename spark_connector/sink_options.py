@@ -25,6 +25,7 @@ from spark_connector.options import (
     _parse_namespace,
     _parse_servers,
     _refuse,
+    parse_retry_timeout,
 )
 from wire.subjects import DEFAULT_NAMESPACE, check_stream_name
 from wire.transactions import MAX_SEQUENCE, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_family
@@ -148,7 +149,7 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "compression": _one_of("none", "lz4", "zstd"),
     "linger": _duration(bare="ms"),
     "partitioner": _one_of("crc32c", "murmur2"),
-    "retry.timeout": _duration(),
+    "retry.timeout": parse_retry_timeout,
     "namespace": _parse_namespace,
     "inboxPrefix": _parse_inbox_prefix,
     **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
