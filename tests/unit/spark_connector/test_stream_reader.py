@@ -371,16 +371,16 @@ class TestLimits:
         query.reader.prepareForTriggerAvailableNow()
         assert query.step() == {("flights", 0): (10, 11)}
 
-    def test_a_change_of_the_subscription_does_not_wait(self) -> None:
-        query = Query(two_streams(), subscribe="flights", minOffsetsPerTrigger="5")
+    def test_a_stream_that_is_found_does_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stream_reader, "LIST_SECONDS", 0.0)
+        query = Query(flights({0: (0, 10)}), subscribePattern=".*", minOffsetsPerTrigger="5")
         query.step()
-        query.log.by_name["buses"] = FakeStream({0: (0, 1)})
-        query.restart(subscribe="flights,trains", minOffsetsPerTrigger="5")
+        query.log.by_name["trains"] = FakeStream({0: (3, 8)})
         assert query.step() == {}
+        assert shown(query.position) == {"flights": [10], "trains": [3]}
         assert query.step() == {("trains", 0): (3, 8)}
-        query.restart(subscribe="flights,trains,buses", minOffsetsPerTrigger="5")
-        query.step()
-        assert "buses" in query.position["streams"]
+        query.log.by_name["trains"].held[0] = (3, 12)
+        assert query.step() == {}, "four are too few"
 
 
 def test_how_far_it_is_behind_is_in_the_progress_report() -> None:
