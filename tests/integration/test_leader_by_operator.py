@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import tidelog
+from spark_connector.columns import spark_schema
+from spark_connector.options import SourceOptions
+from spark_connector.source import open_client_log
+from spark_connector.stream_reader import TidelogStreamReader
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
@@ -148,6 +153,12 @@ async def test_a_kill_in_the_middle_of_moves_loses_nothing(cluster: DevCluster, 
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
+def streaming_query(cluster: DevCluster) -> TidelogStreamReader:
+    """As Spark's driver has it."""
+    options = SourceOptions.parse({"servers": cluster.nats_url, "subscribe": STREAM, "startingOffsets": "earliest"})
+    return TidelogStreamReader(options.for_stream(), spark_schema(include_headers=False), open_client_log)
+
+
 async def _in_sync(client: tidelog.Client) -> bool:
     return len((await partition_of(client))["isr"]) == BROKERS
 
@@ -175,6 +186,8 @@ async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluste
         reader = aiter(consumer)
         seen = [(await anext(reader)).offset for _ in range(25)]
         assert seen == list(range(25))
+        query = streaming_query(cluster)
+        position = await asyncio.to_thread(lambda: query.latestOffset(query.initialOffset(), ReadAllAvailable()))
 
         cluster.kill(leader)
         cluster.start_broker(behind)
@@ -204,6 +217,8 @@ async def test_an_unclean_election_gives_up_the_records_that_it_announced(cluste
         with pytest.raises(tidelog.LogTruncated):
             await asyncio.wait_for(anext(reader), 30)
         await consumer.aclose()
+        with pytest.raises(tidelog.TidelogError, match="load/0 was read up to 25 but its log ends at 11"):
+            await asyncio.to_thread(query.latestOffset, position, ReadAllAvailable())
         status, _, err = command(cluster, *arguments, "--accept-loss", "--yes")
         assert (status, f"is led by {behind}" in err) == (1, True)
 

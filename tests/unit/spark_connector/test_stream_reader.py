@@ -248,6 +248,7 @@ class TestSubscription:
         query.restart(subscribe="trains", failOnDataLoss="false")
         start = query.position
         query.step()
+        del query.log.by_name["flights"]
         assert len(reader_of(query.log, subscribe="trains").partitions(start, query.position)) == 1
 
 
@@ -330,7 +331,9 @@ class TestLimits:
         assert query.reader.getDefaultReadLimit() == ReadMaxBytes(1000)
         # 900 and 1,100 bytes wait: 450 and 550 are read.
         assert query.step() == {("flights", 0): (0, 45), ("flights", 1): (0, 5)}
+        asked = query.log.spans_asked
         assert query.step() == {("flights", 0): (45, 90), ("flights", 1): (5, 10)}
+        assert query.log.spans_asked == asked + 1, "all of it fits"
         asked = query.log.spans_asked
         assert query.step() == {}
         assert query.log.spans_asked == asked, "nothing waits, and nothing is asked for"
