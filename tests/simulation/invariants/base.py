@@ -119,6 +119,8 @@ class Scene:
 
 
 class Invariant:
+    """It has more than thirty methods because each of its hooks is one, and a subclass overrides few."""
+
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.world = scene.world
