@@ -19,7 +19,9 @@ Rules:
 5. Where retention removed records that were not read yet, a fetcher that skips gaps says which and goes on where the
    log begins now; any other one ends there. A consumer that began at "earliest" and has read nothing has missed
    nothing.
-6. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is the end of the
+6. After an answer that did not come in time fewer bytes are asked for, by half: over a slow link a large answer takes
+   longer than one waits for it. With each answer that comes they grow by a quarter, up to `max_bytes`.
+7. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is the end of the
    committed log when the consumer begins, and a start behind it means that there is nothing to read.
 
 Pure: `now` is monotonic seconds, `clock_ns` the wall clock in ns since 1970.
@@ -40,6 +42,8 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import BYTES_HEADER, HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
 from wire.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
+
+_LEAST_SHARE = 1 / 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,8 @@ class PartitionFetcher:
         self._last_record_epoch = 0
         self._setbacks = 0
         self._lost = 0
+        self._share = 1.0
+        """Of `max_bytes` that is asked for."""
         self._asked: str = ""
         self._asked_at = 0
         self._source: BrokerId | None = None
@@ -191,7 +197,7 @@ class PartitionFetcher:
         if isinstance(stop, AtTime):
             wait = max(min(wait, (stop.timestamp_ns - clock_ns) / 1e9), 0.001)
         request.offset = self.position
-        request.max_bytes = self.settings.max_bytes
+        request.max_bytes = max(int(self.settings.max_bytes * self._share), 1)
         request.max_wait_ms = max(int(wait * 1000), 1)
         request.last_record_epoch = self._last_record_epoch
         if self.followers is not None:
@@ -209,6 +215,7 @@ class PartitionFetcher:
             if self._asked != "records":
                 return self._looked_up(headers or {})
             outcome = self._read(body)
+            self._share = min(self._share * 1.25, 1.0)
         except CorruptData as error:
             return self._leave_source() or Raise(
                 CorruptBatch(
@@ -273,6 +280,8 @@ class PartitionFetcher:
         if elsewhere is not None:
             return elsewhere
         self._lost += 1
+        if self._asked == "records":
+            self._share = max(self._share / 2, _LEAST_SHARE)
         return Wait(0.0, refresh=self._lost % 4 == 0)
 
     def _leave_source(self) -> Wait | None:

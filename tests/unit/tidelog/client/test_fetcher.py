@@ -392,3 +392,18 @@ def test_every_request_says_whether_what_is_not_committed_is_wanted(wanted: bool
     for start in (Anchor.EARLIEST, Anchor.NEW, AtOffset(3)):
         fetcher = PartitionFetcher("s/0", start, None, settings, leader_epoch=1)
         assert fetcher.next_request(0).request.read_uncommitted is wanted
+
+
+def test_less_is_asked_for_over_a_link_that_is_too_slow() -> None:
+    f = fetcher(AtOffset(0))
+    whole = f.next_request(NOW).request.max_bytes
+    asked = []
+    for _ in range(12):
+        f.on_timeout()
+        asked.append(f.next_request(NOW).request.max_bytes)
+    assert asked[:3] == [whole // 2, whole // 4, whole // 8]
+    assert asked[-1] == asked[-2] == whole // 256
+    for number in range(30):
+        f.on_answer(answer(batch(number, 1)), None)
+        assert asked[-1] < f.next_request(NOW).request.max_bytes <= whole
+    assert f.next_request(NOW).request.max_bytes == whole
