@@ -103,3 +103,18 @@ def test_the_schema_has_the_columns_that_are_named() -> None:
     assert TidelogDataSource(options).schema().names == ["value", "timestampType"]
     with pytest.raises(Exception, match="columns names column 'carrier'"):
         TidelogDataSource(options | {"columns": "carrier"}).schema()
+
+
+def test_a_start_behind_the_last_record_is_refused_unless_it_may_be_the_end() -> None:
+    log = FakeLogs({"flights": FakeStream({0: (0, 10), 1: (0, 4)})})
+    for late in ({"startingTimestamp": "7"}, {"startingOffsetsByTimestamp": '{"flights": {"0": 7, "1": 7}}'}):
+        with pytest.raises(TidelogError, match="no record of flights/1 is at or after the time") as caught:
+            batch_reader(log, subscribe="flights", **late).partitions()
+        assert caught.value.code is Code.BAD_CONFIG
+        lenient = batch_reader(log, subscribe="flights", startingOffsetsByTimestampStrategy="latest", **late)
+        assert [[(part.partition, part.start, part.end) for part in task.value] for task in lenient.partitions()] == [
+            [(0, 7, 10)]
+        ]
+    # An end at a time that lies ahead is the present end.
+    ahead = batch_reader(log, subscribe="flights", endingTimestamp="7").partitions()
+    assert sum(len(part) for task in ahead for part in task.value) == 7 + 4
