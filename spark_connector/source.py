@@ -77,6 +77,12 @@ class TidelogDataSource(DataSource):
     def _checked(self, schema: StructType) -> SourceOptions:
         options = self._parsed()
         check_schema(schema, include_headers=options.include_headers)
+        if options.columns is not None and options.columns != tuple(schema.names):
+            raise TidelogError(
+                Code.BAD_CONFIG,
+                f"columns names {', '.join(options.columns)}, and the schema has {', '.join(schema.names)}: leave one "
+                "of them out",
+            )
         return options
 
 

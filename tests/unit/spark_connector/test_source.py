@@ -101,7 +101,10 @@ def test_a_pattern_without_a_stream_is_refused_in_a_batch() -> None:
 def test_the_schema_has_the_columns_that_are_named() -> None:
     options = {"servers": SERVERS, "subscribe": "flights", "columns": "value,timestampType"}
     assert TidelogDataSource(options).schema().names == ["value", "timestampType"]
-    with pytest.raises(Exception, match="columns names column 'carrier'"):
+    TidelogDataSource(options).reader(TidelogDataSource(options).schema())
+    with pytest.raises(TidelogError, match="columns names value, timestampType, and the schema has key, value,"):
+        TidelogDataSource(options).reader(spark_schema(include_headers=False))
+    with pytest.raises(TidelogError, match="columns names column 'carrier'"):
         TidelogDataSource(options | {"columns": "carrier"}).schema()
 
 
