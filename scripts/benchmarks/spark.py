@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ class _Bench:
         self.report.figures.append(figure)
 
     def _most_memory(self) -> int:
-        (jvm,) = [pid for pid in _children(os.getpid()) if "java" in _command(pid)][:1]
+        jvm = _jvm()
         return max(_peak_bytes(pid) for pid in _descendants(jvm))
 
     def _pipe(self) -> float:
@@ -275,7 +276,7 @@ class _Bench:
         return float(statistics.median(found[MICRO_BATCHES // 3 :]))
 
     def _cpu(self) -> _Cpu:
-        (jvm,) = [pid for pid in _children(os.getpid()) if "java" in _command(pid)][:1]
+        jvm = _jvm()
         servers = [self.cluster.pid(broker) for broker in self.cluster.broker_ids] + [self.cluster.nats_pid]
         pids = [("JVM", jvm), *(("Python", pid) for pid in _descendants(jvm))]
         pids += [("servers", pid) for pid in servers if pid is not None]
@@ -302,6 +303,10 @@ def _cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def _jvm() -> int:
+    return next(pid for pid in _descendants(os.getpid()) if _command(pid).endswith("java"))
+
+
 def _peak_bytes(pid: int) -> int:
     """The most memory that a process has had."""
     try:
@@ -318,15 +323,16 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-
-
 def _descendants(pid: int) -> Iterator[int]:
-    for child in _children(pid):
-        yield child
-        yield from _descendants(child)
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (process / "stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        children[int(parent)].append(int(process.name))
+    waiting = list(children[pid])
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting += children[found]
