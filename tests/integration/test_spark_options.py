@@ -18,6 +18,9 @@ from tests.integration.spark_session import local_spark
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
 
+pytestmark = pytest.mark.timeout(240)
+"""The first test starts a cluster and Spark, and the machine may have other work."""
+
 NOON = 1_893_499_200_000
 """2030-01-01T12:00:00Z in ms. The record with number n is of n seconds later."""
 
