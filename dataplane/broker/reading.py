@@ -188,15 +188,13 @@ class ReadableRole(Role):
     async def _find_span(self, request: FetchRequest, end: Offset, inbox: str) -> None:
         """Where the bytes that are asked for end."""
         begin = Offset(max(request.offset, self.first_record))
-        found, size = end, 0
-        if begin < end:
-            try:
-                found, size = await self.context.loop.run_in_executor(
-                    self.context.readers, lambda: self.log.span(begin, request.span_bytes, end)
-                )
-            except (LogDamaged, CorruptData, TidelogError) as e:
-                self._read_failed(inbox, e)
-                return
+        try:
+            found, size = await self.context.loop.run_in_executor(
+                self.context.readers, lambda: self.log.span(begin, request.span_bytes, end)
+            )
+        except (LogDamaged, CorruptData, TidelogError) as e:
+            self._read_failed(inbox, e)
+            return
         if not self.ended:
             self._answer_reader(Reader(inbox, True, request.read_uncommitted), found, end, [], size)
 

@@ -156,8 +156,8 @@ class Reading:
 
     def span(self, offset: Offset, size: int, end_offset: Offset) -> tuple[Offset, int]:
         """(the offset at which about `size` bytes of the log from `offset` on end, about how many bytes there are up to
-        `end_offset`). The first is above `offset` and at most `end_offset`; between the entries of the index offsets
-        are taken to be equally large. `offset` is below `end_offset`. Blocking, any thread. Raises as
+        `end_offset`). The first is above `offset`, but at most `end_offset`; between the entries of the index offsets
+        are taken to be equally large. Blocking, any thread. Raises as
         `read_from_disk`."""
         return self.stable(lambda: self._span(offset, size, end_offset))
 
@@ -166,7 +166,7 @@ class Reading:
         self.check_not_before_log(offset, segments)
         begin = self._position_of(segments, offset)
         end = self._position_of(segments, end_offset)
-        found = end_offset if begin + size >= end else self._offset_at(segments, begin + size)
+        found = self._offset_at(segments, begin + size)
         return Offset(min(max(found, offset + 1), end_offset)), max(0, end - begin)
 
     def _position_of(self, segments: tuple[Segment, ...], offset: Offset) -> int:

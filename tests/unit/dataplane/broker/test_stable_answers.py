@@ -109,12 +109,18 @@ async def test_latest_is_the_last_stable_offset(bench: Bench, leader: LeaderDriv
         assert headers[LOG_END_HEADER] == "10"
 
 
-async def test_a_span_of_bytes_ends_at_the_last_stable_offset(bench: Bench, leader: LeaderDriver) -> None:
+async def test_a_span_of_bytes_ends_at_the_last_stable_offset(
+    bench: Bench, leader: LeaderDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for options, latest in [({}, 8), ({"read_uncommitted": True}, 10)]:
         found_end, found, headers = await fetched(bench, leader, offset=0, span_bytes=1 << 30, max_bytes=0, **options)
         assert (found_end, found, headers[OFFSET_HEADER]) == (latest, {}, str(latest))
         assert 0 < int(headers[BYTES_HEADER]) <= leader.log.size_bytes
     assert (await fetched(bench, leader, offset=0, span_bytes=1, max_bytes=0))[2][OFFSET_HEADER] == "1"
+    from_five = (await fetched(bench, leader, offset=5, span_bytes=1, max_bytes=0))[2][BYTES_HEADER]
+    monkeypatch.setattr(LeaderDriver, "first_record", property(lambda _: Offset(5)))
+    removed = (await fetched(bench, leader, offset=0, span_bytes=1, max_bytes=0))[2]
+    assert (removed[OFFSET_HEADER], removed[BYTES_HEADER]) == ("6", from_five), "from where the log begins"
     nothing = (await fetched(bench, leader, offset=9, span_bytes=1, max_bytes=0))[2]
     assert (nothing[OFFSET_HEADER], nothing[BYTES_HEADER]) == ("8", "0")
 

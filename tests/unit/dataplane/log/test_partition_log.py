@@ -267,6 +267,9 @@ class TestSpans:
         assert log.span(Offset(5), 1, Offset(100))[0] == 6
         assert log.span(Offset(5), 1 << 40, Offset(100))[0] == 100
         assert log.span(Offset(5), 1 << 40, Offset(31))[0] == 31
+        assert log.span(Offset(31), 5, Offset(31)) == (31, 0)
+        assert log.span(Offset(200), 5, Offset(100)) == (100, 0)
+        assert opened(tmp_path / "empty").span(Offset(0), 5, Offset(0)) == (0, 0)
 
     def test_of_records_that_differ_in_size(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path, LogConfig(segment_bytes=1 << 20, index_interval_bytes=512))
