@@ -10,7 +10,7 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
     connections ─ those that a process keeps     retrying ─ waits for a cluster that does not answer
     inline_files ─ certificates given as text    plain_errors ─ errors of one sentence
     java ─ a runtime for Spark to run on         batch_reader, stream_reader, source ─ called by Spark
-    values ─ JSON, Avro and Protobuf, for users
+    values ─ JSON, Avro and Protobuf, for users  freezing ─ a worker collects less garbage
 
 It takes no filters from Spark (`pushFilters`). All queries of one `load()` share the reader that Spark hands the
 filters to, so a filter of one query would take records from another one. `assign`, offsets and timestamps narrow a

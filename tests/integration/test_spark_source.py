@@ -351,6 +351,30 @@ class TestBatch:
         with pytest.raises(PySparkException, match="subscribe is no option of a write"):
             read(spark, logs).write.format("tidelog_files").options(**options(logs, "flights")).mode("append").save()
 
+    def test_an_error_has_no_traceback(self, spark: SparkSession, logs: FileLogs, tmp_path: Path) -> None:
+        """Whether `load()` finds it, or the driver that plans, a task, or a streaming query."""
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 40, per_batch=8)
+        planned = read(spark, logs)
+        assert planned.count() == 40
+        logs.set_held("flights", 0, log_start=24)
+
+        def stream() -> None:
+            source = spark.readStream.format("tidelog_files").options(**options(logs, "nothing")).load()
+            folder = str(tmp_path / "checkpoint")
+            source.writeStream.format("noop").option("checkpointLocation", folder).start().awaitTermination(60)
+
+        for wanted, fail in (
+            ("unknown option 'startingoffset'", lambda: read(spark, logs, startingOffset="earliest")),
+            ("there is no stream 'nothing'", lambda: read(spark, logs, "nothing").collect()),
+            ("its log begins at 24", planned.collect),
+            ("there is no stream 'nothing'", stream),
+        ):
+            with pytest.raises(PySparkException, match=wanted) as caught:
+                fail()
+            assert "Traceback" not in str(caught.value)
+            assert 'File "' not in str(caught.value)
+
     def test_spark_finds_the_data_source_by_itself(self, spark: SparkSession) -> None:
         # The refusal is ours, so `tidelog` was found without a registration.
         with pytest.raises(PySparkException, match="option servers is missing"):
