@@ -4,9 +4,11 @@ reordered, never sent, or different on replicas.
     scripts/chaos --minutes 3 --interval 5
     scripts/chaos --groups                                a consumer group reads meanwhile; its members are killed, too
     scripts/chaos --transactions                          a group's workers write in transactions, and are killed, too
+    scripts/chaos --spark                                 a Spark query writes each record to another stream once
     scripts/chaos --seed 7                                replays a run's choices (broker, time, number)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
     scripts/chaos --transactions --broken offsets-outside    so must workers that commit offsets by themselves
+    scripts/chaos --spark --broken at-least-once          so must a query that writes micro-batches again
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import tidelog
 from scripts.chaos_groups import chaos_groups
+from scripts.chaos_spark import chaos_spark
 from scripts.chaos_transactions import chaos_transactions
 from scripts.verdict import judge
 from tests.integration.workload import Ledger, acked_load, check, wait_in_isr, wait_in_sync
@@ -29,6 +32,7 @@ from tidelog.server.devcluster import DevCluster
 STREAM = "chaos"
 BROKEN_BROKERS = ("ack-before-commit",)
 BROKEN_WORKERS = ("offsets-outside",)
+BROKEN_QUERIES = ("at-least-once",)
 RECOVERY_TIMEOUT = 60.0
 """Seconds in which all replicas must be back in sync after the last kill."""
 
@@ -43,14 +47,19 @@ def arguments() -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--groups", action="store_true", help="a consumer group reads; members are killed, too")
     what.add_argument("--transactions", action="store_true", help="a group's workers write in transactions")
+    what.add_argument("--spark", action="store_true", help="a Spark query writes to another stream, exactly once")
     parser.add_argument(
         "--json", action="store_true", help="with --transactions: end with a line of JSON before the verdict"
     )
-    parser.add_argument("--broken", choices=[*BROKEN_BROKERS, *BROKEN_WORKERS], help="run with this rule broken")
+    parser.add_argument(
+        "--broken", choices=[*BROKEN_BROKERS, *BROKEN_WORKERS, *BROKEN_QUERIES], help="run with this rule broken"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
     options = parser.parse_args()
     if options.broken in BROKEN_WORKERS and not options.transactions:
         parser.error(f"--broken {options.broken} is about workers; give --transactions, too")
+    if options.broken in BROKEN_QUERIES and not options.spark:
+        parser.error(f"--broken {options.broken} is about queries; give --spark, too")
     if options.json and not options.transactions:
         parser.error("--json goes with --transactions")
     return options
@@ -142,6 +151,8 @@ def main() -> int:
             cluster.wait_ready()
             if options.groups:
                 return asyncio.run(chaos_groups(cluster, folder, options))
+            if options.spark:
+                return asyncio.run(chaos_spark(cluster, folder, options))
             if options.transactions:
                 return asyncio.run(chaos_transactions(cluster, folder, options))
             return asyncio.run(chaos(cluster, options))

@@ -57,7 +57,7 @@ def security() -> None:
     "transactional_ids",
     multiple=True,
     metavar="ID",
-    help="For a producer: a transactional id that it may begin transactions under; repeatable; '*': all.",
+    help="For a producer: a transactional id, or family, that it may begin transactions under; repeatable; '*': all.",
 )
 @click.option("--user", metavar="NAME", help="The user's name.  [default: role and first stream]")
 @click.option("--nkey", metavar="KEY", help="The user's public NKey, in place of a name and a password.")

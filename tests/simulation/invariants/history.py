@@ -73,6 +73,8 @@ class CommittedHistory:
         self.of: dict[PartitionKey, History] = {}
         self.decisions: dict[tuple[int, int], bool] = {}
         """(producer, epoch) -> whether its transaction is committed. Those that are decided."""
+        self.epochs: dict[int, int] = {}
+        """By producer, the latest that a committed record of its transactional id has."""
         self.sessions: Callable[[PartitionKey], Iterable[Session]] = lambda _: ()
         """Of living producers."""
 

@@ -33,6 +33,7 @@ OUTPUTS = "o"
 of the input>:<its offset>`. And with the batches of a family: `f:<sequence>:<number>`."""
 
 _DECIDED = {TransactionRecord.COMMITTING: True, TransactionRecord.ABORTING: False}
+_LAST = {TransactionRecord.COMMITTED: True, TransactionRecord.ABORTED: False, TransactionRecord.TIMED_OUT: False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,21 @@ class DecidedOnce(Invariant):
             if not isinstance(key, TransactionKey) or row.value is None:
                 continue
             record = TransactionRecord.FromString(row.value)
-            commits = _DECIDED.get(record.state)
+            commits, epoch = _DECIDED.get(record.state), record.producer_epoch
+            epochs = self.history.epochs
+            epochs[record.producer_id] = max(epoch, epochs.get(record.producer_id, 0))
+            if record.state == TransactionRecord.IDLE:  # nobody needed to be told: its streams were deleted
+                commits, epoch = _LAST.get(record.last), epoch - 1
             if commits is None:
                 continue
-            place = record.producer_id, record.producer_epoch
+            place = record.producer_id, epoch
             if place not in self.history.decisions:
-                self.world.say(f"decided: epoch {record.producer_epoch} of {key.transactional_id} is {_word(commits)}")
+                self.world.say(f"decided: epoch {epoch} of {key.transactional_id} is {_word(commits)}")
             known = self.history.decisions.setdefault(place, commits)
             if known is not commits:
                 self.broken(
-                    f"the transaction of {key.transactional_id} in epoch {record.producer_epoch} was"
-                    f" {_word(known)}, and is {_word(commits)} at offset {row.offset} of {move.replica.key}"
+                    f"the transaction of {key.transactional_id} in epoch {epoch} was {_word(known)}, and is"
+                    f" {_word(commits)} at offset {row.offset} of {move.replica.key}"
                 )
 
 
@@ -135,6 +140,8 @@ class TransactionalAnswersHold(Invariant):
 
     def _check(self, told: Ended) -> None:
         commits = self.history.decisions.get((told.producer_id, told.producer_epoch))
+        if commits is None and self.history.epochs.get(told.producer_id, -1) > told.producer_epoch:
+            return  # its streams were deleted, and the next producer's record was written with the decision
         if commits is not told.commits and (told.commits or commits is not None):
             decided = "nothing" if commits is None else f"that it is {_word(commits)}"
             self.broken(
