@@ -538,3 +538,21 @@ class TestSecrets:
         told = capsys.readouterr()
         assert "BatchScan" in told.out
         assert self.SECRET not in told.out + told.err
+
+    def test_a_stream_shows_no_text_of_its_login(
+        self, spark: SparkSession, logs: FileLogs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        logs.create("flights", 1)
+        logs.fill("flights", 0, 10, per_batch=5)
+        creds = f"-----BEGIN NATS USER JWT-----\n{self.SECRET}\n"
+        query = Query(spark, logs, tmp_path, **{"nats.creds": creds, "nats.key": f"-----BEGIN KEY-----{self.SECRET}"})
+        running = query.start(availableNow=True)
+        assert running.awaitTermination(60)
+        running.explain(True)
+        reports = [progress.json for progress in running.recentProgress]
+        files = [path.read_text() for path in (tmp_path / "checkpoint").rglob("*") if path.suffix != ".crc"
+                 and path.is_file()]  # fmt: skip
+        told = capsys.readouterr()
+        assert "flights" in "".join(reports)
+        assert '"incarnation"' in "".join(files)
+        assert self.SECRET not in "".join([*reports, *files, told.out, told.err])
