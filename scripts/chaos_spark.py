@@ -102,7 +102,7 @@ class SparkChaos:
                 assert self.query is not None
                 self.query.send_signal(signal.SIGTERM)
                 await self._until_query_ended()
-            case "coordinator":
+            case "coordinator" if self.options.broken != "at-least-once":
                 await self._kill_broker(client, TRANSACTIONS.name, coordinator_partition(self._query_id()))
             case "controller":
                 controller = (await client.cluster_status())["controller"]

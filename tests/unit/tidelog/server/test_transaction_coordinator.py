@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from itertools import count
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message as Protobuf
 
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.peers import peer_link
@@ -19,12 +21,25 @@ from tidelog.server.coordinated import transactional_ids
 from tidelog.server.coordinator import Coordinator
 from tidelog.transactions.shard import TransactionShard
 from wire import json_codec
+from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.tickets import group_target, partition_target
 from wire.tidelog_pb2 import EndTransactionRequest
-from wire.transactions import ADD, END, INIT, coordinator_partition, coordinator_subject
-from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.transactions import ADD, END, END_FAMILY, FAMILY, INIT, coordinator_partition, coordinator_subject
+from wire.transactions_pb2 import (
+    AddRequest,
+    AddResponse,
+    EndFamilyRequest,
+    EndFamilyResponse,
+    EndRequest,
+    EndResponse,
+    FamilyMember,
+    FamilyRequest,
+    FamilyResponse,
+    InitRequest,
+    InitResponse,
+)
 from wire.transport import Message
 from wire.types import Incarnation, PartitionKey, StreamName
 
@@ -64,7 +79,7 @@ class World:
             self.peers.publish(message.reply, [b""], headers=None if error is None else error.to_headers())
         await delivered()
 
-    async def send(self, kind: str, request: InitRequest | AddRequest | EndRequest) -> list[Message]:
+    async def send(self, kind: str, request: Protobuf) -> list[Message]:
         """What is answered stands in the list."""
         answers: list[Message] = []
         inbox = self.client.new_inbox()
@@ -198,3 +213,55 @@ async def test_a_coordinator_that_is_over_tells_nobody_any_more(world: World) ->
     assert [refusal(message) for message in answers] == [Code.OUTCOME_UNKNOWN]
     await world.confirm(TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few"))
     assert not world.told
+
+
+async def prepared(world: World, child: str) -> FamilyMember:
+    """Under the family t."""
+    (answer,) = await world.send(INIT, InitRequest(transactional_id=f"{ID}~{child}", timeout_ms=60_000))
+    producer = InitResponse.FromString(answer.data)
+    request = AddRequest(transactional_id=f"{ID}~{child}", producer_id=producer.producer_id, partitions=[partition(0)])
+    await world.send(ADD, request)
+    return FamilyMember(child=child, producer_id=producer.producer_id)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_a_commit_of_a_family_whose_records_are_committed_in_part_is_complete_or_none(
+    world: World, lost: int
+) -> None:
+    """Its records take three batches; the one numbered `lost` and those behind it are refused."""
+    members = [await prepared(world, child) for child in ("a", "b")]
+    world.led.max_batch_bytes = 2
+    append, number = world.led.append, count()
+
+    def append_some(batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        if next(number) < lost:
+            world.led.store(batch)
+            done(None)
+        else:
+            done(TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few"))
+
+    world.led.append = append_some  # type: ignore[method-assign]
+    request = EndFamilyRequest(family=ID, members=members, commits=True, sequence=5)
+    (answer,) = await world.send(END_FAMILY, request)
+    assert refusal(answer) is Code.OUTCOME_UNKNOWN
+    world.led.append = append  # type: ignore[method-assign]
+    world.led.max_batch_bytes = 1 << 20
+    await delivered()
+    (told,) = await world.send(FAMILY, FamilyRequest(family=ID))
+    assert FamilyResponse.FromString(told.data) == (FamilyResponse(sequence=5) if lost else FamilyResponse())
+    if lost == 0:
+        assert not world.told
+        return
+    marks = [EndTransactionRequest.FromString(message.data) for message in world.told]
+    assert {(mark.producer_id, mark.commits) for mark in marks} == {(each.producer_id, True) for each in members}
+    answers = await world.send(END_FAMILY, request)
+    await world.confirm()
+    assert EndFamilyResponse.FromString(answers[0].data) == EndFamilyResponse()
+
+
+async def test_a_request_of_a_child_comes_on_the_subject_of_its_family(world: World) -> None:
+    request = InitRequest(transactional_id="u~a", timeout_ms=60_000)
+    (answer,) = await world.send(INIT, request)
+    assert refusal(answer) is Code.BAD_REQUEST, "permissions are given for subjects"
+    (answer,) = await world.send(END_FAMILY, EndFamilyRequest(family="u"))
+    assert refusal(answer) is Code.BAD_REQUEST
