@@ -31,6 +31,7 @@ from scripts.benchmarks.report import Figure, Report
 from scripts.benchmarks.running import tell
 from scripts.benchmarks.spark_sources import VALUE, ArrowPipe, Counting, Tuples
 from spark_connector.java import ensure_java
+from spark_connector.packing import default_tasks
 from tidelog.server.devcluster import DevCluster
 
 if TYPE_CHECKING:
@@ -241,7 +242,9 @@ class _Bench:
 
     def _micro_batches(self, partitions: int) -> None:
         """With a row in each partition, beside a source of fifteen lines."""
-        plain = self.spark.readStream.format("bench_counting").options(rows=0, partitions=min(partitions, 2))
+        plain = self.spark.readStream.format("bench_counting").options(
+            rows=0, partitions=min(partitions, default_tasks())
+        )
         counting = self._durations(plain.load(), lambda: None)
         reader = self.spark.readStream.format("tidelog").option("servers", self.cluster.nats_url)
         frame = reader.options(subscribe=_name(partitions), startingOffsets="latest").load()
