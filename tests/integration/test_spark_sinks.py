@@ -223,7 +223,9 @@ def test_each_row_may_name_its_stream(cluster: DevCluster, spark: SparkSession) 
     assert len(numbers_in(cluster, "two")) == RECORDS - RECORDS // 3
 
 
-def test_what_cannot_be_written_is_refused_with_a_sentence(cluster: DevCluster, spark: SparkSession) -> None:
+def test_what_cannot_be_written_is_refused_with_a_sentence(
+    cluster: DevCluster, spark: SparkSession, tmp_path: Path
+) -> None:
     create(cluster, "refused")
     rows = spark.range(1).select(F.col("id").cast("string").alias("value"))
     options = {"servers": cluster.nats_url, "stream": "refused"}
@@ -237,6 +239,10 @@ def test_what_cannot_be_written_is_refused_with_a_sentence(cluster: DevCluster, 
         write(rows, cluster, strem="refused")
     with pytest.raises(PySparkException, match="nowhere"):
         write(rows, cluster, stream="nowhere", **{"retry.timeout": "1s"})
+    counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("string(count) AS value")
+    writer = counts.writeStream.format("tidelog").options(**options).outputMode("complete")
+    with pytest.raises(PySparkException, match="nothing overwrites it"):
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
     assert read(cluster, "refused") == []
 
 

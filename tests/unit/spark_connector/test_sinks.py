@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -98,6 +100,14 @@ def test_servers_are_needed_and_logins_are_not_shown() -> None:
         SinkOptions.parse({"stream": "orders"})
     assert "geheim" not in repr(parsed(**{"nats.password": "geheim", "nats.user": "spark"}))
     assert "nats.creds" in SINK_OPTIONS
+
+
+def test_each_option_has_a_row_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text()
+    table = text.partition("## Sinks\n")[2].partition("### Exactly once")[0]
+    told = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.partition(" | ")[0])}
+    assert told >= {name for name in SINK_OPTIONS if not name.startswith("nats.")}
+    assert "nats.*" in told
 
 
 @pytest.mark.parametrize(
