@@ -207,7 +207,11 @@ def _check_what_is_read(values: Mapping[str, str]) -> None:
     if len(given) > 1:
         _refuse(f"{' and '.join(given)} are both given, and one of them can say what is read: leave one out")
     if "servers" not in values and "context" not in values:
-        _refuse('option servers is missing: add .option("servers", "nats://127.0.0.1:4222")')
+        # A table of the catalog that was declared with its columns gets here: nothing tells it from an empty load().
+        _refuse(
+            'option servers is missing: add .option("servers", "nats://127.0.0.1:4222")'
+            + ("" if values else f", or if this is a table in Spark's catalog, use a view instead: {_VIEW}")
+        )
     if not given:
         _refuse('option subscribe is missing: add .option("subscribe", "flights"), or subscribePattern, or assign')
 
@@ -242,6 +246,11 @@ def _refuse(message: str) -> NoReturn:
     raise TidelogError(Code.BAD_CONFIG, message)
 
 
+_OF_A_TABLE = ("provider", "owner", "location", "external", "is_managed_location")
+"""Properties of a table, which `CREATE TABLE … USING` gives in place of the options."""
+_VIEW = "CREATE TEMPORARY VIEW name USING tidelog OPTIONS (…)"
+
+
 def _refuse_unknown(key: str) -> NoReturn:
     if key.lower() == "pushdownfilters":
         _refuse(
@@ -251,6 +260,8 @@ def _refuse_unknown(key: str) -> NoReturn:
         )
     if key.lower() == "path":
         _refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
+    if key.lower() in _OF_A_TABLE or key.lower().startswith("option."):
+        _refuse(f"a table in Spark's catalog cannot be a stream, because Spark keeps its options from it: {_VIEW}")
     if key.lower() in _OF_KAFKA:
         _refuse(f"{key} is an option of Spark's Kafka source: {_OF_KAFKA[key.lower()]}")
     close = get_close_matches(key.lower(), [name.lower() for name in KNOWN_OPTIONS], n=1)

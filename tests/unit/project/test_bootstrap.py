@@ -12,13 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ("cat", "cksum", "cmp", "dirname", "head", "rm", "sh")
 """What the script calls besides Python."""
+SOURCES = (
+    "requirements.lock", "requirements-build.lock", "pyproject.toml", "scripts/bootstrap", "scripts/spark_bytecode.py",
+)  # fmt: skip
+"""What .venv is made from."""
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     (folder / "scripts").mkdir(parents=True)
-    for name in ("scripts/bootstrap", "requirements.lock", "requirements-build.lock", "pyproject.toml"):
+    for name in SOURCES:
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -78,7 +82,14 @@ def make_up_to_date(checkout: Path) -> None:
     (checkout / ".venv" / "bin").mkdir(parents=True)
     put(checkout / ".venv" / "bin", "python", f'exec {sys.executable} "$@"')
     checksums = subprocess.run(
-        ["cksum", "requirements.lock", "requirements-build.lock", "pyproject.toml", "scripts/bootstrap"],
+        [
+            "cksum",
+            "requirements.lock",
+            "requirements-build.lock",
+            "pyproject.toml",
+            "scripts/bootstrap",
+            "scripts/spark_bytecode.py",
+        ],
         cwd=checkout,
         capture_output=True,
         text=True,
