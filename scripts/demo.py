@@ -5,7 +5,9 @@
                 at a third of them kill -9 the leader of the busiest partition, at two thirds start that broker again
     read back   every acknowledged record once, where its acknowledgement said, each carrier's in the order of the table
     bare NATS   a few records from plain nats-py, which knows nothing of Tidelog
-    Spark       flights and mean departure delay per carrier, against the same figures from the table
+    Spark       flights and mean departure delay per carrier, in batch, against the same figures from the table; Spark
+                was started when publishing began
+    streaming   the same in a streaming query
     security    with --secure: what must be refused is tried (scripts/demo_security.py)
 
 The last line is `PASS`, or `FAIL: why`; the exit status is 0 or 1, and 130 when it was interrupted. Run it as
@@ -20,8 +22,6 @@ import contextlib
 import json
 import logging
 import math
-import os
-import re
 import shutil
 import signal
 import sys
@@ -41,6 +41,7 @@ from rich.table import Table
 
 import tidelog
 from scripts.demo_flights import CarrierFigures, Flights, load_flights
+from scripts.demo_jobs import SparkFailed, SparkJobs
 from scripts.demo_ledger import Ledger, ReadBack
 from scripts.demo_security import Access, NotRefused, Refusal, attempts, secure
 from tidelog.server.devcluster import DevCluster
@@ -56,7 +57,6 @@ TURN = 256
 FAILOVER_TIMEOUT = 30.0
 RECOVERY_TIMEOUT = 60.0
 BARE_TIMEOUT = 10.0
-SPARK_TIMEOUT = 120.0
 TIME_LIMIT = 300.0
 """Seconds for everything once the cluster runs; a step that hangs is a FAIL too."""
 INTERRUPTED = 130
@@ -134,6 +134,7 @@ class Figures:
     publish_seconds: float = 0.0
     read_seconds: float = 0.0
     spark_seconds: float = 0.0
+    streaming_seconds: float = 0.0
     partition: int = 0
     victim: str = ""
     successor: str = ""
@@ -224,10 +225,13 @@ class Demo:
                 if access.is_secure:  # the default of all streams from now on, the audit trail's too
                     await admin.alter_cluster(config={"encryption": "true"})
                 await admin.create_stream(STREAM, subject=STREAM, partitions=PARTITIONS, replication_factor=BROKERS)
-                await self._publish(admin, producer)
-                await self._read_back(consumer)
-                await self._bare_nats(consumer)
-                await self._spark()
+                # Spark starts while records are published.
+                login = access.of_spark("spark")
+                async with SparkJobs(url, STREAM, login, self._cluster.data_dir) as jobs:
+                    await self._publish(admin, producer)
+                    await self._read_back(consumer)
+                    await self._bare_nats(consumer)
+                    await self._spark(jobs)
                 if access.is_secure:
                     await self._attempts()
         except TimeoutError as error:
@@ -373,16 +377,25 @@ class Demo:
             self.figures.bare = len(found)
             step.said = f"{len(found)} records published, answered and read"
 
-    async def _spark(self) -> None:
+    async def _spark(self, jobs: SparkJobs) -> None:
+        figures = self.figures
         with self._display.step("Spark") as step:
-            login = self._access.of_spark("spark")
-            self.figures.spark = await spark_job(self._cluster.nats_url, login, self._cluster.data_dir)
-            step.said = f"{sum(carrier.flights for carrier in self.figures.spark.values()):,} flights counted"
-        self.figures.spark_seconds = step.seconds
+            figures.spark = await jobs.run("batch")
+            step.said = f"{sum(carrier.flights for carrier in figures.spark.values()):,} flights counted in batch"
+        figures.spark_seconds = step.seconds
+        self._check_carriers("Spark", figures.spark)
+        with self._display.step("streaming") as step:
+            streamed = await jobs.run("streaming")
+            step.said = f"{sum(carrier.flights for carrier in streamed.values()):,} flights counted in micro-batches"
+        figures.streaming_seconds = step.seconds
+        self._check_carriers("a streaming query", streamed)
+
+    def _check_carriers(self, what: str, found: dict[str, CarrierFigures]) -> None:
+        wanted = self._flights.figures
         unlike = [
-            f"{carrier}: Spark has {self.figures.spark.get(carrier)}, the table {self._flights.figures.get(carrier)}"
-            for carrier in sorted({*self.figures.spark, *self._flights.figures})
-            if not is_same(self.figures.spark.get(carrier), self._flights.figures.get(carrier))
+            f"{carrier}: {what} has {found.get(carrier)}, the table {wanted.get(carrier)}"
+            for carrier in sorted({*found, *wanted})
+            if not is_same(found.get(carrier), wanted.get(carrier))
         ]
         if unlike:
             raise DemoFailed(f"{len(unlike)} carriers have other figures in Spark, the first is {unlike[0]}")
@@ -392,36 +405,6 @@ class Demo:
             # Named in every record.
             self.figures.refused = await attempts(self._cluster, self._access, STREAM, b'"dep_delay"')
             step.said = f"{len(self.figures.refused)} attempts, all refused"
-
-
-async def spark_job(nats_url: str, login: dict[str, str], folder: Path) -> dict[str, CarrierFigures]:
-    """Runs demo_spark as a process of its own, its files and log in `folder`. `login`: options of the source."""
-    log_file = folder / "spark.log"
-    with log_file.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scripts.demo_spark", nats_url, STREAM, *map("=".join, login.items())),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark"), "TMPDIR": str(folder)},
-            start_new_session=True,
-        )
-    try:
-        async with asyncio.timeout(SPARK_TIMEOUT):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        raise DemoFailed(f"the Spark job did not end within {SPARK_TIMEOUT:.0f} s") from None
-    finally:
-        # Java too, which would live on for a moment and keep its files.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if process.returncode != 0:
-        # Python's own last words, which stand at the margin: "tidelog.client.errors.NoServer: no NATS server ..."
-        words = re.findall(r"^[A-Za-z_][\w.]*: .*(?<!last\):)$", log_file.read_text(errors="replace"), re.MULTILINE)
-        why = words[-1] if words else "it said nothing"
-        raise DemoFailed(f"the Spark job ended with status {process.returncode}: {why}")
-    return {carrier: CarrierFigures(*figures) for carrier, figures in json.loads(output).items()}
 
 
 def is_same(one: CarrierFigures | None, other: CarrierFigures | None) -> bool:
@@ -453,7 +436,9 @@ def results(figures: Figures, seconds: float) -> Table:
     table.add_row("read back", f"each acknowledged record once, in order, in {rate(figures.read_seconds)}")
     table.add_row("bare NATS", f"{figures.bare} records published, answered and read")
     table.add_row(
-        "Spark", f"{len(figures.spark)} carriers as in the table, in {figures.spark_seconds:.1f} s with its start"
+        "Spark",
+        f"{len(figures.spark)} carriers as in the table: batch {figures.spark_seconds:.1f} s, "
+        f"streaming {figures.streaming_seconds:.1f} s",
     )
     table.add_row("all of it", f"{seconds:.1f} s")
     return table
@@ -556,7 +541,7 @@ def main() -> int:
         cause = first_cause(error)
         status, verdict = 1, f"FAIL: {cause}"
         (folder / "demo.log").write_text("".join(traceback.format_exception(error)))
-        if not isinstance(cause, (DemoFailed, NotRefused, tidelog.TidelogError)):
+        if not isinstance(cause, (DemoFailed, NotRefused, SparkFailed, tidelog.TidelogError)):
             verdict = f"FAIL: {display.current}: {type(cause).__name__}: {cause}"
     with uninterrupted():
         if options.keep:
