@@ -231,9 +231,7 @@ def test_a_declarative_pipeline_reads_a_stream(
         env=environment(SPARK_REMOTE=connect_server),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    read = (
-        "from pyspark.sql import SparkSession as S; print(S.builder.getOrCreate().table('numbers').count())"
-    )
+    read = "from pyspark.sql import SparkSession as S; print(S.builder.getOrCreate().table('numbers').count())"
     counted = subprocess.run(
         [bare_python, "-c", read],
         capture_output=True, text=True, timeout=LIMIT, check=False, cwd=tmp_path,
