@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -36,6 +36,8 @@ from wire.transactions import child_id
 CHUNKS_UNDER_WAY: Final = 3
 """That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
 room in it, where a later one could overtake it."""
+ANSWER_SECONDS: Final = 10.0
+"""For the answer of a coordinator, which holds a commit for a moment; then it is asked again."""
 _SLACK_SECONDS: Final = 30.0
 """For which a call of the client may take longer than the timeout that it keeps itself."""
 
@@ -62,36 +64,48 @@ class Sent(WriterCommitMessage):
 
 
 def connected(options: SinkOptions) -> Connection:
+    return Retry(options.retry_seconds).run("connect", lambda: kept.lease(_address(options)))
+
+
+def _address(options: SinkOptions) -> Address:
     login = tuple(sorted(with_paths(options.login).items()))
-    address = Address(options.servers, options.namespace, options.inbox_prefix, login)
-    return Retry(options.retry_seconds).run("connect", lambda: kept.lease(address))
+    return Address(options.servers, options.namespace, options.inbox_prefix, login)
 
 
-def asked(options: SinkOptions, connection: Connection, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer of the client, which repeats the request itself for as long as the option `retry.timeout` says."""
-    return connection.run(ask(connection.client), options.retry_seconds + _SLACK_SECONDS)
+def asked(options: SinkOptions, what: str, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
+    """The answer to a question that can be repeated, which is asked again for as long as the option `retry.timeout`
+    says."""
+
+    def attempt() -> Any:
+        connection = kept.lease(_address(options))
+        return connection.run(ask(connection.client), ANSWER_SECONDS + _SLACK_SECONDS)
+
+    return Retry(options.retry_seconds).run(what, attempt)
 
 
 def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Place | None) -> Sent:
     """Raises TidelogError; then nothing of a `place` is read."""
+    last = None if place is None else asked(options, f"ask what {place.family} has committed", _last_of(place))
+    if place is not None and last is not None and last > place.sequence:
+        raise _stale(place, last)
+    if place is not None and last == place.sequence:
+        for _ in batches:  # Spark takes a task that leaves rows for one that has failed
+            pass
+        return Sent(place.family, place.sequence, None, was_committed=True)
     connection = connected(options)
     try:
         if place is None:
             _send(options, connection, batches, lambda: _AtLeastOnce(options, connection.client))
             return Sent(None, 0, None)
-        timeout = max(1.0, options.retry_seconds)
-        last = asked(options, connection, lambda client: client.committed_sequence(place.family, timeout=timeout))
-        if last is not None and last > place.sequence:
-            raise _stale(place, last)
-        if last == place.sequence:
-            for _ in batches:  # Spark takes a task that leaves rows for one that has failed
-                pass
-            return Sent(place.family, place.sequence, None, was_committed=True)
         transaction = _send(options, connection, batches, lambda: _ExactlyOnce(options, connection.client, place))
         return Sent(place.family, place.sequence, transaction)
     except BaseException:
         kept.discard(connection)  # the next task of this process does not meet what is left of this one
         raise
+
+
+def _last_of(place: Place) -> Callable[[Client], Coroutine[Any, Any, int | None]]:
+    return lambda client: client.committed_sequence(place.family, timeout=ANSWER_SECONDS)
 
 
 def _stale(place: Place, last: int) -> TidelogError:
@@ -124,6 +138,7 @@ def _send(
             for chunk in chunks(batch):
                 records = records_of(chunk, options.stream)
                 sender = sender or connection.run(_sender(make))
+                _open(options, connection, sender, records)
                 connection.run(sender.send(records), timeout)
         transaction = None if sender is None else connection.run(sender.end(), timeout)
     except BaseException:
@@ -134,6 +149,16 @@ def _send(
     if sender is not None:
         connection.run(sender.close(), timeout)
     return transaction
+
+
+def _open(options: SinkOptions, connection: Connection, sender: _Sender, targets: Iterable[Target]) -> None:
+    new = sender.not_opened(targets)
+    if not new:
+        return
+    timeout = options.retry_seconds + _SLACK_SECONDS
+    connection.run(sender.drain(), timeout)  # what has failed is not tried again
+    names = ", ".join(sorted({target.stream for target in new}))
+    Retry(options.retry_seconds).run(f"write to {names:.200}", lambda: connection.run(sender.open(new), timeout))
 
 
 async def _sender(make: Callable[[], _Delivery]) -> _Sender:
@@ -149,13 +174,16 @@ class _Sender:
         self._under_way: deque[asyncio.Future[Any]] = deque()
         self._opened: set[Target] = set()
 
+    def not_opened(self, targets: Iterable[Target]) -> list[Target]:
+        return [target for target in targets if target not in self._opened]
+
+    async def open(self, targets: Collection[Target]) -> None:
+        """Before anything is sent to them. May be called again when it has failed."""
+        await self._delivery.open(targets)
+        self._opened.update(targets)
+
     async def send(self, records: dict[Target, Records]) -> None:
         """Returns when there is room for the next chunk. Raises the failure of an earlier one."""
-        new = [target for target in records if target not in self._opened]
-        if new:
-            await self._drain()
-            await self._delivery.open(new)
-            self._opened.update(new)
         given = [self._delivery.give(target, of_target) for target, of_target in records.items()]
         self._under_way.append(asyncio.gather(*given))
         while len(self._under_way) >= CHUNKS_UNDER_WAY:
@@ -163,7 +191,7 @@ class _Sender:
 
     async def end(self) -> PreparedTransaction | None:
         """All is acknowledged."""
-        await self._drain()
+        await self.drain()
         return await self._delivery.end()
 
     async def close(self) -> None:
@@ -175,7 +203,8 @@ class _Sender:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._delivery.close()
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
+        """All is acknowledged. Raises the first failure."""
         while self._under_way:
             await self._under_way.popleft()
 
@@ -196,8 +225,12 @@ class _AtLeastOnce:
                 compression=self._options.compression,
                 partitioner=self._options.partitioner,
             )
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.close()
+                raise
             self._producers[stream] = producer
-            await producer.start()
 
     async def give(self, target: Target, records: Records) -> None:
         producer = self._producers[target.stream]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS: Final = 10_000
 CHUNK_BYTES: Final = 8 << 20
-"""Of a chunk of more than one record, about."""
+"""Of a chunk of more than one record."""
 
 _TYPES: Final = {
     "value": ("binary", "string"),
@@ -74,12 +74,14 @@ def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
 
 
 def chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of some MiB. Rows are taken for equally large, so a chunk of unequal ones may be larger."""
-    if not batch.num_rows:
-        return
-    rows = max(1, min(CHUNK_RECORDS, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
+    """Slices of CHUNK_RECORDS and CHUNK_BYTES at most, or of one row. Rows may be unequal, so it is halved until it
+    fits."""
+    if batch.num_rows > CHUNK_RECORDS or (batch.num_rows > 1 and batch.nbytes > CHUNK_BYTES):
+        half = batch.num_rows // 2
+        yield from chunks(batch.slice(0, half))
+        yield from chunks(batch.slice(half))
+    elif batch.num_rows:
+        yield batch
 
 
 def records_of(batch: pa.RecordBatch, stream: StreamName | None) -> dict[Target, Records]:

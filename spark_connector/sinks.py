@@ -115,13 +115,21 @@ def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
 
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    from spark_connector.sink_delivery import asked, connected
+    from spark_connector.sink_delivery import ANSWER_SECONDS, asked
 
-    sent = [each for each in _sent(messages) if each.family is not None and not each.was_committed]
-    if not sent:
+    if len(_sent(messages)) < len(messages):
+        raise TidelogError(
+            Code.INTERNAL, f"Spark commits {len(messages)} tasks and hands over what {len(_sent(messages))} have sent"
+        )
+    in_family = [each for each in _sent(messages) if each.family is not None]
+    if not in_family:
         return
-    family, sequence = sent[0].family, sent[0].sequence
+    family, sequence = in_family[0].family, in_family[0].sequence
     assert family is not None
+    sent = [each for each in in_family if not each.was_committed]
+    if not sent:
+        _log.warning("tidelog: number %d of %s was committed before, and nothing is written again", sequence, family)
+        return
     transactions = [each.transaction for each in sent if each.transaction is not None]
     if len(transactions) > MAX_MEMBERS:
         _abort(options, family, messages)
@@ -130,11 +138,10 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
             f"{len(transactions)} tasks have written, and {MAX_MEMBERS} can be committed as one, so nothing is"
             f" committed: coalesce({MAX_MEMBERS}) the rows before they are written, or use guarantee=at_least_once",
         )
-    connection, timeout = connected(options), max(1.0, options.retry_seconds)
     is_committed = asked(
         options,
-        connection,
-        lambda client: client.commit_prepared(family, transactions, sequence=sequence, timeout=timeout),
+        f"commit number {sequence} of {family}",
+        lambda client: client.commit_prepared(family, transactions, sequence=sequence, timeout=ANSWER_SECONDS),
     )
     if not is_committed:
         _log.warning(
@@ -144,16 +151,14 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
 
 def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     """As far as the cluster answers; it aborts the rest after the timeout."""
-    from spark_connector.sink_delivery import asked, connected
+    from spark_connector.sink_delivery import ANSWER_SECONDS, asked
 
     transactions = [each.transaction for each in _sent(messages) if each.transaction is not None]
-    timeout = max(1.0, options.retry_seconds)
     try:
-        connection = connected(options)
         for first in range(0, max(1, len(transactions)), MAX_MEMBERS):
             some = transactions[first : first + MAX_MEMBERS]
-            abort = partial(_abort_some, family=family, transactions=some, timeout=timeout)
-            asked(options, connection, abort)
+            abort = partial(_abort_some, family=family, transactions=some, timeout=ANSWER_SECONDS)
+            asked(options, f"abort what was written for {family}", abort)
     except TidelogError as error:
         _log.warning(
             "tidelog: what was written for %s is not known to be aborted (%s), and is after transaction.timeout",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 
 import tidelog
-from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
+from spark_connector.connections import kept
+from spark_connector.sink_delivery import Place, send_rows
+from spark_connector.sink_options import SinkOptions
+from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter, _commit
 from spark_connector.source import TidelogDataSource
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.spark_session import local_spark
+from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 3000
@@ -321,3 +326,31 @@ def test_a_write_without_rows_is_one(cluster: DevCluster, spark: SparkSession) -
     rows = spark.range(0).select(F.col("id").cast("string").alias("value"))
     write(rows, cluster, stream="empty")
     assert read(cluster, "empty") == []
+
+
+@pytest.mark.timeout(300)
+def test_tasks_and_driver_wait_for_brokers_that_stand_still(
+    cluster: DevCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In processes that have asked the cluster nothing yet, as those of a driver's commits."""
+
+    def during_an_outage(work: Callable[[], Any]) -> Any:
+        for broker in cluster.broker_ids:
+            cluster.kill(broker)
+        kept.close()
+        with ThreadPoolExecutor() as threads:
+            result = threads.submit(work)
+            time.sleep(8)
+            for broker in cluster.broker_ids:
+                cluster.start_broker(broker)
+            cluster.wait_ready(2 * LIMIT)
+        return result.result()
+
+    create(cluster, "patience")
+    options = SinkOptions.parse({"servers": cluster.nats_url, "stream": "patience", "retry.timeout": "100s"})
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2"])})
+    sent = during_an_outage(lambda: send_rows(options, [rows], Place("patience", 7, "0-0")))
+    during_an_outage(lambda: _commit(options, [sent]))
+    assert sorted(numbers_in(cluster, "patience")) == [1, 2]
+    assert "cannot ask what patience has committed yet, and goes on trying" in caplog.text
+    assert "cannot commit number 7 of patience yet, and goes on trying" in caplog.text

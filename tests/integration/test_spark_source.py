@@ -517,6 +517,24 @@ class TestStream:
 class TestSecrets:
     SECRET = "known-only-here"
 
+    def test_what_spark_does_not_hide_by_itself_is_hidden_by_its_setting(self, spark: SparkSession) -> None:
+        """docs/spark.md names it. The words are none that Spark looks for by itself."""
+        spark.dataSource.register(TidelogDataSource)
+        given = {"servers": "nats://u:hush@127.0.0.1:1", "nats.creds": "-----BEGIN hush", "subscribe": "flights"}
+        pairs = ", ".join(f"`{name}` '{value}'" for name, value in given.items())
+        setting = "spark.sql.redaction.options.regex"
+        before = spark.conf.get(setting)
+        assert before is not None
+        try:
+            spark.conf.set(setting, r"(?i)url|^servers$|^nats\.")
+            frame = spark.readStream.format("tidelog").options(**given).load()
+            view = spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW hidden USING tidelog OPTIONS ({pairs})")
+            for plan in (frame, view):
+                assert "hush" not in plan._jdf.queryExecution().toString()
+        finally:
+            spark.conf.set(setting, before)
+        assert "hush" in frame._jdf.queryExecution().toString(), "or else the setting is needed no more"
+
     @pytest.mark.parametrize("how", ["option", "url"])
     def test_a_password_is_neither_in_plans_nor_in_errors(
         self, spark: SparkSession, capsys: pytest.CaptureFixture[str], how: str

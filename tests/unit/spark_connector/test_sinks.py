@@ -22,8 +22,10 @@ from pyspark.sql.types import (
 )
 
 from spark_connector import sink_rows
+from spark_connector.sink_delivery import Sent
 from spark_connector.sink_options import SINK_OPTIONS, SinkOptions
 from spark_connector.sink_rows import Records, Target, check_written_schema, chunks, records_of
+from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from spark_connector.source import TidelogDataSource
 from wire.errors import TidelogError
 from wire.types import StreamName
@@ -110,6 +112,19 @@ def test_each_option_has_a_row_in_the_docs() -> None:
     assert "nats.*" in told
 
 
+def test_a_commit_of_which_a_message_is_missing_is_refused() -> None:
+    writers = TidelogBatchWriter(parsed(stream="orders")), TidelogStreamWriter(parsed(stream="orders"))
+    for commit in (writers[0].commit, lambda messages: writers[1].commit(messages, 3)):
+        with pytest.raises(TidelogError, match="commits 2 tasks and hands over what 1 have sent"):
+            commit([Sent("f", 3, None), None])
+
+
+def test_what_was_committed_before_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A second write of foreachBatch under the same name and number, for instance, is lost."""
+    TidelogBatchWriter(parsed(stream="orders")).commit([Sent("f", 3, None, was_committed=True)])
+    assert "number 3 of f was committed before, and nothing is written again" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("schema", "stream", "sentence"),
     [
@@ -188,6 +203,9 @@ def test_large_batches_are_sent_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(sizes) < 11
     assert [chunk.num_rows for chunk in chunks(_batch(value=pa.array([b"x" * 5000] * 2)))] == [1, 1]
     assert [*chunks(batch.slice(0, 0))] == []
+    # Or else its first rows have no room in a producer's buffer.
+    unequal = _batch(value=pa.array([b"x" * 900] * 4 + [b"y"] * 96))
+    assert max(chunk.nbytes for chunk in chunks(unequal)) <= 1000
 
 
 def _schema(text: str) -> StructType:
