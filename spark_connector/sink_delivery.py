@@ -78,7 +78,12 @@ def asked(options: SinkOptions, what: str, ask: Callable[[Client], Coroutine[Any
 
     def attempt() -> Any:
         connection = kept.lease(_address(options))
-        return connection.run(ask(connection.client), ANSWER_SECONDS + _SLACK_SECONDS)
+        try:
+            return connection.run(ask(connection.client), ANSWER_SECONDS + _SLACK_SECONDS)
+        except TidelogError as error:
+            if error.retriable:
+                kept.discard(connection)  # another cluster may be behind its address now
+            raise
 
     return Retry(options.retry_seconds).run(what, attempt)
 
