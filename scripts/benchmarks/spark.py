@@ -52,6 +52,8 @@ MICRO_BATCH_MORE_AT_MOST_MS = 60.0
 LARGE_BYTES = 1 << 20
 LARGE_RECORDS, QUICK_LARGE_RECORDS = 1_000, 100
 LARGE_PASSES = 10
+LARGE_PARTITIONS = 16
+"""So many that a task fetches several of them at once."""
 WORKER_MB_AT_MOST = 300.0
 MAX_PAYLOAD = 8 << 20
 
@@ -98,11 +100,15 @@ async def _fill(url: str, stream: str, partitions: int, rows: int) -> None:
 async def _fill_large(url: str, records: int) -> None:
     async with await tidelog.connect(url) as client:
         await client.create_stream(
-            "large", subject="large", partitions=2, replication_factor=1, config={"max_record_bytes": 2 * LARGE_BYTES}
+            "large",
+            subject="large",
+            partitions=LARGE_PARTITIONS,
+            replication_factor=1,
+            config={"max_record_bytes": 2 * LARGE_BYTES},
         )
         async with client.producer("large", acks="all") as producer:
             for number in range(records):
-                await producer.send(os.urandom(64).ljust(LARGE_BYTES, b"."), partition=number % 2)
+                await producer.send(os.urandom(64).ljust(LARGE_BYTES, b"."), partition=number % LARGE_PARTITIONS)
 
 
 @contextmanager
