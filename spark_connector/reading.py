@@ -37,7 +37,7 @@ JOIN_ROWS = 16_384
 JOIN_BYTES = 4 << 20
 """or this many bytes."""
 
-RANGES_AHEAD = 8
+RANGES_AHEAD = 4
 """Ranges that are being fetched at once: most of a small one's time is the way to its leader and back."""
 
 _log = logging.getLogger(__name__)
