@@ -41,7 +41,7 @@ def main(servers: str, stream: str, folder: str, *options: str) -> None:
         **dict(option.split("=", 1) for option in options),
     }
     # While records are published: the JVM loads its classes, and Spark starts the Python processes that it keeps.
-    by_carrier(spark.read.format("tidelog").options(**given).load()).collect()
+    spark.read.format("tidelog").options(**given).load().limit(1).collect()
     jobs = {"batch": batch, "streaming": streaming}
     for line in sys.stdin:
         per_carrier = jobs[line.strip()](spark, given, Path(folder))
