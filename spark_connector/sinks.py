@@ -49,7 +49,7 @@ class TidelogBatchWriter(DataSourceArrowWriter):
         return send_rows(self._options, iterator, place)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._options, messages)
+        _commit(self._options, messages, once=self._options.transactional_id is None)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.exactly_once:
@@ -74,7 +74,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
                     f"a task has written micro-batch {each.sequence}, and {batchId} is to be committed: this version of"
                     " Spark numbers them otherwise; use guarantee=at_least_once",
                 )
-        _commit(self._options, messages)
+        _commit(self._options, messages, once=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - as above
         family = next((each.family for each in _sent(messages) if each.family is not None), None)
@@ -114,7 +114,8 @@ def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
     return [each for each in messages if isinstance(each, Sent)]
 
 
-def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool) -> None:
+    """`once`: nothing else is committed under the name."""
     from spark_connector.sink_delivery import ANSWER_SECONDS, asked
 
     if len(_sent(messages)) < len(messages):
@@ -141,7 +142,9 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     is_committed = asked(
         options,
         f"commit number {sequence} of {family}",
-        lambda client: client.commit_prepared(family, transactions, sequence=sequence, timeout=ANSWER_SECONDS),
+        lambda client: client.commit_prepared(
+            family, transactions, sequence=sequence, once=once, timeout=ANSWER_SECONDS
+        ),
     )
     if not is_committed:
         _log.warning(

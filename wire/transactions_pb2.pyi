@@ -282,6 +282,7 @@ class EndFamilyRequest(_message.Message):
     COMMITS_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     OTHERS_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     commits: _builtins.bool
@@ -290,6 +291,8 @@ class EndFamilyRequest(_message.Message):
     """of a commit: it is kept as the last one of the family, and a smaller one is refused"""
     others: _builtins.bool
     """all other open transactions of the family are aborted"""
+    once: _builtins.bool
+    """the family commits this once: it is forgotten after two hours, with its ids"""
     cluster_id: _builtins.str
     """as in InitRequest"""
     @_builtins.property
@@ -304,11 +307,12 @@ class EndFamilyRequest(_message.Message):
         commits: _builtins.bool = ...,
         sequence: _builtins.int = ...,
         others: _builtins.bool = ...,
+        once: _builtins.bool = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commits", b"commits", "family", b"family", "members", b"members", "others", b"others", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commits", b"commits", "family", b"family", "members", b"members", "once", b"once", "others", b"others", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,11 +509,14 @@ class FamilyRecord(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     CHANGED_AT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     digest: _builtins.bytes
     """of the members, which tells a commit that is sent again from another one"""
     changed_at: _builtins.int
     """ns since 1970; a family is forgotten after 30 days, or after a week where there is no room"""
+    once: _builtins.bool
+    """it is forgotten after two hours"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyMember]:
         """left out once each of them has a record of its own end"""
@@ -521,10 +528,11 @@ class FamilyRecord(_message.Message):
         digest: _builtins.bytes = ...,
         changed_at: _builtins.int = ...,
         members: _abc.Iterable[Global___FamilyMember] | None = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "once", b"once", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,7 @@ async def end_family(
     sequence: int,
     others: bool,
     timeout: float,
+    once: bool = False,
 ) -> bool:
     """Whether these are committed, or aborted, as was asked; False: others were committed in their place."""
     given = [*transactions]
@@ -49,6 +50,7 @@ async def end_family(
         commits=commits,
         sequence=sequence,
         others=others,
+        once=once,
         cluster_id=await link.cluster_id(),
     )
     if len(given) > MAX_MEMBERS:

@@ -62,12 +62,15 @@ class TransactionCalls(ABC):
         *,
         sequence: int,
         abort_others: bool = True,
+        once: bool = False,
         timeout: float = END_TIMEOUT,
     ) -> bool:
         """Commit transactions that producers of a family have prepared (`TransactionalProducer.prepare`), all of them
         or none, once for each `sequence`, a number that grows from commit to commit. True: they are committed, now or
         by an earlier call with the same ones. False: others were committed with this sequence before, and these are
         aborted. `abort_others`: whatever else is open under the family is aborted, such as attempts that were given up.
+        `once`: the family was made for this commit, and is forgotten after two hours with its transactional ids; others
+        are kept for 30 days.
 
         Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
         committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence: they are
@@ -84,6 +87,7 @@ class TransactionCalls(ABC):
             commits=True,
             sequence=sequence,
             others=abort_others,
+            once=once,
             timeout=timeout,
         )
 

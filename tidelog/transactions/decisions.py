@@ -167,10 +167,10 @@ class Decisions:
         for name in [name for name, since in self.unwritten.items() if since <= until]:
             self.write(self.transactions[name], records)
 
-    def forget(self, before_ns: int, records: Records) -> None:
-        """Ids that have been idle since."""
+    def forget(self, before_ns: int, records: Records, chosen: Callable[[str], bool] = lambda _: True) -> None:
+        """Ids that have been idle since, of those that are `chosen`."""
         for name, transaction in [*self.transactions.items()]:
-            if isinstance(transaction.state, Idle) and transaction.changed_at < before_ns:
+            if isinstance(transaction.state, Idle) and transaction.changed_at < before_ns and chosen(name):
                 del self.transactions[name]
                 self.unwritten.pop(name, None)
                 records[TransactionKey(name)] = None

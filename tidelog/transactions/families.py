@@ -23,6 +23,7 @@ from tidelog.transactions.decisions import Decisions, Records
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.subjects import check_name
+from wire.tickets import LIFETIME_S
 from wire.transactions import MAX_MEMBERS, MAX_SEQUENCE, TILDE, FamilyKey, check_family, child_id, family_of
 from wire.transactions_pb2 import EndFamilyRequest, FamilyMember, FamilyRecord
 
@@ -31,6 +32,10 @@ KEPT_S: Final = 30 * 24 * 3600
 committed."""
 KEPT_WHEN_FULL_S: Final = 7 * 24 * 3600
 """The same, where there is no room for new ones."""
+KEPT_ONCE_S: Final = 2 * LIFETIME_S
+"""For which a family is kept that commits once. After that no ticket of its transactions is valid anywhere."""
+MAX_TOLD: Final = 100_000
+"""Partitions and groups that one commit ends transactions in: the coordinator works them off in one go."""
 MAX_FAMILIES: Final = 20_000
 _DIGEST_BYTES: Final = 16
 
@@ -60,6 +65,7 @@ class FamilyEnd(NamedTuple):
     members: tuple[Member, ...]
     sequence: int
     others: bool
+    once: bool
 
     @classmethod
     def of_request(cls, request: EndFamilyRequest) -> Self:
@@ -76,7 +82,7 @@ class FamilyEnd(NamedTuple):
         if request.sequence > MAX_SEQUENCE:
             raise TidelogError(Code.BAD_REQUEST, f"sequence {request.sequence} is above {MAX_SEQUENCE}")
         members = tuple(Member.of_record(family, each) for each in request.members)
-        return cls(family, members, request.sequence, request.others)
+        return cls(family, members, request.sequence, request.others, request.once)
 
 
 @dataclass(slots=True)
@@ -90,6 +96,8 @@ class Family:
     """ns since 1970."""
     members: tuple[Member, ...]
     """Empty once each of them has a record of its own."""
+    once: bool
+    """It commits nothing else."""
     ending: set[str] = field(default_factory=set)
     """Members that a request waits for: not all of their participants know. Not in the record."""
 
@@ -99,12 +107,13 @@ class Family:
             digest=self.digest,
             changed_at=self.changed_at,
             members=[member.to_record() for member in self.members],
+            once=self.once,
         )
 
     @classmethod
     def of_record(cls, name: str, record: FamilyRecord) -> Family:
         members = tuple(Member.of_record(name, each) for each in record.members)
-        return cls(record.sequence, record.digest, record.changed_at, members)
+        return cls(record.sequence, record.digest, record.changed_at, members, record.once)
 
 
 class Families:
@@ -164,9 +173,13 @@ class Families:
             if (why := self._not_open(member)) is not None:
                 self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
                 raise refusals.not_all_open(member.transactional_id, why)
+        told = sum(len(self._decisions.transactions[each.transactional_id].participants) for each in end.members)
+        if told > MAX_TOLD:
+            self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
+            raise refusals.too_many_told(end.family, told, MAX_TOLD)
         if family is None:
             self._make_room(time_ns, records)
-        self.by_name[end.family] = Family(end.sequence, digest, time_ns, end.members)
+        self.by_name[end.family] = Family(end.sequence, digest, time_ns, end.members, end.once)
         records[FamilyKey(end.family)] = self.by_name[end.family].to_record()
         self._long.pop(end.family, None)
         if end.members:
@@ -231,11 +244,17 @@ class Families:
             records[FamilyKey(name)] = self.by_name[name].to_record()
 
     def forget(self, time_ns: int, records: Records, kept_s: int = KEPT_S) -> None:
-        """Families that have committed nothing for so long."""
+        """Families that have committed nothing for so long; those that commit once go earlier, with their ids."""
+        gone = set()
         for name, family in [*self.by_name.items()]:
-            if not family.members and not family.ending and family.changed_at < time_ns - kept_s * 10**9:
+            kept = min(kept_s, KEPT_ONCE_S) if family.once else kept_s
+            if not family.members and not family.ending and family.changed_at < time_ns - kept * 10**9:
                 del self.by_name[name]
                 records[FamilyKey(name)] = None
+                if family.once:
+                    gone.add(name)
+        if gone:
+            self._decisions.forget(time_ns - KEPT_ONCE_S * 10**9, records, lambda name: family_of(name) in gone)
 
     def _make_room(self, time_ns: int, records: Records) -> None:
         """Raises TidelogError(LIMIT_REACHED)."""

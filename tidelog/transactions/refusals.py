@@ -92,6 +92,15 @@ def family_ends_still(family: str, waits_for: list[str]) -> TidelogError:
     )
 
 
+def too_many_told(family: str, told: int, most: int) -> TidelogError:
+    return TidelogError(
+        Code.LIMIT_REACHED,
+        f"the transactions of family {family!r} have {told} partitions and groups to be told of a commit, and {most} is"
+        " the most, so they are aborted; write with fewer producers, or to fewer partitions each",
+        [LIMIT.of("transaction_participants")],
+    )
+
+
 def too_many_families(partition: int, most: int, kept_s: int) -> TidelogError:
     return TidelogError(
         Code.LIMIT_REACHED,

@@ -27,20 +27,27 @@ ENDED = EndFamilyResponse()
 SUPERSEDED = EndFamilyResponse(superseded=True)
 
 
-def prepared(world: World, child: str, *partitions: int, **more: Any) -> Producer:
-    producer = world.init(f"f~{child}", **more)
+def prepared(world: World, child: str, *partitions: int, family: str = "f", **more: Any) -> Producer:
+    producer = world.init(f"{family}~{child}", **more)
     producer.add(*(partitions or (0,)))
     return producer
 
 
 def end_request(
-    *producers: Producer, commits: bool = True, sequence: int = 0, others: bool = True, family: str = "f"
+    *producers: Producer,
+    commits: bool = True,
+    sequence: int = 0,
+    others: bool = True,
+    once: bool = False,
+    family: str = "f",
 ) -> EndFamilyRequest:
     members = [
         FamilyMember(child=each.name.partition("~")[2], producer_id=each.id, producer_epoch=each.epoch)
         for each in producers
     ]
-    return EndFamilyRequest(family=family, members=members, commits=commits, sequence=sequence, others=others)
+    return EndFamilyRequest(
+        family=family, members=members, commits=commits, sequence=sequence, others=others, once=once
+    )
 
 
 def last(world: World, family: str = "f") -> int | None:
@@ -276,6 +283,32 @@ def test_the_last_commit_is_kept_for_a_month_and_longer_while_a_family_is_at_wor
     world.pass_(61)
     assert last(world) is None
     assert world.successor(compacted=True).families.by_name == {}
+
+
+def test_a_family_that_commits_once_is_forgotten_with_its_ids() -> None:
+    world = World()
+    assert world.ask(end_request(prepared(world, "a"), once=True)) == ENDED
+    assert world.ask(end_request(prepared(world, "b", family="g"), family="g")) == ENDED
+    world.pass_(1)
+    world.fail_over(compacted=True)
+    world.time_ns += (families.KEPT_ONCE_S - 3600) * 10**9
+    world.pass_(61)
+    assert last(world) == 0
+    world.time_ns += 3600 * 10**9
+    world.pass_(61)
+    assert last(world) is None
+    assert [*world.shard.transactions] == ["g~b"]
+    assert [*world.successor(compacted=True).families.by_name] == ["g"]
+
+
+def test_a_commit_that_would_keep_its_coordinator_busy_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "MAX_TOLD", 3)
+    world = World()
+    first, second = prepared(world, "a", 0, 1), prepared(world, "b", 0, 1)
+    assert code(world.ask(end_request(first, second))) is Code.LIMIT_REACHED
+    assert first.refused(first.end_request()) is Code.TRANSACTION_ABORTED
+    assert last(world) is None
+    assert world.ask(end_request(prepared(world, "a", 0, 1, 2))) == ENDED
 
 
 def test_where_there_is_no_room_families_that_did_nothing_for_a_week_go(monkeypatch: pytest.MonkeyPatch) -> None:
