@@ -2,10 +2,9 @@
 
     flights ─> dep_delay > 60 ─> delayed
 
-Each task of a micro-batch writes with a producer of its own. A micro-batch that failed on the way is run again, and its
-tasks then write records that may be there already. Each record therefore has a message id, made of its place in the
-stream that was read: what was written within the stream's `dedup_window_ms` is not written again. Here the first
-run ends after it has written a batch and before Spark knows of it.
+Each micro-batch is written as one, under a name and its number: readers see all of its records or none, and one that is
+run again finds that its number is committed, and writes nothing. Here the first run ends after it has written a batch
+and before Spark knows of it. That is why it uses `foreachBatch`; `writeStream.format("tidelog")` writes the same way.
 
 The target is compared with pandas: each delayed flight once, and each plane's flights in their order.
 """
@@ -15,18 +14,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 
 import pandas as pd
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import tidelog.sync
 from examples.flights import FLIGHT, events, flights
 from examples.stage import PARTITIONS, Mismatch, Stage, run
-
-CHUNK = 10_000
 
 
 class _Interrupted(Exception):
@@ -37,7 +33,7 @@ def job(stage: Stage) -> str:
     table = flights(stage.rows).reset_index(names="row")
     stage.publish("all", events(table, key="tailnum"))
     with tidelog.sync.connect(stage.servers) as client:
-        client.ensure_stream("delayed", partitions=PARTITIONS, config={"dedup_window_ms": 3_600_000})
+        client.ensure_stream("delayed", partitions=PARTITIONS)
     try:
         start(stage, len(table), fails_after=1)
         raise Mismatch("the first run was to be interrupted")
@@ -56,7 +52,9 @@ def start(stage: Stage, records: int, fails_after: int | None = None) -> None:
     servers = stage.servers
 
     def write(batch: DataFrame, number: int) -> None:
-        batch.foreachPartition(lambda rows: publish(servers, rows))
+        batch.write.format("tidelog").mode("append").options(
+            servers=servers, stream="delayed", transactionalId="delayed-flights", sequence=number
+        ).save()
         if number == fails_after:
             raise _Interrupted
 
@@ -84,29 +82,10 @@ def delayed(records: DataFrame) -> DataFrame:
         .where("flight.dep_delay > 60")
         .select(
             "key",
-            f.to_json(f.struct("flight.row", "flight.carrier", "flight.flight", "flight.tailnum", "flight.dep_delay"))
-            .cast("binary")
-            .alias("value"),
-            f.concat_ws("/", "stream", "partition", "offset").alias("id"),
+            f.to_json(
+                f.struct("flight.row", "flight.carrier", "flight.flight", "flight.tailnum", "flight.dep_delay")
+            ).alias("value"),
         )
-    )
-
-
-def publish(servers: str, rows: Iterator[Row]) -> None:
-    """In a task: `rows` are those of one partition of the batch."""
-    with tidelog.sync.connect(servers) as client, client.producer("delayed") as producer:
-        chunk: list[Row] = []
-        for row in rows:
-            chunk.append(row)
-            if len(chunk) == CHUNK:
-                _send(producer, chunk)
-                chunk = []
-        _send(producer, chunk)
-
-
-def _send(producer: tidelog.sync.Producer[bytes, bytes], rows: list[Row]) -> None:
-    producer.send_many(
-        [bytes(row.value) for row in rows], keys=[bytes(row.key) for row in rows], msg_ids=[row.id for row in rows]
     )
 
 
