@@ -53,9 +53,7 @@ def wait_for(path: Path, query: Any) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_brokers_and_nats_stand_still_in_mid_query(
-    tmp_path: Path, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_brokers_and_nats_stand_still_in_mid_query(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seconds = pytestconfig.getoption("--outage-seconds")
     begun, out = tmp_path / "begun", tmp_path / "out"
 
@@ -87,4 +85,3 @@ def test_brokers_and_nats_stand_still_in_mid_query(
             query.stop()
         rows = spark.read.parquet(str(out)).collect()
     assert sorted(bytes(row.id) for row in rows) == sorted(sent)
-    assert "yet, and goes on trying for" in capfd.readouterr().err
