@@ -77,9 +77,9 @@ async def test_one_that_was_prepared_for_too_long_keeps_all_from_being_committed
     cluster: DevCluster, client: tidelog.Client
 ) -> None:
     await client.create_stream("late", partitions=3)
-    late = await prepared(cluster, "late~0", "late", 0, timeout=1.0)
+    late = await prepared(cluster, "late~0", "late", 0, timeout=6.0)
     good = await prepared(cluster, "late~1", "late", 100)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(6.5)
     with pytest.raises(tidelog.TransactionAborted, match="'late~0' cannot be committed"):
         await client.commit_prepared("late", [late, good], sequence=0)
     again = [await prepared(cluster, f"late~{n}", "late", n * 100) for n in range(2)]

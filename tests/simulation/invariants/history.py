@@ -176,7 +176,7 @@ class CommittedHistory:
         truth, held = table.known, log.producers.known
         stable = table.transactions.last_stable(replica.high_watermark)
         # Its HW may be older than what it knows: a snapshot has left out the ends whose markers were committed.
-        committed = table.transactions.last_stable(max(replica.high_watermark, history.end))
+        committed = table.transactions.last_stable(Offset(max(replica.high_watermark, history.end)))
         most = max(stable, min(committed, replica.high_watermark))
         if not stable <= log.transactions.last_stable(replica.high_watermark) <= most:
             self.world.broken(
