@@ -239,7 +239,19 @@ def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId,
         "name": stream.name,
         "subject": stream.subject,
         "incarnation": stream.incarnation,
+        "kind": stream.kind,
+        "partitioner": stream.partitioner,
         "partitioning_version": stream.partitioning_version,
+        "routing_generation": stream.routing_generation,
+        "layouts": [
+            {
+                "version": layout.version,
+                "partitions": layout.partitions,
+                "generation": layout.generation,
+                "starts": list(layout.starts),
+            }
+            for layout in stream.layouts
+        ],
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
         "generation": state.generation,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wire.errors import Code, InvariantViolation, TidelogError
+from wire.layouts import Layout
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.types import (
@@ -108,15 +109,6 @@ class Partition:
             raise InvariantViolation(f"{'; '.join(broken)}: {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How keys are spread over partitions from `cutover_offsets` on (one per partition; empty: from the beginning)."""
-
-    version: int
-    partitions: int
-    cutover_offsets: tuple[int, ...] = ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Stream:
     """`kind`, `partitioner`, `placement`, `leader_pin` and more than one layout are stored and not yet acted on:
@@ -132,6 +124,8 @@ class Stream:
     replication_factor: int
     partitioner: str
     partitioning_version: int
+    routing_generation: Generation
+    """At which leaders, partitions or layouts last changed."""
     layouts: tuple[Layout, ...]
     placement: str
     leader_pin: str

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from metadata.model import Broker, Layout, Outcome, Partition, Stream, Withdrawn
+from metadata.model import Broker, Outcome, Partition, Stream, Withdrawn
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
+from wire.layouts import Layout
 from wire.types import (
     BrokerId,
     Generation,
@@ -179,8 +180,14 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
         replication_factor=stream.replication_factor,
         partitioner=stream.partitioner,
         partitioning_version=stream.partitioning_version,
+        routing_generation=stream.routing_generation,
         layouts=[
-            pb.Layout(version=layout.version, partitions=layout.partitions, cutover_offsets=layout.cutover_offsets)
+            pb.Layout(
+                version=layout.version,
+                partitions=layout.partitions,
+                starts=layout.starts,
+                generation=layout.generation,
+            )
             for layout in stream.layouts
         ],
         placement=stream.placement,
@@ -223,8 +230,14 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
         replication_factor=stream.replication_factor,
         partitioner=stream.partitioner,
         partitioning_version=stream.partitioning_version,
+        routing_generation=Generation(stream.routing_generation or stream.incarnation),
         layouts=tuple(
-            Layout(version=layout.version, partitions=layout.partitions, cutover_offsets=tuple(layout.cutover_offsets))
+            Layout(
+                version=layout.version,
+                partitions=layout.partitions,
+                starts=tuple(layout.starts),
+                generation=layout.generation,
+            )
             for layout in stream.layouts
         ),
         placement=stream.placement,

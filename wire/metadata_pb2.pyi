@@ -1082,21 +1082,27 @@ class Layout(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
-    CUTOVER_OFFSETS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     partitions: _builtins.int
+    generation: _builtins.int
+    """of the command that began it; 0: the stream's first"""
     @_builtins.property
-    def cutover_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by partition: where it begins, or where the one before it ends; -1: its leader has not told yet"""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         partitions: _builtins.int = ...,
-        cutover_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cutover_offsets", b"cutover_offsets", "partitions", b"partitions", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "partitions", b"partitions", "starts", b"starts", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1138,6 +1144,7 @@ class StreamState(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     LEADER_PIN_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    ROUTING_GENERATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     subject: _builtins.str
     incarnation: _builtins.int
@@ -1147,6 +1154,8 @@ class StreamState(_message.Message):
     partitioning_version: _builtins.int
     placement: _builtins.str
     leader_pin: _builtins.str
+    routing_generation: _builtins.int
+    """at which leaders, partitions or layouts last changed"""
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1170,10 +1179,11 @@ class StreamState(_message.Message):
         placement: _builtins.str = ...,
         leader_pin: _builtins.str = ...,
         partitions: _abc.Iterable[Global___PartitionStateRecord] | None = ...,
+        routing_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "placement", b"placement", "replication_factor", b"replication_factor", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "placement", b"placement", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -227,11 +227,26 @@ class PartitionRoute(TypedDict):
     state: str
 
 
+class LayoutForm(TypedDict):
+    version: int
+    partitions: int
+    generation: int
+    """Of the command that began it; 0: the stream's first."""
+    starts: list[int]
+    """As `wire.layouts.Layout.starts`."""
+
+
 class StreamRoutes(TypedDict):
     name: str
     subject: str
     incarnation: int
+    kind: str
+    partitioner: str
     partitioning_version: int
+    routing_generation: int
+    """At which leaders, partitions or layouts of the stream last changed."""
+    layouts: list[LayoutForm]
+    """Oldest first; the last one is that of `partitioning_version`."""
     replication_factor: int
     config: dict[str, str]
     generation: int

@@ -114,7 +114,18 @@ class PartitionView:
     """Records below it were deleted by an operator, and are served no more (R44)."""
     partitioning_version: int = 1
     partition_count: int = 1
-    """Partitions of the stream's newest layout."""
+    """Partitions of the stream's newest layout. One with a higher number takes no records: it is made ready for the
+    next layout (ACTIVE), or is left from an earlier one (DRAINING, RETIRED)."""
+    awaits_cutover: bool = False
+    """Its leader has not reported yet where the layout before the newest one ends here (`CutoverReport`); until then it
+    appends nothing that names the newest partitioning version."""
+    further_subjects: tuple[str, ...] = ()
+    """Subjects of partitions that keys are not spread over any more, on which the leader listens in their place."""
+
+    @property
+    def is_routed(self) -> bool:
+        """Producers write to it."""
+        return self.key.partition < self.partition_count and self.state is PartitionState.ACTIVE
 
     def first_record(self, log_start_offset: Offset) -> Offset:
         """Where the records begin that consumers may read, in a replica whose log begins there."""
@@ -149,6 +160,19 @@ class PauseChange:
     leader_epoch: LeaderEpoch
     expected_epoch: PartitionEpoch
     paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutoverReport:
+    """A leader's report of where its partition's part of the layout before `version` ends: it appends nothing of that
+    layout any more, and all below `end_offset` is committed. A compare-and-set on `leader_epoch` and `version`."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    version: int
+    """The newest partitioning version."""
+    end_offset: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

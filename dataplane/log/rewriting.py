@@ -282,4 +282,4 @@ def _what_is_left(
         return None
     if header.is_encrypted and not left.header.is_control:
         return cipher.encrypt(left.header, left.parts)[0]
-    return left.stamp(left.header.base_offset, left.header.leader_epoch, left.header.append_time)[0]
+    return left.restamp()[0]

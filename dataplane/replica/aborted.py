@@ -86,7 +86,7 @@ def _emptied(
         replaced: list[Buffer] | None = None
         if batch.is_transactional_data and aborted.has(batch.producer_id, batch.base_offset):
             header = parse_header(data, batch.at)
-            replaced = emptied(header).stamp(header.base_offset, header.leader_epoch, header.append_time)[0]
+            replaced = emptied(header).restamp()[0]
         added = batch.size if replaced is None else sum(map(len, replaced))
         if size and size + added > max_bytes:
             end = batch.at

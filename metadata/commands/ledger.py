@@ -43,9 +43,12 @@ class Ledger(Cluster):
 
     def store(self, key: PartitionKey, changed: Partition) -> None:
         """Put a changed partition in the old one's place, one partition epoch on."""
-        partitions = self._contents.streams[key.stream].partitions
+        stream = self._contents.streams[key.stream]
+        partitions = stream.partitions
         old = partitions[key.partition]
         partitions[key.partition] = replace(changed, epoch=PartitionEpoch(old.epoch + 1))
+        if (changed.leader, changed.leader_epoch, changed.state) != (old.leader, old.leader_epoch, old.state):
+            stream.routing_generation = self.next_generation()
         self.count_leader(old.leader, -1)
         self.count_leader(changed.leader, 1)
 

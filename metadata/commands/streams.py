@@ -8,10 +8,11 @@ from typing import Any
 
 from metadata import election, stream_settings
 from metadata.commands.ledger import Ledger
-from metadata.model import MAX_PARTITIONS, Changes, Layout, Outcome, Partition, Stream
+from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition, Stream
 from wire import metadata_pb2 as pb
 from wire.durability import MAX_REPLICAS
 from wire.errors import Code, TidelogError
+from wire.layouts import Layout
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
@@ -48,6 +49,7 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
             replication_factor=command.replication_factor,
             partitioner=command.partitioner or DEFAULT_PARTITIONER,
             partitioning_version=1,
+            routing_generation=ledger.next_generation(),
             layouts=(Layout(version=1, partitions=len(partitions)),),
             placement=command.placement or DEFAULT_PLACEMENT,
             leader_pin=command.leader_pin,

@@ -23,7 +23,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     68  i32 base_sequence
     72  i64 append_time       stamped by the leader: its clock, in ns since 1970; 0 = not said
     80  u32 hints             bit 0: records may have message ids; versions before it write 0 and do not read it
-    84  8 bytes               0, not read
+    84  u32 partitioning version   stamped by the leader: of the stream (`wire.layouts`); 0 = the first, or not said
+    88  4 bytes               0, not read
     92  u32 header_crc        CRC-32C of bytes 0 to 92
 
     body: the sections that `columns` names, in the order of their bits; n = record_count

@@ -42,8 +42,8 @@ HEAVY_HEADER_BYTES: Final = 16 << 10
 class EncodedBatch:
     """A batch without an offset yet: the body as a list of buffers, the header as it will be but for the stamp.
 
-    `header.base_offset`, `header.leader_epoch` and `header.append_time` are 0. A client sends
-    `stamp(Offset(0), LeaderEpoch(0))`.
+    `header.base_offset`, `header.leader_epoch`, `header.append_time` and `header.partitioning_version` are 0. A client
+    sends `stamp(Offset(0), LeaderEpoch(0))`.
     """
 
     __slots__ = ("columns", "header", "parts")
@@ -64,12 +64,16 @@ class EncodedBatch:
         return self.header.record_count
 
     def stamp(
-        self, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0
+        self, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0, partitioning_version: int = 0
     ) -> tuple[list[Buffer], BatchHeader]:
         """The parts of the finished batch, the first of them its 96-byte header; and that header. `append_time`: ns
         since 1970."""
-        header = _stamped(self.header, base_offset, leader_epoch, append_time)
+        header = _stamped(self.header, base_offset, leader_epoch, append_time, partitioning_version)
         return [encode_header(header), *self.parts], header
+
+    def restamp(self) -> tuple[list[Buffer], BatchHeader]:
+        """The same with the stamp that `header` has: of a batch that takes the place of a stored one."""
+        return [encode_header(self.header), *self.parts], self.header
 
     @classmethod
     def from_bytes(
@@ -149,7 +153,13 @@ class ReceivedBatch:
         return EncodedBatch(_stamped(known, Offset(0), LeaderEpoch(0)), [body], kept)
 
 
-def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0) -> BatchHeader:
+def _stamped(
+    header: BatchHeader,
+    base_offset: Offset,
+    leader_epoch: LeaderEpoch,
+    append_time: int = 0,
+    partitioning_version: int = 0,
+) -> BatchHeader:
     return BatchHeader(
         base_offset,
         leader_epoch,
@@ -166,6 +176,7 @@ def _stamped(header: BatchHeader, base_offset: Offset, leader_epoch: LeaderEpoch
         header.base_sequence,
         append_time,
         header.hints,
+        partitioning_version,
     )
 
 

@@ -31,7 +31,7 @@ ABORT_BIT: Final = 0b1000_0000
 MESSAGE_IDS_HINT: Final = 1
 INT64_MAX: Final = (1 << 63) - 1
 
-_HEADER = struct.Struct("<qQIBBHIIIIqqqiiqI8x")
+_HEADER = struct.Struct("<qQIBBHIIIIqqqiiqII4x")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
 _LENGTH_AND_ATTRIBUTES = struct.Struct("<16xI2xH")
@@ -73,6 +73,8 @@ class BatchHeader(NamedTuple):
     """When the leader appended it, by its clock, in ns since 1970. 0: by a leader that does not say so."""
     hints: int = 0
     """What saves a look into the body. A version that does not know one loses nothing but time."""
+    partitioning_version: int = 0
+    """Of the stream, when the leader appended it (`wire.layouts`). 0: the first, or a leader that does not say so."""
 
     @property
     def offset_count(self) -> int:
@@ -196,6 +198,7 @@ def encode_header(header: BatchHeader) -> bytes:
         header.base_sequence,
         header.append_time,
         header.hints,
+        header.partitioning_version,
     )
     return encoded + _HEADER_CRC.pack(crc32c(encoded))
 

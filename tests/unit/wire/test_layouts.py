@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.layouts import NOT_TOLD, KeyOrder, Layout, sources
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1 << 32))
+def test_a_key_comes_from_one_of_the_sources_of_its_partition(before: int, after: int, key_hash: int) -> None:
+    assert key_hash % before in sources(key_hash % after, before, after)
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_each_source_has_keys_that_go_there(before: int, after: int) -> None:
+    reached = defaultdict(set)
+    for key_hash in range(before * after):
+        reached[key_hash % after].add(key_hash % before)
+    assert {p: set(sources(p, before, after)) for p in range(after)} == reached
+
+
+def test_a_multiple_waits_for_one_partition_only() -> None:
+    assert list(sources(4, 3, 6)) == [1]
+    order = KeyOrder(
+        [Layout(version=1, partitions=3), Layout(version=2, partitions=6, generation=9, starts=(5, 6, 7))],
+        {0: 1, 1: 1, 2: 1, 3: 8, 4: 8, 5: 8},
+    )
+    read = {0: 5, 1: 5, 2: 7}
+    assert order.waits_for(4, lambda q: read.get(q, 0)) == (0, {1: 6})
+    assert order.waits_for(3, lambda q: read.get(q, 0)) is None
+    assert order.waits_for(1, lambda _: 0) is None  # what it has of before comes first in its own log
+    assert order.has_begun_later(4)
+    assert not order.has_begun_later(1)
+    assert order.ends(1) == [6]
+    assert order.ends(4) == []
+
+
+def test_fewer_partitions_wait_for_all_from_which_keys_come() -> None:
+    order = KeyOrder(
+        [Layout(version=1, partitions=4), Layout(version=2, partitions=2, generation=9, starts=(3, 3, 5, 0))],
+        {0: 1, 1: 1, 2: 1, 3: 1},
+    )
+    assert order.waits_for(0, lambda _: 4) == (3, {2: 5})
+    assert order.waits_for(1, lambda _: 0) is None  # partition 3 had nothing
+    assert order.ends(2) == [5]
+
+
+def test_what_is_not_told_yet_is_waited_for() -> None:
+    order = KeyOrder(
+        [Layout(version=1, partitions=2), Layout(version=2, partitions=3, generation=9, starts=(4, NOT_TOLD))],
+        {0: 1, 1: 1, 2: 8},
+    )
+    assert order.known_version(0) == 2
+    assert order.known_version(1) == 1
+    assert order.waits_for(0, lambda _: 100) == (4, {1: NOT_TOLD})
+    assert order.waits_for(1, lambda _: 100) is None  # its batches of version 2 wait for newer metadata
+
+
+def test_a_partition_that_is_gone_or_new_has_nothing_of_before() -> None:
+    layouts = [Layout(version=1, partitions=2), Layout(version=2, partitions=1, generation=9, starts=(4, 7))]
+    assert KeyOrder(layouts, {0: 1, 1: 1}).waits_for(0, lambda _: 0) == (4, {1: 7})
+    assert KeyOrder(layouts, {0: 1}).waits_for(0, lambda _: 0) is None
+    assert KeyOrder(layouts, {0: 1, 1: 20}).waits_for(0, lambda _: 0) is None
+
+
+@given(st.data())
+def test_reading_as_allowed_keeps_the_order_of_each_key_through_any_repartitions(data: st.DataObject) -> None:
+    counts = data.draw(st.lists(st.integers(1, 7), min_size=2, max_size=5))
+    logs: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    layouts = [Layout(version=1, partitions=counts[0])]
+    sent: dict[int, int] = defaultdict(int)
+    exists = counts[0]
+    for version, count in enumerate(counts, 1):
+        if version > 1:
+            starts = tuple(len(logs[p]) for p in range(exists))
+            layouts.append(Layout(version=version, partitions=count, generation=10 * version, starts=starts))
+            exists = max(exists, count)
+        for key in data.draw(st.lists(st.integers(0, 20), max_size=15)):
+            logs[key % count].append((key, sent[key]))
+            sent[key] += 1
+    order = KeyOrder(layouts, dict.fromkeys(range(exists), 1))
+    read = dict.fromkeys(range(exists), 0)
+    seen: dict[int, int] = defaultdict(int)
+    while any(read[p] < len(logs[p]) for p in read):
+        ready = []
+        for p in read:
+            limit = order.waits_for(p, read.__getitem__)
+            if read[p] < len(logs[p]) and (limit is None or read[p] < limit[0]):
+                ready.append(p)
+        p = data.draw(st.sampled_from(ready))
+        key, number = logs[p][read[p]]
+        assert number == seen[key]
+        seen[key] += 1
+        read[p] += 1

@@ -1,0 +1,119 @@
+"""Layouts of a stream: over how many partitions keys are spread, and where in each partition that changed.
+
+A repartition begins a layout. In each partition that exists by then, the layout before it ends at an offset, the
+CUTOVER, and records of the new layout follow:
+
+    layout 1: 2 partitions      partition 0   |--- 1 ---|----- 2 -----      starts of layout 2: [4, 3, 0]
+    layout 2: 3 partitions      partition 1   |-- 1 -|------- 2 -------
+                                partition 2   |------- 2 ------
+
+A key is in partition hash mod n of a layout of n partitions. So records of one key that are in partition q of a layout
+of m partitions go on in a partition p of the next one, of n, where q = p modulo gcd(m, n). Who wants the records of
+each key in their order reads a partition p beyond the start of a layout only when all that the layout before it has in
+those partitions q was read (`KeyOrder`). Where n is a multiple of m, that is p mod m alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Final
+
+NOT_TOLD: Final = -1
+"""In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
+MAX_LAYOUTS: Final = 32
+"""Of a stream, the newest; older ones are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    version: int
+    """The partitioning version; grows by one with each repartition."""
+    partitions: int
+    """Keys are spread over partitions 0 to here, exclusive."""
+    generation: int = 0
+    """Of the command that began it; 0: the stream's first."""
+    starts: tuple[int, ...] = ()
+    """By partition, the offset at which it begins there, or where the layout before it ends in partitions that it does
+    not have; NOT_TOLD. Partitions beyond these have no records of earlier layouts."""
+
+    def start(self, partition: int) -> int:
+        return self.starts[partition] if partition < len(self.starts) else 0
+
+    @property
+    def is_told(self) -> bool:
+        """All cutovers are known."""
+        return NOT_TOLD not in self.starts
+
+
+def sources(partition: int, before: int, after: int) -> range:
+    """The partitions of a layout of `before` partitions from which keys come to `partition` of the next one, of
+    `after`."""
+    step = gcd(before, after)
+    return range(partition % step, before, step)
+
+
+class KeyOrder:
+    """How far partitions of a stream can be read so that the records of each key come in their order.
+
+    `layouts`: oldest first, without gaps. `incarnations`: of the partitions that exist; one that was deleted since, or
+    made anew, has nothing of a layout of before.
+    """
+
+    def __init__(self, layouts: Sequence[Layout], incarnations: Mapping[int, int]) -> None:
+        self._layouts = layouts
+        self._incarnations = incarnations
+
+    @property
+    def newest(self) -> int:
+        """The newest version."""
+        return self._layouts[-1].version
+
+    def known_version(self, partition: int) -> int:
+        """Of records of the partition up to this version it is known where they begin. A batch of a later one
+        (`BatchHeader.partitioning_version`) can be judged when newer metadata are there."""
+        for layout in self._layouts[1:]:
+            if layout.start(partition) == NOT_TOLD:
+                return layout.version - 1
+        return self.newest
+
+    def waits_for(self, partition: int, read_to: Callable[[int], int]) -> tuple[int, Mapping[int, int]] | None:
+        """The offset at which reading `partition` has to stop for the time being, and the partitions that have to be
+        read before, up to which offset (NOT_TOLD: it is not known yet). None: nothing has to wait.
+
+        `read_to(q)`: where the next record of partition q is that was not read, and processed, yet.
+        """
+        for before, layout in zip(self._layouts, self._layouts[1:], strict=False):
+            if partition >= layout.partitions or layout.start(partition) == NOT_TOLD:
+                continue
+            missing = {
+                source: end
+                for source in sources(partition, before.partitions, layout.partitions)
+                if source != partition and self._was_there(source, layout)
+                if (end := layout.start(source)) == NOT_TOLD or read_to(source) < end
+            }
+            if missing:
+                return layout.start(partition), missing
+        return None
+
+    def ends(self, partition: int) -> list[int]:
+        """The cutovers of the partition that are known, ascending. A reader that has come to one of them tells so,
+        since other partitions wait for it."""
+        return [
+            layout.start(partition)
+            for layout in self._layouts[1:]
+            if partition < len(layout.starts)
+            and layout.start(partition) != NOT_TOLD
+            and self._was_there(partition, layout)
+        ]
+
+    def has_begun_later(self, partition: int) -> bool:
+        """The partition was made by a repartition: its records follow those of other partitions."""
+        first, *later = self._layouts
+        return bool(later) and not (partition < first.partitions and self._was_there(partition, later[0]))
+
+    def _was_there(self, partition: int, layout: Layout) -> bool:
+        """This life of the partition is older than `layout`."""
+        incarnation = self._incarnations.get(partition)
+        return incarnation is not None and incarnation < layout.generation
