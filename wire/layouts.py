@@ -64,6 +64,7 @@ class KeyOrder:
     def __init__(self, layouts: Sequence[Layout], incarnations: Mapping[int, int]) -> None:
         self._layouts = layouts
         self._incarnations = incarnations
+        self._starts = _starts(layouts)
 
     @property
     def newest(self) -> int:
@@ -73,8 +74,8 @@ class KeyOrder:
     def known_version(self, partition: int) -> int:
         """Of records of the partition up to this version it is known where they begin. A batch of a later one
         (`BatchHeader.partitioning_version`) can be judged when newer metadata are there."""
-        for layout in self._layouts[1:]:
-            if layout.start(partition) == NOT_TOLD:
+        for at, layout in enumerate(self._layouts[1:], 1):
+            if self._start(at, partition) == NOT_TOLD:
                 return layout.version - 1
         return self.newest
 
@@ -84,27 +85,27 @@ class KeyOrder:
 
         `read_to(q)`: where the next record of partition q is that was not read, and processed, yet.
         """
-        for before, layout in zip(self._layouts, self._layouts[1:], strict=False):
-            if partition >= layout.partitions or layout.start(partition) == NOT_TOLD:
+        for at, (before, layout) in enumerate(zip(self._layouts, self._layouts[1:], strict=False), 1):
+            if partition >= layout.partitions or self._start(at, partition) == NOT_TOLD:
                 continue
             missing = {
                 source: end
                 for source in sources(partition, before.partitions, layout.partitions)
                 if source != partition and self._was_there(source, layout)
-                if (end := layout.start(source)) == NOT_TOLD or read_to(source) < end
+                if (end := self._start(at, source)) == NOT_TOLD or read_to(source) < end
             }
             if missing:
-                return layout.start(partition), missing
+                return self._start(at, partition), missing
         return None
 
     def ends(self, partition: int) -> list[int]:
         """The cutovers of the partition that are known, ascending. A reader that has come to one of them tells so,
         since other partitions wait for it."""
         return [
-            layout.start(partition)
-            for layout in self._layouts[1:]
+            start
+            for at, layout in enumerate(self._layouts[1:], 1)
             if partition < len(layout.starts)
-            and layout.start(partition) != NOT_TOLD
+            and (start := self._start(at, partition)) != NOT_TOLD
             and self._was_there(partition, layout)
         ]
 
@@ -113,7 +114,24 @@ class KeyOrder:
         first, *later = self._layouts
         return bool(later) and not (partition < first.partitions and self._was_there(partition, later[0]))
 
+    def _start(self, at: int, partition: int) -> int:
+        starts = self._starts[at]
+        return starts[partition] if partition < len(starts) else 0
+
     def _was_there(self, partition: int, layout: Layout) -> bool:
         """This life of the partition is older than `layout`."""
         incarnation = self._incarnations.get(partition)
         return incarnation is not None and incarnation < layout.generation
+
+
+def _starts(layouts: Sequence[Layout]) -> list[tuple[int, ...]]:
+    """Of each layout, corrected: after an unclean election a log may end below the cutovers that were told before, and
+    the new leader tells the last one anew. No layout ends behind the end of a later one."""
+    corrected = [layout.starts for layout in layouts]
+    for at in range(len(layouts) - 2, -1, -1):
+        later = corrected[at + 1]
+        corrected[at] = tuple(
+            start if number >= len(later) or later[number] == NOT_TOLD else min(start, later[number])
+            for number, start in enumerate(corrected[at])
+        )
+    return corrected

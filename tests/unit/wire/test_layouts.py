@@ -65,6 +65,18 @@ def test_a_partition_that_is_gone_or_new_has_nothing_of_before() -> None:
     assert KeyOrder(layouts, {0: 1, 1: 20}).waits_for(0, lambda _: 0) is None
 
 
+def test_after_an_unclean_election_no_layout_ends_behind_a_later_one() -> None:
+    layouts = [
+        Layout(version=1, partitions=2),
+        Layout(version=2, partitions=3, generation=9, starts=(40, 70)),
+        Layout(version=3, partitions=6, generation=19, starts=(30, 90, 8)),
+    ]
+    order = KeyOrder(layouts, dict.fromkeys(range(6), 1) | {2: 8, 3: 18, 4: 18, 5: 18})
+    assert order.ends(0) == [30, 30]
+    assert order.waits_for(2, lambda _: 30) == (0, {1: 70})
+    assert order.waits_for(3, lambda _: 30) is None
+
+
 @given(st.data())
 def test_reading_as_allowed_keeps_the_order_of_each_key_through_any_repartitions(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 7), min_size=2, max_size=5))
