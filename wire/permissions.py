@@ -65,6 +65,8 @@ class Grant:
     purpose: str
     asks_many: bool = False
     """Several brokers, or services, answer one request."""
+    is_pushed: bool = False
+    """Brokers publish there unasked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def permissions_of(role: Role, scope: Scope) -> Permissions:
         Role.MONITORING: _monitoring,
     }[role](subjects, streams, scope)
     inbox = Grant(f"{scope.inbox_prefix}.>", "its inboxes")
-    return Permissions(_once(granted), (inbox,))
+    pushed = [Grant(subjects.push(stream), "routes that have changed", is_pushed=True) for stream in streams]
+    return Permissions(_once(granted), (inbox, *_once(pushed if role in OF_STREAMS else ())))
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -124,6 +127,11 @@ def permissions_of(role: Role, scope: Scope) -> Permissions:
 def _every_client(subjects: Subjects) -> Iterator[Grant]:
     yield Grant(subjects.api(op.CLUSTER_ID.name), "which cluster it is")
     yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
+
+
+def _routes(subjects: Subjects) -> Iterator[Grant]:
+    yield Grant(subjects.topology(), "leaders and layouts of streams, from any broker")
+    yield Grant(subjects.adopt(ANY_BROKER), "which routes it has applied")
 
 
 def _operations(
@@ -155,6 +163,7 @@ def _records_of(subjects: Subjects, stream: InternalStream, purpose: str) -> Ite
 
 def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
     yield from _every_client(subjects)
+    yield from _routes(subjects)
     yield from _operations(subjects, [op.METADATA, op.PRODUCER_INIT], streams)
     for stream in streams:
         yield Grant(subjects.append(stream, ANY_PARTITION), "its batches")
@@ -173,6 +182,7 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
 
 def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
     yield from _every_client(subjects)
+    yield from _routes(subjects)
     yield from _operations(subjects, [op.METADATA], streams)
     for stream in streams:
         yield Grant(subjects.fetch(stream, ANY_PARTITION), "records and positions, from the leader")
@@ -249,6 +259,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         *to_coordinators,
         *to_controller,
         *told_to(ANY_BROKER),
+        Grant(subjects.push(ANY_STREAM), "the controller tells clients routes that have changed"),
         Grant(f"{ns}.inbox.>", "answers to brokers"),
         Grant(f"{scope.inbox_prefix}.>", "answers to clients"),
         Grant("$SRV.INFO", "which services listen where, before a stream is created"),
@@ -277,6 +288,8 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
             for kind in transactions.KINDS
         ),
         Grant(f"{ns}.api.>", "the API"),
+        Grant(subjects.topology(), "clients ask for routes of streams"),
+        Grant(subjects.adopt(broker), "clients tell which routes they have applied"),
         *(Grant(f"$SRV.*{named}", "`nats micro`") for named in ("", ".tidelog", ".tidelog.*")),
     ]
     for subject in scope.subjects:
@@ -318,6 +331,7 @@ def exports_block(granted: Permissions) -> str:
         f"  {{service: {_quoted(grant.subject)}{', response_type: stream' if grant.asks_many else ''}}}"
         for grant in granted.publish
     ]
+    lines += [f"  {{stream: {_quoted(grant.subject)}}}" for grant in granted.subscribe if grant.is_pushed]
     return "\n".join(["exports: [", *lines, "]", ""])
 
 
@@ -327,6 +341,11 @@ def imports_block(granted: Permissions, *, brokers: str) -> str:
     lines = [
         f"  {{service: {{account: {_quoted(brokers)}, subject: {_quoted(grant.subject)}}}, share: true}}"
         for grant in granted.publish
+    ]
+    lines += [
+        f"  {{stream: {{account: {_quoted(brokers)}, subject: {_quoted(grant.subject)}}}}}"
+        for grant in granted.subscribe
+        if grant.is_pushed
     ]
     return "\n".join(["imports: [", *lines, "]", ""])
 

@@ -7,6 +7,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
     <ns>.<internal stream>.<partition>.<kind>.<name>   for the coordinator of what that partition keeps
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
+    <ns>.metadata.topology | push.<stream> | adopt.<broker>    open to clients
     <ns>.api.<operation>[.<stream>]
     <ns>.inbox.<broker>.<connection>.<number>
 
@@ -40,16 +41,21 @@ _WILD: Final = "…"
 """In the place of a wildcard: no namespace."""
 _REQUEST_TOKENS: Final = 4
 """Of `<ns>.<stream>.<partition>.<kind>`."""
+_TOKENS_OF_METADATA: Final = 4
+"""Of `<ns>.metadata.<kind>.<name>`."""
 
 
 class Subjects:
-    """The subjects of one cluster. Raises TidelogError(BAD_NAME) for a bad namespace."""
+    """The subjects of one cluster. Raises TidelogError(BAD_NAME) for a bad namespace. The class has more than thirty
+    methods because it has one for each subject."""
 
-    __slots__ = ("_of_brokers", "namespace")
+    __slots__ = ("_of_brokers", "_of_clients", "_topology", "namespace")
 
     def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
         self.namespace = check_namespace(namespace)
         self._of_brokers = (f"{namespace}.notify.", f"{namespace}.metadata.")
+        self._topology = f"{namespace}.metadata.topology"
+        self._of_clients = (f"{namespace}.metadata.push.", f"{namespace}.metadata.adopt.")
 
     def replicate(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader for records."""
@@ -140,6 +146,18 @@ class Subjects:
         """Brokers tell to which cluster they belong, and ask the others."""
         return f"{self.namespace}.metadata.cluster"
 
+    def topology(self) -> str:
+        """Clients ask any broker for routes of streams; one of the brokers answers."""
+        return self._topology
+
+    def push(self, stream: str) -> str:
+        """The controller tells clients the routes of a stream that have changed; "*" for all streams."""
+        return f"{self.namespace}.metadata.push.{stream}"
+
+    def adopt(self, broker: BrokerId) -> str:
+        """Clients tell their home broker which routes they have applied."""
+        return f"{self.namespace}.metadata.adopt.{broker}"
+
     def broker_inbox(self, broker: BrokerId) -> str:
         """The prefix of a broker's inboxes, without a dot at its end."""
         return f"{self.broker_inboxes()}{broker}"
@@ -151,12 +169,20 @@ class Subjects:
     def is_between_brokers(self, subject: str) -> bool:
         """Whether brokers alone send to that subject of this cluster."""
         if subject.startswith(self._of_brokers):
-            return True
+            return not self._is_of_clients(subject)
         tokens = subject.split(".")
         return (
             len(tokens) == _REQUEST_TOKENS
             and tokens[0] == self.namespace
             and tokens[-1] in ("replicate", "offset", "checkpoint", "write", "last", "mark", "coordinate")
+        )
+
+    def _is_of_clients(self, subject: str) -> bool:
+        """Of the subjects of metadata, those of clients: the topology, and `push` and `adopt` with one token behind."""
+        return subject == self._topology or (
+            subject.startswith(self._of_clients)
+            and subject.count(".") == _TOKENS_OF_METADATA - 1
+            and not subject.endswith(".")
         )
 
     def presence(self) -> str:

@@ -66,6 +66,7 @@ OF_BROKERS = [
     "tidelog.metadata.probe.b1", "tidelog.metadata.drain.b1", "tidelog.metadata.status.b1", "tidelog.metadata.cluster",
     "tidelog.metadata.alter_isr", "tidelog.metadata.report_leader", "tidelog.metadata.withdraw",
     "tidelog.inbox.b1.x.1", "_INBOX.another.x.1", "$JS.API.INFO", "$SYS.REQ.SERVER.PING",
+    "tidelog.metadata.push.orders",
 ]  # fmt: skip
 WRITES = [
     "tidelog.api.stream.create.orders", "tidelog.api.stream.alter.orders", "tidelog.api.stream.delete.orders",
@@ -89,7 +90,7 @@ READING = ["tidelog.orders.0.fetch", "tidelog.orders.0.fetch.b1"]
 WRITING = ["tidelog.orders.0.append", "tidelog.orders.0.leader", "orders", "orders.1"]
 MAY_NOT_PUBLISH = {
     "broker-b1": ["tidelog.api.stream.delete.orders", "tidelog.orders.0.append", "tidelog.orders.0.fetch", "orders",
-                  "$JS.API.INFO", "$SYS.REQ.SERVER.PING", "elsewhere"],
+                  "$JS.API.INFO", "$SYS.REQ.SERVER.PING", "elsewhere", "tidelog.metadata.topology"],
     "admin": [*OF_BROKERS, *READING, *WRITING, *(each for each in OTHERS if ".api." not in each)],
     "admin-orders": [*OF_BROKERS, *AUDIT, *READING, *WRITING, *OTHERS, "tidelog.api.cluster.alter"],
     "producer-orders": [*OF_BROKERS, *AUDIT, *WRITES, *OTHERS, *READING, "tidelog.api.stream.list"],
@@ -99,7 +100,8 @@ MAY_NOT_PUBLISH = {
     "spark-orders": [*OF_BROKERS, *AUDIT, *WRITES, *WRITING, "tidelog.payments.0.append", "tidelog.logins.0.fetch"],
     "monitoring": [*OF_BROKERS, *AUDIT, *WRITES, *READING, *WRITING, "tidelog.api.producer.init"],
 }  # fmt: skip
-EVERYTHING = [">", "_INBOX.>", "tidelog.>", "orders", "tidelog.orders.0.append", "tidelog.inbox.>", "$SRV.PING"]
+EVERYTHING = [">", "_INBOX.>", "tidelog.>", "orders", "tidelog.orders.0.append", "tidelog.inbox.>", "$SRV.PING",
+              "tidelog.metadata.push.logins", "tidelog.metadata.push.*", "tidelog.metadata.push.>"]  # fmt: skip
 MAY_NOT_SUBSCRIBE = {user: [*EVERYTHING, "_INBOX.another.>", "_INBOX.another.x.1"] for user in SCOPES} | {
     "broker-b1": [">", "_INBOX.>", "tidelog.>", "tidelog.inbox.>", "tidelog.inbox.b2.x.*", "tidelog.notify.b2",
                   "tidelog.orders.0.fetch.b2", "elsewhere", "$SYS.>", "$JS.>"]
