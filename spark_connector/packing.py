@@ -1,8 +1,9 @@
 """Which ranges a Spark task reads.
 
-A task costs Spark some 10 ms of its own, so a micro-batch of a few thousand records in 128 partitions must not be 128
+A task costs Spark 10 to 40 ms of its own, so a micro-batch of a few thousand records in 128 partitions must not be 128
 tasks; and a range that holds much must not wait behind others while slots are idle. So ranges are put together until a
-task has `TASK_RECORDS` to read, into no fewer tasks than `least`, large ranges with small ones.
+task has `TASK_RECORDS` to read, and more once there are `TASKS_OF_LEAST` times `least` tasks, up to
+`LARGE_TASK_RECORDS`; into no fewer tasks than `least`, large ranges with small ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from spark_connector.log_port import OffsetRange
 
 TASK_RECORDS = 16_384
 """Offsets that are worth a task of their own: reading them takes about as long as Spark needs to run a task."""
+TASKS_OF_LEAST = 8
+"""So many for each slot that is known of: for a cluster with more slots than that, and to balance unequal tasks."""
+LARGE_TASK_RECORDS = 262_144
+"""Offsets that take so long to read that Spark's own time for a task hardly counts."""
 
 
 def pack(ranges: Sequence[OffsetRange], least: int, most_records: int | None = None) -> list[tuple[OffsetRange, ...]]:
@@ -24,7 +29,8 @@ def pack(ranges: Sequence[OffsetRange], least: int, most_records: int | None = N
     Depends on its arguments alone: a micro-batch that runs again has the same tasks.
     """
     total = sum(len(each) for each in ranges)
-    tasks = min(len(ranges), max(least, -(-total // TASK_RECORDS)))
+    few, many = -(-total // LARGE_TASK_RECORDS), -(-total // TASK_RECORDS)
+    tasks = min(len(ranges), max(least, few, min(many, TASKS_OF_LEAST * least)))
     # The largest first, each to the task that has least to read.
     loads = [(0, number) for number in range(tasks)]
     packed: list[list[OffsetRange]] = [[] for _ in range(tasks)]

@@ -1,11 +1,12 @@
-"""Spark on Tidelog: rows/s and CPU time of batch queries, and the time of a micro-batch with little data.
+"""Spark on Tidelog: rows/s and CPU time of batch queries and of writes, and the time of a micro-batch with little data.
 
-    scripts/bench spark [--quick] [--rows N] [--rounds N] [--json]
+    scripts/bench spark [--quick] [--rows N] [--rounds N] [--only reads|sinks] [--json]
 
 Records of 128 B in 1, 4 and 64 partitions, Spark with two slots, everything warm; medians of the rounds. Beside them
 the same rows from Parquet, from `range`, as tuples, and from memory as Arrow batches (the Arrow pipe: what no Python
-source can beat). CPU seconds are of the JVM, of Spark's Python processes, and of the servers. At
-last 10 GB of records of 1 MiB are read, and the most memory that a Python process of Spark ever had is told.
+source can beat). CPU seconds are of the JVM, of Spark's Python processes, and of the servers. Rows that are written
+come from `range` and go to 4 partitions, with and without keys, at least once and exactly once. At last 10 GB of
+records of 1 MiB are read, and the most memory that a Python process of Spark ever had is told.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ LARGE_PASSES = 10
 LARGE_PARTITIONS = 16
 """So many that a task fetches several of them at once."""
 WORKER_MB_AT_MOST = 300.0
+SINK_PARTITIONS = 4
+SINK_SHARE = 5
+"""A write has this part of the rows of a read: it takes longer."""
+SINK_ROWS_AT_LEAST = 300e3
+EXACTLY_ONCE_AT_LEAST = 0.75
+"""Of the rows/s at least once."""
+READS, SINKS = "reads", "sinks"
 MAX_PAYLOAD = 8 << 20
 
 
@@ -62,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rows and one round: a first look")
     parser.add_argument("--rows", type=int, help=f"in each stream (default {ROWS:,}; with --quick {QUICK_ROWS:,})")
     parser.add_argument("--rounds", type=int, help=f"of each query (default {ROUNDS}; with --quick 1)")
+    parser.add_argument("--only", choices=(READS, SINKS), help="a part of it")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -73,13 +82,16 @@ def run(options: argparse.Namespace) -> Report:
         DevCluster(Path(folder) / "cluster", nodes=1, port=0, max_payload=MAX_PAYLOAD) as cluster,
     ):
         cluster.wait_ready(READY_SECONDS)
-        for partitions in PARTITIONS:
+        for partitions in PARTITIONS if options.only != SINKS else ():
             tell(f"{rows:,} records into {partitions} partitions")
             asyncio.run(_fill(cluster.nats_url, _name(partitions), partitions, rows))
         with _spark() as spark:
             bench = _Bench(spark, cluster, Path(folder), rows, rounds, report)
-            bench.run()
-            bench.memory(QUICK_LARGE_RECORDS if options.quick else LARGE_RECORDS)
+            if options.only != READS:
+                bench.sinks()
+            if options.only != SINKS:
+                bench.run()
+                bench.memory(QUICK_LARGE_RECORDS if options.quick else LARGE_RECORDS)
     return report
 
 
@@ -95,6 +107,16 @@ async def _fill(url: str, stream: str, partitions: int, rows: int) -> None:
                 share = rows // partitions
                 for begun in range(0, share, 50_000):
                     await producer.send_many([VALUE] * min(50_000, share - begun), partition=partition)
+
+
+async def _create(url: str, stream: str, partitions: int) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.create_stream(stream, subject=stream, partitions=partitions, replication_factor=1)
+
+
+async def _delete(url: str, stream: str) -> None:
+    async with await tidelog.connect(url) as client:
+        await client.delete_stream(stream)
 
 
 async def _fill_large(url: str, records: int) -> None:
@@ -168,6 +190,25 @@ class _Bench:
         self._others()
         for partitions in PARTITIONS:
             self._micro_batches(partitions)
+
+    def sinks(self) -> None:
+        rows = self.rows // SINK_SHARE
+        tell(f"{rows:,} rows written")
+        value = f"X'{VALUE.hex()}' AS value"
+        for kind, columns in (("rows", [value]), ("rows with keys", ["CAST(id AS STRING) AS key", value])):
+            frame = self.spark.range(rows).selectExpr(*columns)
+            rates = []
+            for guarantee, at_least in (("at_least_once", SINK_ROWS_AT_LEAST), ("exactly_once", None)):
+                stream = f"{guarantee}-{len(columns)}"
+                asyncio.run(_create(self.cluster.nats_url, stream, SINK_PARTITIONS))
+                write = partial(_write, frame, self.cluster.nats_url, stream, guarantee)
+                self._query(f"write {kind}: {guarantee}", write, at_least, rows=rows)
+                rates.append(self.report.figures[-1].value)
+                asyncio.run(_delete(self.cluster.nats_url, stream))
+            what = f"write {kind}: exactly_once beside at_least_once"
+            share = Figure(what, rates[1] / rates[0], "", at_least=EXACTLY_ONCE_AT_LEAST)
+            tell(f"  {share.what}: {share.value:.2f}")
+            self.report.figures.append(share)
 
     def memory(self, records: int) -> None:
         """Of Spark's Python processes, when they have read large records, too."""
@@ -298,6 +339,11 @@ def _sum(frame: DataFrame) -> object:
 
 def _noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
+
+
+def _write(frame: DataFrame, url: str, stream: str, guarantee: str) -> None:
+    options = {"servers": url, "stream": stream, "guarantee": guarantee}
+    frame.write.format("tidelog").options(**options).mode("append").save()
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_connector.log_port import OffsetRange
-from spark_connector.packing import TASK_RECORDS, pack
+from spark_connector.packing import LARGE_TASK_RECORDS, TASK_RECORDS, pack
 from wire.types import Incarnation, Offset, StreamName
 
 
@@ -27,6 +27,9 @@ def sizes(tasks: list[tuple[OffsetRange, ...]]) -> list[int]:
         ([40] * 128, 2, [64 * 40] * 2),
         # Much to read: a task for each.
         ([TASK_RECORDS] * 5, 2, [TASK_RECORDS] * 5),
+        # More than the slots have use for: larger tasks, though not too large.
+        ([TASK_RECORDS] * 64, 2, [4 * TASK_RECORDS] * 16),
+        ([LARGE_TASK_RECORDS // 2] * 64, 2, [LARGE_TASK_RECORDS] * 32),
         # A large one and many small ones.
         ([10_000, *[100] * 20], 2, [10_000, 2_000]),
         ([5, 6], 8, [5, 6]),
