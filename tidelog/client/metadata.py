@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
 from wire.errors import Code, TidelogError
+from wire.layouts import KeyOrder, Layout
 from wire.operations import METADATA, StreamRoutes
 from wire.stream_config import StreamConfig
 from wire.subjects import check_stream_name
-from wire.types import BrokerId, Incarnation, LeaderEpoch, StreamName
+from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
+
+_MOST_PARTITIONS = 1 << 20
+"""Of a layout. Brokers take fewer; somebody may have invented an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class PartitionMetadata:
     leader: BrokerId | None
     isr: tuple[BrokerId, ...]
     leader_epoch: LeaderEpoch
+    state: PartitionState = PartitionState.ACTIVE
 
     @property
     def in_sync_followers(self) -> tuple[BrokerId, ...]:
@@ -41,22 +47,31 @@ class StreamMetadata:
     subject: str
     incarnation: Incarnation
     partitioning_version: int
+    routing_generation: int
+    """At which leaders, partitions or layouts last changed; 0: the brokers do not tell."""
+    layouts: tuple[Layout, ...]
+    """Oldest first; the last one is that of `partitioning_version`."""
     replication_factor: int
     config: StreamConfig
     """Settings that this version of the client does not know have their default."""
     partitions: Mapping[int, PartitionMetadata]
-    """By number, ascending."""
+    """By number, ascending: those that have, or may have, records. Partitions that are only made ready for a layout to
+    come are left out."""
     racks: Mapping[BrokerId, str]
     """Of the replicas that have one."""
 
     @classmethod
     def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
+        """Raises TidelogError(INTERNAL) for routes that no broker makes."""
+        layouts = _layouts(routes)
         return cls(
             name=StreamName(routes["name"]),
             cluster_id=cluster_id,
             subject=routes["subject"],
             incarnation=Incarnation(routes["incarnation"]),
             partitioning_version=routes["partitioning_version"],
+            routing_generation=routes.get("routing_generation", 0),
+            layouts=layouts,
             replication_factor=routes["replication_factor"],
             config=StreamConfig.from_strings_known(routes["config"]),
             partitions={
@@ -66,11 +81,44 @@ class StreamMetadata:
                     leader=BrokerId(route["leader"]) if route["leader"] is not None else None,
                     isr=tuple(BrokerId(broker) for broker in route["isr"]),
                     leader_epoch=LeaderEpoch(route["leader_epoch"]),
+                    state=_state(route["state"]),
                 )
                 for route in sorted(routes["partitions"], key=lambda route: route["partition"])
+                if route["partition"] < layouts[-1].partitions or route["state"] != PartitionState.ACTIVE.value
             },
             racks={BrokerId(broker): rack for broker, rack in routes.get("racks", {}).items()},
         )
+
+    @property
+    def key_order(self) -> KeyOrder:
+        return KeyOrder(self.layouts, {number: known.incarnation for number, known in self.partitions.items()})
+
+
+def _layouts(routes: StreamRoutes) -> tuple[Layout, ...]:
+    """A broker of a version without repartitions tells none."""
+    told = tuple(
+        Layout(
+            version=form["version"],
+            partitions=form["partitions"],
+            generation=form["generation"],
+            starts=tuple(form["starts"]),
+        )
+        for form in routes.get("layouts", ())
+    )
+    if any(before.version + 1 != layout.version for before, layout in pairwise(told)):
+        raise TidelogError(Code.INTERNAL, f"the layouts of stream {routes['name']!r} do not follow each other")
+    if any(not 0 < layout.partitions <= _MOST_PARTITIONS for layout in told):
+        raise TidelogError(
+            Code.INTERNAL, f"a layout of stream {routes['name']!r} does not have 1 to {_MOST_PARTITIONS} partitions"
+        )
+    return told or (Layout(version=routes["partitioning_version"], partitions=len(routes["partitions"])),)
+
+
+def _state(text: str) -> PartitionState:
+    try:
+        return PartitionState(text)
+    except ValueError:
+        raise TidelogError(Code.INTERNAL, f"{text!r} is no state of a partition") from None
 
 
 @dataclass(slots=True)
