@@ -55,7 +55,7 @@ from tidelog.server.liftbridge.subscribing import MAX_SUBSCRIPTIONS, PREFETCH_BY
 from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES
 from tidelog.server.peers.replay import WINDOW
 from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
-from tidelog.transactions.families import MAX_FAMILIES
+from tidelog.transactions.families import MAX_FAMILIES, MAX_TOLD
 from tidelog.transactions.shard import MAX_HELD, MAX_IDS, MAX_PARTICIPANTS_OF_ALL
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
@@ -411,7 +411,7 @@ BOUNDS = (
         " `transaction_participants`",
         limit=f"{MAX_IDS} ids, {MAX_FAMILIES} families with their last commits, {MAX_PARTICIPANTS_OF_ALL} partitions"
         f" and groups that take part; {MAX_PARTICIPANTS} of one transaction, {MAX_ADDED} added at once,"
-        f" {MAX_FAMILY_MEMBERS} transactions of a family committed together",
+        f" {MAX_FAMILY_MEMBERS} transactions of a family committed together, in {MAX_TOLD} partitions and groups",
         where="tidelog/transactions/shard.py",
         answer="LIMIT_REACHED; BAD_REQUEST for a request with more",
         counter="refused_coordinator_limits",

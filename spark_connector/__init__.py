@@ -8,6 +8,7 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
     planning ─ from positions to offset ranges   packing ─ from ranges to tasks
     bounds ─ where the logs begin and end        reading ─ a task: its ranges to Arrow batches
     connections ─ those that a process keeps     retrying ─ waits for a cluster that does not answer
+    cluster ─ asks a cluster, with patience      option_values ─ options of reads and writes alike
     inline_files ─ certificates given as text    plain_errors ─ errors of one sentence
     java ─ a runtime for Spark to run on         batch_reader, stream_reader, source ─ called by Spark
     values ─ JSON, Avro and Protobuf, for users  freezing ─ a worker collects less garbage

@@ -4,8 +4,8 @@ The client is asyncio and Spark's callbacks block, so a connection (`connections
 task fetches ahead while Spark takes the records it has: of a range one chunk is held and one is being filled, each of
 `CHUNK_BYTES` and at most one answer of a broker more.
 
-Everything waits for a cluster that does not answer, for as long as `retry` says. Fetching has a limit by progress: it
-ends when no answer has come for so long, however long a chunk takes.
+Everything waits for a cluster that does not answer, for as long as the option `retry.timeout` says. Fetching has a
+limit by progress: it ends when no answer has come for so long, however long a chunk takes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from spark_connector.connections import Address, Connection, KeptConnections, kept
+from spark_connector.cluster import Cluster
+from spark_connector.connections import Connection
 from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
-from spark_connector.retrying import WARN_SECONDS, Retry, WaitedOut
+from spark_connector.retrying import WARN_SECONDS, WaitedOut
 from tidelog.client.connection import Client
 from tidelog.client.errors import UnknownStream
 from tidelog.client.offset_lookup import Span as ClientSpan
@@ -36,8 +37,6 @@ LEAST_STALL_SECONDS = 10.0
 """An answer may take so long, even where nothing is to be waited for (retry.timeout 0)."""
 CUT_SECONDS = 5.0
 """After so long without an answer a task asks whether its records are still in the log."""
-RENEW_SECONDS = 15.0
-"""A connection that has got no good answer for so long is replaced: another cluster may be behind its address now."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -53,26 +52,21 @@ class Isolation:
 
 
 class ClientLog:
-    """Connects when something is asked, by a connection that the process keeps. For one thread at a time."""
+    """Connects when something is asked. For one thread at a time."""
 
-    def __init__(
-        self, address: Address, retry: Retry, isolation: Isolation = Isolation(), pool: KeptConnections = kept
-    ) -> None:
-        self.retry = retry
+    def __init__(self, cluster: Cluster, isolation: Isolation = Isolation()) -> None:
+        self.cluster = cluster
         self.isolation = isolation
-        self._address = address
-        self._pool = pool
-        self._failing_since: float | None = None
 
     def streams(self) -> list[StreamName]:
-        found = self._ask("ask for the names of all streams", lambda client: client.streams())
+        found = self.cluster.ask("ask for the names of all streams", lambda client: client.streams())
         return [StreamName(each["name"]) for each in found]
 
     def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
         def look_up(client: Client) -> Coroutine[Any, Any, list[StreamExtent | None]]:
             return _gathered(self._extent(client, stream) for stream in streams)
 
-        found = self._ask(f"ask where {', '.join(streams):.200} begin and end", look_up)
+        found = self.cluster.ask(f"ask where {', '.join(streams):.200} begin and end", look_up)
         return {extent.stream: extent for extent in found if extent is not None}
 
     def offsets_at(
@@ -81,7 +75,7 @@ class ClientLog:
         def look_up(client: Client) -> Coroutine[Any, Any, list[Mapping[int, Offset | None]]]:
             return _gathered(self._offsets_at(client, stream, of_stream) for stream, of_stream in times.items())
 
-        return dict(zip(times, self._ask(f"look times up in {', '.join(times):.200}", look_up), strict=True))
+        return dict(zip(times, self.cluster.ask(f"look times up in {', '.join(times):.200}", look_up), strict=True))
 
     def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
         by_stream: dict[StreamName, dict[int, tuple[int, int]]] = {}
@@ -92,7 +86,7 @@ class ClientLog:
             uncommitted = self.isolation.read_uncommitted
             return _gathered(client.spans(each, by_stream[each], read_uncommitted=uncommitted) for each in by_stream)
 
-        found = self._ask(f"ask for the sizes of {', '.join(by_stream):.200}", look_up)
+        found = self.cluster.ask(f"ask for the sizes of {', '.join(by_stream):.200}", look_up)
         return {
             (stream, partition): Span(Offset(span.end), span.bytes_to_end)
             for stream, spans in zip(by_stream, found, strict=True)
@@ -101,7 +95,7 @@ class ClientLog:
 
     def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         committed = {(str(stream), partition): int(offset) for (stream, partition), offset in offsets.items()}
-        self._ask(f"commit for group {group!r}", lambda client: client.commit_offsets(group, committed))
+        self.cluster.ask(f"commit for group {group!r}", lambda client: client.commit_offsets(group, committed))
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> RangeFetch:
         return RangeFetch(self, wanted, max_bytes)
@@ -127,35 +121,6 @@ class ClientLog:
                 "on without them",
                 [OFFSET.of(held.log_end)],
             )
-
-    def connection(self) -> Connection:
-        """That of the process; connects if there is none. Raises the errors of `tidelog.connect`."""
-        return self._pool.lease(self._address)
-
-    def on_failure(self, connection: Connection) -> None:
-        """Something that may pass has gone wrong on this connection."""
-        now = time.monotonic()
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        if connection.is_broken or now - self._failing_since > RENEW_SECONDS:
-            self._pool.discard(connection)
-            self._failing_since = now
-
-    def on_answer(self) -> None:
-        self._failing_since = None
-
-    def _ask(self, what: str, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
-        return self.retry.run(what, lambda: self._once(work))
-
-    def _once(self, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
-        connection = self.connection()
-        try:
-            answer = connection.run(work(connection.client))
-        except TidelogError as error:
-            if error.retriable:
-                self.on_failure(connection)
-            raise
-        self.on_answer()
-        return answer
 
     async def _extent(self, client: Client, stream: StreamName) -> StreamExtent | None:
         try:
@@ -209,7 +174,7 @@ class RangeFetch:
         while not self._chunk:
             if self._is_over:
                 raise StopIteration
-            self._log.retry.run(f"read {self._wanted}", self._fill)
+            self._log.cluster.retry.run(f"read {self._wanted}", self._fill)
         return self._chunk.popleft()
 
     def close(self) -> None:
@@ -222,7 +187,7 @@ class RangeFetch:
             connection.run(ahead.abandon(), LEAST_STALL_SECONDS)
 
     def _begin(self) -> tuple[Connection, Ahead]:
-        connection = self._log.connection()
+        connection = self._log.cluster.connection()
         wanted, isolation = self._wanted, self._log.isolation
         ahead = Ahead(
             lambda on_position: cast(
@@ -257,12 +222,12 @@ class RangeFetch:
             if connection.is_broken:  # closed because of another fetch
                 raise TidelogError(Code.UNAVAILABLE, f"the connection was lost: {error.message}") from error
             if error.retriable:
-                self._log.on_failure(connection)
+                self._log.cluster.on_failure(connection)
             raise
         except BaseException:
             self.close()
             raise
-        self._log.on_answer()
+        self._log.cluster.on_answer()
         if chunk:
             self._chunk.extend(chunk)
             self._position = max(self._position, chunk[-1].header.end_offset)
@@ -271,7 +236,7 @@ class RangeFetch:
 
     def _take(self, connection: Connection, ahead: Ahead) -> list[RecordBatch]:
         """The next chunk. Raises the errors of the client; WaitedOut when nothing has come for too long."""
-        limit = max(self._log.retry.timeout, LEAST_STALL_SECONDS)
+        limit = max(self._log.cluster.retry.timeout, LEAST_STALL_SECONDS)
         begun = time.monotonic()
         warn_at = begun + WARN_SECONDS
         while True:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
-_SPARK_TYPES: Mapping[str, DataType] = {
+SPARK_TYPES: Mapping[str, DataType] = {
     "key": BinaryType(),
     "value": BinaryType(),
     "stream": StringType(),
@@ -79,7 +79,7 @@ def spark_schema(*, include_headers: bool, columns: Sequence[str] | None = None)
 
 def _known(*, include_headers: bool) -> StructType:
     return StructType(
-        [StructField(name, kind) for name, kind in _SPARK_TYPES.items() if include_headers or name != "headers"]
+        [StructField(name, kind) for name, kind in SPARK_TYPES.items() if include_headers or name != "headers"]
     )
 
 

@@ -9,34 +9,38 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC
-from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
+from spark_connector.option_values import (
+    NO_SERVERS,
+    OF_CONNECTIONS,
+    ConnectionOptions,
+    Parser,
+    between,
+    by_name,
+    did_you_mean,
+    duration,
+    has_servers,
+    of_connection,
+    one_of,
+    or_default,
+    parse_bool,
+    parse_list,
+    parsed,
+    refuse,
+)
 from tidelog.client.positions import timestamp_from_text
-from wire.errors import Code, TidelogError
 from wire.groups import check_group_name
 from wire.racks import check_rack
-from wire.subjects import (
-    DEFAULT_NAMESPACE,
-    check_inbox_prefix,
-    check_namespace,
-    check_stream_name,
-)
+from wire.subjects import check_stream_name
 from wire.types import Offset, StreamName
 
 DEFAULT_FETCH_MAX_BYTES = 4 << 20
-DEFAULT_RETRY_SECONDS = 120.0
 DEFAULT_MAX_TRIGGER_DELAY_SECONDS = 900.0
-_SWITCHES = ("tls", "tls_first")
-LOGIN_OPTIONS = (
-    "context", "user", "password", "password_file", "token", "token_file", "nkey", "creds", "ca", "cert", "key",
-    "tls_hostname", *_SWITCHES,
-)  # fmt: skip
-"""Arguments of `tidelog.connect`; Spark's options are `context`, and `nats.` with each of the others."""
 EARLIEST_IN_JSON = -2
 LATEST_IN_JSON = -1
 _MAX_COUNT = 1 << 62
@@ -68,26 +72,18 @@ class AtTimestamps:
 ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge]]
 Point = Edge | AtTimestamp | AtTimestamps | ExplicitOffsets
 """Where a query starts, or ends."""
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(ConnectionOptions):
     """The user's options. `starting` and `ending` are None where the user left them to the kind of query."""
 
-    servers: tuple[str, ...] | None = field(repr=False)
-    """None: those of the context, or of the environment."""
-    login: Mapping[str, str] = field(repr=False)
-    """The options of the login, as `tidelog.connect` takes them, or as text in place of a file: nothing in Spark shows
-    them."""
     streams: tuple[StreamName, ...]
     """Empty with a pattern."""
     pattern: str | None
     """A regular expression, for the whole name of a stream; None: `streams` are read."""
     assign: Mapping[StreamName, tuple[int, ...]] | None
     """The partitions of each stream that are read; None: all."""
-    namespace: str
-    inbox_prefix: str | None
     starting: Point | None
     latest_without_match: bool
     """A start at a time that lies behind the last record is the end of the log; else it is refused."""
@@ -112,64 +108,51 @@ class SourceOptions:
     """The consumer group that a streaming query commits its positions for."""
     gc_freeze: bool
     """A worker of Spark looks at the objects of its modules only once when it collects garbage."""
-    retry_seconds: float
-    """For how long what waiting may mend is tried again."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed values."""
-        known = {name.lower(): name for name in KNOWN_OPTIONS}
-        values: dict[str, str] = {}
-        for key, value in given.items():
-            if key.lower() not in known:
-                _refuse_unknown(key)
-            values[known[key.lower()]] = value
+        values = by_name(given, _PARSERS, _refuse_unknown)
         _check_what_is_read(values)
-        parsed: dict[str, Any] = {
-            name: parse(name, values[name]) if name in values else None for name, parse in _PARSERS.items()
-        }
+        found = parsed(values, _PARSERS)
         options = cls(
-            servers=parsed["servers"],
-            login={name: parsed[_login_option(name)] for name in LOGIN_OPTIONS if parsed[_login_option(name)]},
-            streams=parsed["subscribe"] or tuple(parsed["assign"] or ()),
-            pattern=parsed["subscribePattern"],
-            assign=parsed["assign"],
-            namespace=parsed["namespace"] or DEFAULT_NAMESPACE,
-            inbox_prefix=parsed["inboxPrefix"],
+            **of_connection(found),
+            streams=found["subscribe"] or tuple(found["assign"] or ()),
+            pattern=found["subscribePattern"],
+            assign=found["assign"],
             # In the order in which Kafka's source takes them.
-            starting=_first(*(parsed[name] for name in STARTING_OPTIONS)),
-            latest_without_match=parsed["startingOffsetsByTimestampStrategy"] == "latest",
-            ending=_first(*(parsed[name] for name in ENDING_OPTIONS)),
-            max_offsets_per_trigger=parsed["maxOffsetsPerTrigger"],
-            min_offsets_per_trigger=parsed["minOffsetsPerTrigger"],
-            max_trigger_delay=_or(parsed["maxTriggerDelay"], DEFAULT_MAX_TRIGGER_DELAY_SECONDS),
-            max_bytes_per_trigger=parsed["maxBytesPerTrigger"],
-            min_partitions=parsed["minPartitions"] or 1,
-            max_records_per_partition=parsed["maxRecordsPerPartition"],
-            fetch_max_bytes=parsed["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
-            fail_on_data_loss=parsed["failOnDataLoss"] is not False,
-            include_headers=parsed["includeHeaders"] is True,
-            columns=parsed["columns"],
-            read_from=parsed["readFrom"] or "leader",
-            rack=parsed["rack"],
-            read_uncommitted=parsed["isolationLevel"] == "read_uncommitted",
-            group=parsed["groupId"],
-            gc_freeze=parsed["gc.freeze"] is not False,
-            retry_seconds=_or(parsed["retry.timeout"], DEFAULT_RETRY_SECONDS),
+            starting=next((found[name] for name in STARTING_OPTIONS if found[name] is not None), None),
+            latest_without_match=found["startingOffsetsByTimestampStrategy"] == "latest",
+            ending=next((found[name] for name in ENDING_OPTIONS if found[name] is not None), None),
+            max_offsets_per_trigger=found["maxOffsetsPerTrigger"],
+            min_offsets_per_trigger=found["minOffsetsPerTrigger"],
+            max_trigger_delay=or_default(found["maxTriggerDelay"], DEFAULT_MAX_TRIGGER_DELAY_SECONDS),
+            max_bytes_per_trigger=found["maxBytesPerTrigger"],
+            min_partitions=found["minPartitions"] or 1,
+            max_records_per_partition=found["maxRecordsPerPartition"],
+            fetch_max_bytes=found["fetchMaxBytes"] or DEFAULT_FETCH_MAX_BYTES,
+            fail_on_data_loss=found["failOnDataLoss"] is not False,
+            include_headers=found["includeHeaders"] is True,
+            columns=found["columns"],
+            read_from=found["readFrom"] or "leader",
+            rack=found["rack"],
+            read_uncommitted=found["isolationLevel"] == "read_uncommitted",
+            group=found["groupId"],
+            gc_freeze=found["gc.freeze"] is not False,
         )
         for name in _BY_PARTITION:
-            if parsed[name] is not None and options.pattern is None:
-                _check_streams(name, parsed[name], options)
+            if found[name] is not None and options.pattern is None:
+                _check_streams(name, found[name], options)
         _check_rack(options)
         most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
         if most is not None and least is not None and least > most:
-            _refuse(f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: lower it")
+            refuse(f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: lower it")
         return options
 
     def for_batch(self) -> SourceOptions:
         """Checked for `spark.read`: begins at the earliest record unless told, ends at the latest."""
         if self.starting is Edge.LATEST:
-            _refuse(
+            refuse(
                 "startingOffsets=latest leaves nothing for a batch query to read: "
                 "use earliest or offsets, or spark.readStream to read new records"
             )
@@ -177,7 +160,7 @@ class SourceOptions:
             for stream, partitions in self.starting.items():
                 for partition, offset in partitions.items():
                     if offset is Edge.LATEST:
-                        _refuse(
+                        refuse(
                             f"startingOffsets: the latest offset ({LATEST_IN_JSON}) of {stream}/{partition} leaves "
                             "nothing for a batch query to read: use an offset, or leave the partition out with assign"
                         )
@@ -187,15 +170,15 @@ class SourceOptions:
             ("maxBytesPerTrigger", self.max_bytes_per_trigger),
         ):
             if value is not None:
-                _refuse(f"{name} has no meaning in a batch query: leave it out, or set endingOffsets")
+                refuse(f"{name} has no meaning in a batch query: leave it out, or set endingOffsets")
         if self.group is not None:
-            _refuse("groupId has no meaning in a batch query, which has no positions to commit: leave it out")
+            refuse("groupId has no meaning in a batch query, which has no positions to commit: leave it out")
         return self
 
     def for_stream(self) -> SourceOptions:
         """Checked for `spark.readStream`: begins at the latest record unless told, and has no end."""
         if self.ending is not None:
-            _refuse(
+            refuse(
                 "endingOffsets, endingOffsetsByTimestamp and endingTimestamp have no meaning in a streaming query: "
                 "leave them out, or use spark.read, or trigger(availableNow=True) to stop at the present end"
             )
@@ -205,15 +188,14 @@ class SourceOptions:
 def _check_what_is_read(values: Mapping[str, str]) -> None:
     given = [name for name in _WHAT_IS_READ if name in values]
     if len(given) > 1:
-        _refuse(f"{' and '.join(given)} are both given, and one of them can say what is read: leave one out")
-    if "servers" not in values and "context" not in values:
+        refuse(f"{' and '.join(given)} are both given, and one of them can say what is read: leave one out")
+    if not has_servers(values):
         # A table of the catalog that was declared with its columns gets here: nothing tells it from an empty load().
-        _refuse(
-            'option servers is missing: add .option("servers", "nats://127.0.0.1:4222")'
-            + ("" if values else f", or if this is a table in Spark's catalog, use a view instead: {_VIEW}")
+        refuse(
+            NO_SERVERS + ("" if values else f", or if this is a table in Spark's catalog, use a view instead: {_VIEW}")
         )
     if not given:
-        _refuse('option subscribe is missing: add .option("subscribe", "flights"), or subscribePattern, or assign')
+        refuse('option subscribe is missing: add .option("subscribe", "flights"), or subscribePattern, or assign')
 
 
 def _check_streams(name: str, point: Point, options: SourceOptions) -> None:
@@ -221,7 +203,7 @@ def _check_streams(name: str, point: Point, options: SourceOptions) -> None:
         return
     named = point.timestamps_ns if isinstance(point, AtTimestamps) else point
     if set(named) != set(options.streams):
-        _refuse(
+        refuse(
             f"{name} speaks of {_names(named)} but {'assign' if options.assign else 'subscribe'} of "
             f"{_names(options.streams)}: give a position for each subscribed stream and no other"
         )
@@ -229,21 +211,9 @@ def _check_streams(name: str, point: Point, options: SourceOptions) -> None:
 
 def _check_rack(options: SourceOptions) -> None:
     if options.read_from == "nearest" and options.rack is None:
-        _refuse('readFrom=nearest needs the rack of the readers: add .option("rack", "zone-a")')
+        refuse('readFrom=nearest needs the rack of the readers: add .option("rack", "zone-a")')
     if options.read_from != "nearest" and options.rack is not None:
-        _refuse(f"rack={options.rack!r} is for readFrom=nearest: add that option, or leave rack out")
-
-
-def _first(*points: _Value | None) -> _Value | None:
-    return next((point for point in points if point is not None), None)
-
-
-def _or(value: _Value | None, default: _Value) -> _Value:
-    return default if value is None else value
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TidelogError(Code.BAD_CONFIG, message)
+        refuse(f"rack={options.rack!r} is for readFrom=nearest: add that option, or leave rack out")
 
 
 _OF_A_TABLE = ("provider", "owner", "location", "external", "is_managed_location")
@@ -253,47 +223,29 @@ _VIEW = "CREATE TEMPORARY VIEW name USING tidelog OPTIONS (…)"
 
 def _refuse_unknown(key: str) -> NoReturn:
     if key.lower() == "pushdownfilters":
-        _refuse(
+        refuse(
             "option pushDownFilters is gone, because Spark gives the filters of one query to the others of the same "
             "load(), and rows were missing: use assign, startingOffsets or startingTimestamp, endingOffsets or "
             "endingTimestamp to read less"
         )
     if key.lower() == "path":
-        _refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
+        refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
     if key.lower() in _OF_A_TABLE or key.lower().startswith("option."):
-        _refuse(f"a table in Spark's catalog cannot be a stream, because Spark keeps its options from it: {_VIEW}")
+        refuse(f"a table in Spark's catalog cannot be a stream, because Spark keeps its options from it: {_VIEW}")
     if key.lower() in _OF_KAFKA:
-        _refuse(f"{key} is an option of Spark's Kafka source: {_OF_KAFKA[key.lower()]}")
-    close = get_close_matches(key.lower(), [name.lower() for name in KNOWN_OPTIONS], n=1)
-    meant = next((f" (did you mean {name}?)" for name in KNOWN_OPTIONS if [name.lower()] == close), "")
-    _refuse(f"unknown option {key!r} of the tidelog data source{meant}; known: {', '.join(KNOWN_OPTIONS)}")
+        refuse(f"{key} is an option of Spark's Kafka source: {_OF_KAFKA[key.lower()]}")
+    meant = did_you_mean(key, KNOWN_OPTIONS)
+    refuse(f"unknown option {key!r} of the tidelog data source{meant}; known: {', '.join(KNOWN_OPTIONS)}")
 
 
 def _names(streams: Any) -> str:
     return ", ".join(sorted(streams)) or "no stream"
 
 
-def _parse_list(name: str, text: str) -> tuple[str, ...]:
-    items = tuple(item.strip() for item in text.split(","))
-    if not all(items):
-        told = name if "@" in text else f"{name}={text!r}"
-        _refuse(f"{told} holds an empty item: separate items by one comma")
-    return items
-
-
-def _parse_servers(name: str, text: str) -> tuple[str, ...]:
-    servers = _parse_list(name, text)
-    for server in servers:
-        if "://" not in server:
-            told = name if "@" in text else f"{name}={text!r}: {server!r}"
-            _refuse(f"{told} is not a URL such as nats://127.0.0.1:4222")
-    return servers
-
-
 def _parse_streams(name: str, text: str) -> tuple[StreamName, ...]:
-    streams = _parse_list(name, text)
+    streams = parse_list(name, text)
     if len(set(streams)) != len(streams):
-        _refuse(f"{name}={text!r} names a stream twice: name each once")
+        refuse(f"{name}={text!r} names a stream twice: name each once")
     return tuple(check_stream_name(stream) for stream in streams)
 
 
@@ -301,14 +253,14 @@ def _parse_pattern(name: str, text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        _refuse(f"{name}={text!r} is not a regular expression: {error}")
+        refuse(f"{name}={text!r} is not a regular expression: {error}")
     return text
 
 
 def _parse_columns(name: str, text: str) -> tuple[str, ...]:
-    columns = _parse_list(name, text)
+    columns = parse_list(name, text)
     if len(set(columns)) != len(columns):
-        _refuse(f"{name}={text!r} names a column twice: name each once")
+        refuse(f"{name}={text!r} names a column twice: name each once")
     return columns
 
 
@@ -326,9 +278,9 @@ def _parse_assign(name: str, text: str) -> Mapping[StreamName, tuple[int, ...]]:
     try:
         streams = json.loads(text)
     except ValueError:
-        _refuse(f"{name}={text!r} is not {form}")
+        refuse(f"{name}={text!r} is not {form}")
     if not isinstance(streams, dict) or not streams or not all(map(_are_partitions, streams.values())):
-        _refuse(f"{name}={text!r} is not {form}")
+        refuse(f"{name}={text!r} is not {form}")
     return {check_stream_name(stream): tuple(sorted(partitions)) for stream, partitions in streams.items()}
 
 
@@ -342,72 +294,6 @@ def _are_partitions(value: Any) -> bool:
     )
 
 
-def _parse_namespace(_: str, text: str) -> str:
-    return check_namespace(text)
-
-
-def _parse_inbox_prefix(_: str, text: str) -> str:
-    return check_inbox_prefix(text)
-
-
-def _login_option(name: str) -> str:
-    return name if name == "context" else f"nats.{name}"
-
-
-def _as_given(_: str, text: str) -> str:
-    return text
-
-
-def _parse_bool(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        _refuse(f"{name}={text!r} is neither 'true' nor 'false'")
-    return text.lower() == "true"
-
-
-def _between(low: int, high: int) -> Callable[[str, str], int]:
-    def parse(name: str, text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            _refuse(f"{name}={text!r} is not a whole number from {low} to {high}")
-        if not low <= number <= high:
-            _refuse(f"{name}={text!r} is outside {low} to {high}")
-        return number
-
-    return parse
-
-
-def _one_of(*words: str) -> Callable[[str, str], str]:
-    def parse(name: str, text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            _refuse(f"{name}={text!r} is none of {', '.join(words)}")
-        return word
-
-    return parse
-
-
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-"""Seconds; the units of Spark's own durations."""
-
-
-def _duration(*, bare: str | None = None, most: str = "100d") -> Callable[[str, str], float]:
-    """To seconds. `bare`: the unit of a number without one; None: it needs one. `most`: the longest."""
-
-    def parse(name: str, text: str) -> float:
-        found = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
-        unit = (found[2] or bare) if found is not None else None
-        if found is None or unit not in _UNITS:
-            _refuse(f"{name}={text!r} is not a duration such as 120s or 2m (units: {', '.join(_UNITS)})")
-        seconds, longest = int(found[1]) * _UNITS[unit], int(most[:-1]) * _UNITS[most[-1]]
-        if seconds > longest:
-            _refuse(f"{name}={text!r} is above {most}, the longest")
-        return seconds
-
-    return parse
-
-
-parse_retry_timeout = _duration(most="1d")
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 """Bytes; the units of Spark's own sizes."""
 
@@ -416,7 +302,7 @@ def _bytes(name: str, text: str) -> int:
     found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
     size = 0 if found is None else int(found[1]) * _SIZES[found[2]]
     if not 0 < size <= _MAX_COUNT:
-        _refuse(f"{name}={text!r} is not a number of bytes from 1 up, such as 16777216 or 16m")
+        refuse(f"{name}={text!r} is not a number of bytes from 1 up, such as 16777216 or 16m")
     return size
 
 
@@ -428,14 +314,14 @@ def _parse_timestamp(name: str, text: str) -> AtTimestamp:
         try:
             timestamp_ns = timestamp_from_text(text, UTC)
         except ValueError:
-            _refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
+            refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
     _check_time(f"{name}={text!r}", timestamp_ns)
     return AtTimestamp(timestamp_ns)
 
 
 def _check_time(told: str, timestamp_ns: int) -> None:
     if not -_END_OF_TIME_NS <= timestamp_ns < _END_OF_TIME_NS:
-        _refuse(f"{told} is outside the years 1678 to 2261, which records can have: a number is in milliseconds")
+        refuse(f"{told} is outside the years 1678 to 2261, which records can have: a number is in milliseconds")
 
 
 def _parse_timestamps(name: str, text: str) -> AtTimestamps:
@@ -444,7 +330,7 @@ def _parse_timestamps(name: str, text: str) -> AtTimestamps:
     parsed: dict[StreamName, dict[int, int]] = {}
     for stream, partition, timestamp in _by_partition(name, text, form):
         if type(timestamp) is not int or timestamp < 0:
-            _refuse(f"{name}: time {timestamp!r} of {stream}/{partition} is not in milliseconds since 1970")
+            refuse(f"{name}: time {timestamp!r} of {stream}/{partition} is not in milliseconds since 1970")
         _check_time(f"{name}: time {timestamp} of {stream}/{partition}", timestamp * 1_000_000)
         parsed.setdefault(stream, {})[partition] = timestamp * 1_000_000
     return AtTimestamps(parsed)
@@ -457,7 +343,7 @@ def _parse_starting(name: str, text: str) -> Point:
 
 def _parse_ending(name: str, text: str) -> Point:
     if text.strip().lower() == "earliest":
-        _refuse(f"{name}={text!r} would end before it begins: use latest or offsets")
+        refuse(f"{name}={text!r} would end before it begins: use latest or offsets")
     return Edge.LATEST if text.strip().lower() == "latest" else _parse_offsets(name, text, "latest")
 
 
@@ -467,12 +353,12 @@ def _parse_offsets(name: str, text: str, words: str) -> ExplicitOffsets:
     parsed: dict[StreamName, dict[int, Offset | Edge]] = {}
     for stream, partition, offset in _by_partition(name, text, form):
         if type(offset) is not int or offset < EARLIEST_IN_JSON:
-            _refuse(
+            refuse(
                 f"{name}: offset {offset!r} of {stream}/{partition} is not a number from 0 up "
                 f"({EARLIEST_IN_JSON} = earliest, {LATEST_IN_JSON} = latest)"
             )
         if offset == EARLIEST_IN_JSON and name == "endingOffsets":
-            _refuse(f"{name}: the earliest offset ({offset}) of {stream}/{partition} would end before it begins")
+            refuse(f"{name}: the earliest offset ({offset}) of {stream}/{partition} would end before it begins")
         parsed.setdefault(stream, {})[partition] = _IN_JSON.get(offset, Offset(offset))
     return parsed
 
@@ -482,13 +368,13 @@ def _by_partition(name: str, text: str, form: str) -> Iterator[tuple[StreamName,
     try:
         streams = json.loads(text)
     except ValueError:
-        _refuse(f"{name}={text!r} is not {form}")
+        refuse(f"{name}={text!r} is not {form}")
     if not isinstance(streams, dict) or not all(isinstance(value, dict) and value for value in streams.values()):
-        _refuse(f"{name}={text!r} is not {form}")
+        refuse(f"{name}={text!r} is not {form}")
     for stream, partitions in streams.items():
         for partition, value in partitions.items():
             if not partition.isdecimal():
-                _refuse(f"{name}: partition {partition!r} of stream {stream!r} is not a number from 0 up")
+                refuse(f"{name}: partition {partition!r} of stream {stream!r} is not a number from 0 up")
             yield StreamName(stream), int(partition), value
 
 
@@ -500,37 +386,33 @@ ENDING_OPTIONS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"
 """The first of these that is given counts."""
 _BY_PARTITION = (*STARTING_OPTIONS[1:], *ENDING_OPTIONS[1:])
 
-_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
-    "servers": _parse_servers,
+_PARSERS: Mapping[str, Parser] = {
     "subscribe": _parse_streams,
     "subscribePattern": _parse_pattern,
     "assign": _parse_assign,
     "startingOffsets": _parse_starting,
     "startingOffsetsByTimestamp": _parse_timestamps,
     "startingTimestamp": _parse_timestamp,
-    "startingOffsetsByTimestampStrategy": _one_of("error", "latest"),
+    "startingOffsetsByTimestampStrategy": one_of("error", "latest"),
     "endingOffsets": _parse_ending,
     "endingOffsetsByTimestamp": _parse_timestamps,
     "endingTimestamp": _parse_timestamp,
-    "maxOffsetsPerTrigger": _between(1, _MAX_COUNT),
-    "minOffsetsPerTrigger": _between(1, _MAX_COUNT),
-    "maxTriggerDelay": _duration(bare="ms"),
+    "maxOffsetsPerTrigger": between(1, _MAX_COUNT),
+    "minOffsetsPerTrigger": between(1, _MAX_COUNT),
+    "maxTriggerDelay": duration(bare="ms"),
     "maxBytesPerTrigger": _bytes,
-    "minPartitions": _between(1, 100_000),
-    "maxRecordsPerPartition": _between(1, _MAX_COUNT),
-    "fetchMaxBytes": _between(1 << 10, 64 << 20),
-    "failOnDataLoss": _parse_bool,
-    "includeHeaders": _parse_bool,
+    "minPartitions": between(1, 100_000),
+    "maxRecordsPerPartition": between(1, _MAX_COUNT),
+    "fetchMaxBytes": between(1 << 10, 64 << 20),
+    "failOnDataLoss": parse_bool,
+    "includeHeaders": parse_bool,
     "columns": _parse_columns,
-    "gc.freeze": _parse_bool,
-    "readFrom": _one_of("leader", "follower", "nearest"),
+    "gc.freeze": parse_bool,
+    "readFrom": one_of("leader", "follower", "nearest"),
     "rack": _parse_rack,
-    "isolationLevel": _one_of("read_committed", "read_uncommitted"),
+    "isolationLevel": one_of("read_committed", "read_uncommitted"),
     "groupId": _parse_group,
-    "retry.timeout": parse_retry_timeout,
-    "namespace": _parse_namespace,
-    "inboxPrefix": _parse_inbox_prefix,
-    **{_login_option(name): _parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
+    **OF_CONNECTIONS,
 }
 
 KNOWN_OPTIONS = tuple(_PARSERS)

@@ -21,9 +21,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_connector.connections import Address, Connection, kept
-from spark_connector.inline_files import with_paths
-from spark_connector.retrying import Retry
+from spark_connector.cluster import Cluster
+from spark_connector.connections import Connection
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import Records, Target, chunks, records_of
 from tidelog.client.connection import Client
@@ -32,6 +31,7 @@ from tidelog.client.producer import Producer
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire.errors import Code, TidelogError
 from wire.transactions import child_id
+from wire.types import StreamName
 
 CHUNKS_UNDER_WAY: Final = 3
 """That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
@@ -63,54 +63,34 @@ class Sent(WriterCommitMessage):
     """Nothing was sent, since the sequence is committed."""
 
 
-def connected(options: SinkOptions) -> Connection:
-    return Retry(options.retry_seconds).run("connect", lambda: kept.lease(_address(options)))
-
-
-def _address(options: SinkOptions) -> Address:
-    login = tuple(sorted(with_paths(options.login).items()))
-    return Address(options.servers, options.namespace, options.inbox_prefix, login)
-
-
-def asked(options: SinkOptions, what: str, ask: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer to a question that can be repeated, which is asked again for as long as the option `retry.timeout`
-    says."""
-
-    def attempt() -> Any:
-        connection = kept.lease(_address(options))
-        try:
-            return connection.run(ask(connection.client), ANSWER_SECONDS + _SLACK_SECONDS)
-        except TidelogError as error:
-            if error.retriable:
-                kept.discard(connection)  # another cluster may be behind its address now
-            raise
-
-    return Retry(options.retry_seconds).run(what, attempt)
-
-
 def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Place | None) -> Sent:
     """Raises TidelogError; then nothing of a `place` is read."""
-    last = None if place is None else asked(options, f"ask what {place.family} has committed", _last_of(place))
+    cluster = Cluster.of(options)
+    last = None if place is None else _last_of(cluster, place)
     if place is not None and last is not None and last > place.sequence:
         raise _stale(place, last)
     if place is not None and last == place.sequence:
         for _ in batches:  # Spark takes a task that leaves rows for one that has failed
             pass
         return Sent(place.family, place.sequence, None, was_committed=True)
-    connection = connected(options)
+    connection = cluster.retry.run("connect", cluster.connection)
+    task = _Task(cluster, connection, options.stream)
     try:
         if place is None:
-            _send(options, connection, batches, lambda: _AtLeastOnce(options, connection.client))
+            task.send(batches, lambda: _AtLeastOnce(options, connection.client))
             return Sent(None, 0, None)
-        transaction = _send(options, connection, batches, lambda: _ExactlyOnce(options, connection.client, place))
+        transaction = task.send(batches, lambda: _ExactlyOnce(options, connection.client, place))
         return Sent(place.family, place.sequence, transaction)
     except BaseException:
-        kept.discard(connection)  # the next task of this process does not meet what is left of this one
+        cluster.discard(connection)  # the next task of this process does not meet what is left of this one
         raise
 
 
-def _last_of(place: Place) -> Callable[[Client], Coroutine[Any, Any, int | None]]:
-    return lambda client: client.committed_sequence(place.family, timeout=ANSWER_SECONDS)
+def _last_of(cluster: Cluster, place: Place) -> int | None:
+    return cluster.ask(
+        f"ask what {place.family} has committed",
+        lambda client: client.committed_sequence(place.family, timeout=ANSWER_SECONDS),
+    )
 
 
 def _stale(place: Place, last: int) -> TidelogError:
@@ -133,37 +113,43 @@ class _Delivery(Protocol):
     async def close(self) -> None: ...
 
 
-def _send(
-    options: SinkOptions, connection: Connection, batches: Iterable[pa.RecordBatch], make: Callable[[], _Delivery]
-) -> PreparedTransaction | None:
-    timeout = options.retry_seconds + _SLACK_SECONDS
-    sender: _Sender | None = None
-    try:
-        for batch in batches:
-            for chunk in chunks(batch):
-                records = records_of(chunk, options.stream)
-                sender = sender or connection.run(_sender(make))
-                _open(options, connection, sender, records)
-                connection.run(sender.send(records), timeout)
-        transaction = None if sender is None else connection.run(sender.end(), timeout)
-    except BaseException:
+class _Task:
+    """Rows to one connection."""
+
+    def __init__(self, cluster: Cluster, connection: Connection, stream: StreamName | None) -> None:
+        self._cluster = cluster
+        self._connection = connection
+        self._stream = stream
+        self._timeout = cluster.retry.timeout + _SLACK_SECONDS
+
+    def send(self, batches: Iterable[pa.RecordBatch], make: Callable[[], _Delivery]) -> PreparedTransaction | None:
+        run, timeout = self._connection.run, self._timeout
+        sender: _Sender | None = None
+        try:
+            for batch in batches:
+                for chunk in chunks(batch):
+                    records = records_of(chunk, self._stream)
+                    sender = sender or run(_sender(make))
+                    self._open(sender, records)
+                    run(sender.send(records), timeout)
+            transaction = None if sender is None else run(sender.end(), timeout)
+        except BaseException:
+            if sender is not None:
+                with suppress(TidelogError):
+                    run(sender.give_up(), timeout)
+            raise
         if sender is not None:
-            with suppress(TidelogError):
-                connection.run(sender.give_up(), timeout)
-        raise
-    if sender is not None:
-        connection.run(sender.close(), timeout)
-    return transaction
+            run(sender.close(), timeout)
+        return transaction
 
-
-def _open(options: SinkOptions, connection: Connection, sender: _Sender, targets: Iterable[Target]) -> None:
-    new = sender.not_opened(targets)
-    if not new:
-        return
-    timeout = options.retry_seconds + _SLACK_SECONDS
-    connection.run(sender.drain(), timeout)  # what has failed is not tried again
-    names = ", ".join(sorted({target.stream for target in new}))
-    Retry(options.retry_seconds).run(f"write to {names:.200}", lambda: connection.run(sender.open(new), timeout))
+    def _open(self, sender: _Sender, targets: Iterable[Target]) -> None:
+        new = sender.not_opened(targets)
+        if not new:
+            return
+        run = self._connection.run
+        run(sender.drain(), self._timeout)  # what has failed is not tried again
+        names = ", ".join(sorted({target.stream for target in new}))
+        self._cluster.retry.run(f"write to {names:.200}", lambda: run(sender.open(new), self._timeout))
 
 
 async def _sender(make: Callable[[], _Delivery]) -> _Sender:

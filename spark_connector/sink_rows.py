@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from spark_connector.columns import _SPARK_TYPES
+from spark_connector.columns import SPARK_TYPES
 from wire.batch.record_headers import RepeatedHeaders
 from wire.errors import Code, TidelogError
 from wire.subjects import check_stream_name
@@ -31,7 +31,7 @@ CHUNK_BYTES: Final = 8 << 20
 _TYPES: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
-    **{name: (_SPARK_TYPES[name].simpleString(),) for name in ("headers", "stream", "partition", "timestamp")},
+    **{name: (SPARK_TYPES[name].simpleString(),) for name in ("headers", "stream", "partition", "timestamp")},
 }
 
 

@@ -116,7 +116,8 @@ def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool) -> None:
     """`once`: nothing else is committed under the name."""
-    from spark_connector.sink_delivery import ANSWER_SECONDS, asked
+    from spark_connector.cluster import Cluster
+    from spark_connector.sink_delivery import ANSWER_SECONDS
 
     if len(_sent(messages)) < len(messages):
         raise TidelogError(
@@ -139,8 +140,7 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
             f"{len(transactions)} tasks have written, and {MAX_MEMBERS} can be committed as one, so nothing is"
             f" committed: coalesce({MAX_MEMBERS}) the rows before they are written, or use guarantee=at_least_once",
         )
-    is_committed = asked(
-        options,
+    is_committed = Cluster.of(options).ask(
         f"commit number {sequence} of {family}",
         lambda client: client.commit_prepared(
             family, transactions, sequence=sequence, once=once, timeout=ANSWER_SECONDS
@@ -154,14 +154,16 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
 
 def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     """As far as the cluster answers; it aborts the rest after the timeout."""
-    from spark_connector.sink_delivery import ANSWER_SECONDS, asked
+    from spark_connector.cluster import Cluster
+    from spark_connector.sink_delivery import ANSWER_SECONDS
 
     transactions = [each.transaction for each in _sent(messages) if each.transaction is not None]
     try:
+        cluster = Cluster.of(options)
         for first in range(0, max(1, len(transactions)), MAX_MEMBERS):
             some = transactions[first : first + MAX_MEMBERS]
             abort = partial(_abort_some, family=family, transactions=some, timeout=ANSWER_SECONDS)
-            asked(options, f"abort what was written for {family}", abort)
+            cluster.ask(f"abort what was written for {family}", abort)
     except TidelogError as error:
         _log.warning(
             "tidelog: what was written for %s is not known to be aborted (%s), and is after transaction.timeout",

@@ -10,7 +10,6 @@ from spark_connector.batch_reader import TidelogBatchReader
 from spark_connector.columns import check_schema, spark_schema
 from spark_connector.options import SourceOptions
 from spark_connector.plain_errors import plain_errors
-from spark_connector.retrying import Retry
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import check_written_schema
 from spark_connector.stream_reader import TidelogStreamReader
@@ -27,13 +26,9 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     """Connects to the cluster that the options name."""
     # Spark makes a data source in many short-lived processes that never connect.
     from spark_connector.client_log import ClientLog, Isolation
-    from spark_connector.connections import Address
-    from spark_connector.inline_files import with_paths
+    from spark_connector.cluster import Cluster
 
-    login = tuple(sorted(with_paths(options.login).items()))
-    address = Address(options.servers, options.namespace, options.inbox_prefix, login)
-    isolation = Isolation(options.read_uncommitted, options.read_from, options.rack)
-    return ClientLog(address, Retry(options.retry_seconds), isolation)
+    return ClientLog(Cluster.of(options), Isolation(options.read_uncommitted, options.read_from, options.rack))
 
 
 @plain_errors

@@ -14,6 +14,7 @@ import pytest
 from scripts import demo_security
 from scripts.demo_security import Access, NotRefused, attempts, secure
 from spark_connector.client_log import ClientLog
+from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, kept
 from spark_connector.retrying import Retry
 from tests.integration.dev_cluster import assert_logs_without, dev_cluster
@@ -52,7 +53,7 @@ async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
         assert values == [VALUE] * 101
         options = access.of_spark("spark")
         login = tuple((name.removeprefix("nats."), text) for name, text in options.items() if name.startswith("nats."))
-        log = ClientLog(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Retry(60))
+        log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Retry(60)))
         try:
             assert log.extents((StreamName(STREAM),))[StreamName(STREAM)].partitions.keys() == {0, 1}
         finally:

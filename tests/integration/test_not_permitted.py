@@ -12,6 +12,7 @@ import pytest
 
 import tidelog
 from spark_connector.client_log import ClientLog
+from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, kept
 from spark_connector.log_port import OffsetRange
 from spark_connector.retrying import Retry
@@ -168,9 +169,11 @@ async def _incarnations(cluster: DevCluster) -> tuple[Incarnation, Incarnation]:
 def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
     login = (("password", PASSWORD), ("user", "knows"))
     with pytest.raises(NotPermitted, match="inboxPrefix"):
-        ClientLog(Address((cluster.nats_url,), "tidelog", None, login), Retry(60)).extents((StreamName("orders"),))
+        ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, login), Retry(60))).extents(
+            (StreamName("orders"),)
+        )
     incarnation, in_partition = asyncio.run(_incarnations(cluster))
-    log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Retry(60))
+    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Retry(60)))
     try:
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
             log.extents((StreamName("orders"),))

@@ -15,6 +15,7 @@ import pytest
 
 import tidelog
 from spark_connector.client_log import ClientLog
+from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, kept
 from spark_connector.retrying import Retry
 from tests.integration.command_line import tidelog_command
@@ -291,7 +292,7 @@ async def test_a_producer_has_all_of_its_family_and_commits_for_it(cluster: DevC
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
     """By the connection that Spark's tasks make."""
     login = (("password", PASSWORD), ("user", "spark-orders"))
-    log = ClientLog(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Retry(60))
+    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Retry(60)))
     try:
         streams = (StreamName("orders"), StreamName("payments"))
         extents = log.extents(streams)

@@ -10,6 +10,7 @@ import pytest
 
 import tidelog
 from spark_connector.client_log import ClientLog, Isolation
+from spark_connector.cluster import Cluster
 from spark_connector.columns import spark_schema
 from spark_connector.connections import Address, KeptConnections
 from spark_connector.log_port import OffsetRange
@@ -37,7 +38,7 @@ def pool() -> Iterator[KeptConnections]:
 
 
 def log_of(cluster: DevCluster, pool: KeptConnections, isolation: Isolation = LEVELS[0]) -> ClientLog:
-    return ClientLog(Address((cluster.nats_url,), "tidelog", None, ()), Retry(60), isolation, pool)
+    return ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, ()), Retry(60), pool), isolation)
 
 
 def whole(log: ClientLog, stream: str) -> list[OffsetRange]:
@@ -112,7 +113,7 @@ def test_a_connection_serves_task_after_task(cluster: DevCluster, pool: KeptConn
     ranges = whole(log, "tasks")
     expected = [b"%d/%d" % (partition, i) for partition in range(4) for i in range(100)]
     assert values(log, ranges) == expected
-    first = log.connection()
+    first = log.cluster.connection()
     # A task that fails, and one that is left in the midst.
     other = [OffsetRange(each.stream, Incarnation(each.stream_incarnation + 1), *_rest(each)) for each in ranges]
     with pytest.raises(TidelogError) as caught:
@@ -125,7 +126,7 @@ def test_a_connection_serves_task_after_task(cluster: DevCluster, pool: KeptConn
     cluster.nats.kill()
     cluster.nats.start()
     assert values(log_of(cluster, pool), ranges) == expected
-    assert log.connection() is first
+    assert log.cluster.connection() is first
 
 
 def _rest(of: OffsetRange) -> tuple[int, Incarnation, Offset, Offset]:

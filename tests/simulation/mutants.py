@@ -70,6 +70,7 @@ from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.client.membership import Membership
 from tidelog.groups.group import Group
 from tidelog.groups.pending import PendingOffsets
 from tidelog.groups.shard import GroupShard
@@ -653,6 +654,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "while led.high_watermark < end:",
             "end = led.high_watermark\n    while False:",
         ),
+    ),
+    _mutant(
+        "a member takes an assignment that comes after the session of its heartbeat",
+        (Membership.on_answer, "if is_late and self.state", "if False and self.state"),
     ),
     _mutant(
         "a new coordinator has no patience",

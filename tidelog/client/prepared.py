@@ -44,6 +44,11 @@ async def end_family(
 ) -> bool:
     """Whether these are committed, or aborted, as was asked; False: others were committed in their place."""
     given = [*transactions]
+    if len(given) > MAX_MEMBERS:
+        raise bad(
+            f"{len(given)} transactions of {family!r} are to end together, and {MAX_MEMBERS} can; let fewer producers"
+            " write more each"
+        )
     request = EndFamilyRequest(
         family=family,
         members=[_member(family, each) for each in given],
@@ -53,11 +58,6 @@ async def end_family(
         once=once,
         cluster_id=await link.cluster_id(),
     )
-    if len(given) > MAX_MEMBERS:
-        raise bad(
-            f"{len(given)} transactions of {family!r} are to end together, and {MAX_MEMBERS} can; let fewer producers"
-            " write more each"
-        )
     attempts = Attempts()
     try:
         answer = await link.ask(END_FAMILY, family, request, EndFamilyResponse, timeout=timeout, attempts=attempts)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from spark_connector import client_log
-from spark_connector.client_log import CHUNK_BYTES, Ahead, ClientLog, Isolation
+from spark_connector import client_log, cluster
+from spark_connector.client_log import CHUNK_BYTES, Ahead, ClientLog
+from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import OffsetRange
 from spark_connector.retrying import Retry, WaitedOut
@@ -130,7 +131,7 @@ def make_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Script, floa
         pools.append(KeptConnections(Connection))
         clock = itertools.count()
         retry = Retry(timeout, now=lambda: float(next(clock)), sleep=lambda _: None)
-        return ClientLog(Address(None, "tidelog", None, ()), retry, Isolation(), pools[-1])
+        return ClientLog(Cluster(Address(None, "tidelog", None, ()), retry, pools[-1]))
 
     yield make
     for pool in pools:
@@ -198,8 +199,8 @@ def test_a_connection_that_another_fetch_gave_up_is_replaced(make_log: Make, mon
     log = make_log(script, 60)
     fetch = log.fetch(WANTED, 1 << 20)
     assert int(next(fetch).header.base_offset) == 0
-    log.connection().is_broken = True
-    log.connection()
+    log.cluster.connection().is_broken = True
+    log.cluster.connection()
     assert offsets(fetch) == [1]
     assert script.begun_at == [0, 1]
 
@@ -240,7 +241,7 @@ def test_a_range_that_is_left_early_is_given_up(make_log: Make) -> None:
 
 
 def test_a_connection_that_gets_no_answer_for_long_is_replaced(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_log, "RENEW_SECONDS", -1.0)
+    monkeypatch.setattr(cluster, "RENEW_SECONDS", -1.0)
     script = Script([[PASSES], [PASSES], [4]])
     assert offsets(make_log(script, 60).fetch(WANTED, 1 << 20)) == [4]
     assert script.connections == 3

@@ -8,6 +8,7 @@ from typing import Any, Self
 import pytest
 
 from spark_connector.client_log import ClientLog, Isolation
+from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import PartitionExtent, Span, StreamExtent
 from spark_connector.retrying import Retry
@@ -76,7 +77,7 @@ def log(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientL
 
     monkeypatch.setattr("tidelog.connect", connect)
     pool = KeptConnections(Connection)
-    yield ClientLog(Address(None, "tidelog", None, ()), Retry(0), Isolation(read_uncommitted=True), pool)
+    yield ClientLog(Cluster(Address(None, "tidelog", None, ()), Retry(0), pool), Isolation(read_uncommitted=True))
     pool.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from pyspark.sql.types import (
 )
 
 from spark_connector import sink_rows
+from spark_connector.connections import kept
 from spark_connector.sink_delivery import Sent
 from spark_connector.sink_options import SINK_OPTIONS, SinkOptions
 from spark_connector.sink_rows import Records, Target, check_written_schema, chunks, records_of
 from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from spark_connector.source import TidelogDataSource
+from tidelog.client.prepared import PreparedTransaction
 from wire.errors import TidelogError
 from wire.types import StreamName
 
@@ -123,6 +127,41 @@ def test_what_was_committed_before_is_told(caplog: pytest.LogCaptureFixture) -> 
     """A second write of foreachBatch under the same name and number, for instance, is lost."""
     TidelogBatchWriter(parsed(stream="orders")).commit([Sent("f", 3, None, was_committed=True)])
     assert "number 3 of f was committed before, and nothing is written again" in caplog.text
+
+
+@dataclass
+class Committing:
+    """A client whose commits are noted."""
+
+    commits: list[tuple[str, int, bool]] = field(default_factory=list)
+
+    async def commit_prepared(
+        self, family: str, _: Sequence[PreparedTransaction], *, sequence: int, once: bool, timeout: float
+    ) -> bool:
+        assert timeout > 0
+        self.commits.append((family, sequence, once))
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+def test_only_the_name_of_an_unnamed_batch_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have to be remembered for as long as a query may be stopped, or a job repeated."""
+    client = Committing()
+
+    async def connect(*_: object, **__: object) -> Committing:
+        return client
+
+    monkeypatch.setattr("tidelog.connect", connect)
+    sent = Sent("f", 3, PreparedTransaction("f~0-0", 1, 0))
+    try:
+        TidelogBatchWriter(parsed(stream="orders")).commit([sent])
+        TidelogBatchWriter(parsed(stream="orders", transactionalId="f", sequence="3")).commit([sent])
+        TidelogStreamWriter(parsed(stream="orders")).commit([sent], 3)
+    finally:
+        kept.close()
+    assert client.commits == [("f", 3, True), ("f", 3, False), ("f", 3, False)]
 
 
 @pytest.mark.parametrize(

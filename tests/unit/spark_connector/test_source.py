@@ -34,14 +34,14 @@ def test_where_and_as_whom_it_connects() -> None:
         **{"nats.user": "job", "nats.password_file": "/run/pw", "nats.tls_first": "true"},
     )  # fmt: skip
     login = (("context", "prod"), ("password_file", "/run/pw"), ("tls_first", True), ("user", "job"))
-    assert log._address == Address((SERVERS,), "blue", "_INBOX.job", login)
-    assert "/run/pw" not in repr(log._address)
+    assert log.cluster.address == Address((SERVERS,), "blue", "_INBOX.job", login)
+    assert "/run/pw" not in repr(log.cluster.address)
 
 
 def test_credentials_as_text_become_a_file() -> None:
     text = "-----BEGIN NATS USER JWT-----\nsecret-word\n"
     log = opened(**{"nats.creds": text})
-    ((name, path),) = log._address.login
+    ((name, path),) = log.cluster.address.login
     assert (name, Path(path).read_text()) == ("creds", text)
 
 
@@ -49,7 +49,7 @@ def test_which_records_of_which_replicas() -> None:
     assert opened().isolation == Isolation(False, "leader", None)
     near = opened(isolationLevel="read_uncommitted", readFrom="nearest", rack="eu-1a")
     assert near.isolation == Isolation(True, "nearest", "eu-1a")
-    assert opened(**{"retry.timeout": "7s"}).retry.timeout == 7
+    assert opened(**{"retry.timeout": "7s"}).cluster.retry.timeout == 7
 
 
 @dataclass

@@ -6,7 +6,8 @@ import json
 import pytest
 
 import tidelog
-from spark_connector.options import KNOWN_OPTIONS, LOGIN_OPTIONS, AtTimestamp, AtTimestamps, Edge, SourceOptions
+from spark_connector.option_values import LOGIN_OPTIONS
+from spark_connector.options import KNOWN_OPTIONS, AtTimestamp, AtTimestamps, Edge, SourceOptions
 from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
