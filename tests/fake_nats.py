@@ -74,11 +74,22 @@ class Hub:
             return
         loop = asyncio.get_running_loop()
         below = subject.rpartition(".")[0] + ".*"
-        found = [handler for _, handler in (*self.handlers.get(subject, ()), *self.handlers.get(below, ()))]
+        found = self._without_their_queues([*self.handlers.get(subject, ()), *self.handlers.get(below, ())], subject)
         for handler in found:
             loop.call_soon(handler, Message(subject, data, reply, headers))
         if not found and reply is not None:
             loop.call_soon(self._answer_no_responders, Message(reply, b"", status=NO_RESPONDERS))
+
+    @staticmethod
+    def _without_their_queues(found: list[tuple[object, MessageHandler]], subject: str) -> list[MessageHandler]:
+        taken: set[str] = set()
+        chosen = []
+        for transport, handler in found:
+            queue = transport.queues.get(subject, "") if isinstance(transport, FakeTransport) else ""
+            if not queue or queue not in taken:
+                chosen.append(handler)
+            taken.add(queue)
+        return chosen
 
     def _answer_no_responders(self, message: Message) -> None:
         for _, handler in self.handlers.get(message.subject, ()):
@@ -117,6 +128,8 @@ class FakeTransport:
         """By subject: a MessageHandler or a BulkHandler."""
         self.raw: dict[str, RawHandler] = {}
         """By subject: those that take messages undecoded."""
+        self.queues: dict[str, str] = {}
+        """By subject. A hub delivers to the first of a queue."""
         self.inboxes: dict[str, MessageHandler] = {}
         self._numbers = 0
         self._changed: list[Callable[[bool], None]] = []
@@ -218,9 +231,10 @@ class FakeTransport:
         finally:
             self.on_inbox(inbox, None)
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+    async def subscribe(self, subject: str, handler: MessageHandler, *, queue: str = "") -> Subscription:
         entry = (self, handler)
         self.subscribed[subject] = handler
+        self.queues[subject] = queue
         if self.hub is not None:
             self.hub.handlers.setdefault(subject, []).append(entry)
         return _HubSubscription(self, subject, entry)

@@ -174,8 +174,9 @@ class Transport(Protocol):
         not let this login ask there or have the answer, and as `publish`."""
         ...
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
-        """Returns when the server knows the subscription (PING/PONG)."""
+    async def subscribe(self, subject: str, handler: MessageHandler, *, queue: str = "") -> Subscription:
+        """Returns when the server knows the subscription (PING/PONG). Of all subscriptions to `subject` with the same
+        `queue`, one gets each message; empty: each of them does."""
         ...
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:

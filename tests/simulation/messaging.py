@@ -255,10 +255,23 @@ class Nats:
             # The wildcard that brokers use is a `*` in place of the last token.
             any_last = f"{subject.rpartition('.')[0]}.*"
             targets = [*self._subscriptions.get(subject, {}).items(), *self._subscriptions.get(any_last, {}).items()]
-        for (_, sid), found in targets:
+        for (_, sid), found in self._one_of_each_queue(targets):
             self._deliver(found, sid, message)
         if not targets and message.reply is not None:
             self._deliver(session, 0, Message(message.reply, b"", status=NO_RESPONDERS))
+
+    def _one_of_each_queue(
+        self, targets: list[tuple[tuple[int, int], _Session]]
+    ) -> list[tuple[tuple[int, int], _Session]]:
+        queues: dict[str, list[tuple[tuple[int, int], _Session]]] = {}
+        for key, session in targets:
+            queue = session.connection.queues.get(key[1])
+            if queue is not None:
+                queues.setdefault(queue, []).append((key, session))
+        if not queues:
+            return targets
+        alone = [each for each in targets if each[1].connection.queues.get(each[0][1]) is None]
+        return [*alone, *(self.rng.choice(members) for members in queues.values())]
 
     def _deliver(self, session: _Session, sid: int, message: Message) -> None:
         self.delivered += 1
@@ -337,6 +350,8 @@ class SimConnection:
         self.slowness = 1.0
         self.deaf_to: tuple[str, ...] = ()
         self.handlers: dict[int, tuple[str, MessageHandler | BulkHandler]] = {}
+        self.queues: dict[int, str] = {}
+        """By subscription, of those that have one."""
         self._sids = 0
         self._inbox_count = 0
         self._inbox_handlers: dict[str, MessageHandler] = {}
@@ -514,8 +529,8 @@ class SimConnection:
             too_late.cancel()
             self._flushes.pop(answered, None)
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> _Subscription:
-        return await self._subscribe(subject, handler)
+    async def subscribe(self, subject: str, handler: MessageHandler, *, queue: str = "") -> _Subscription:
+        return await self._subscribe(subject, handler, queue)
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> _Subscription:
         return await self._subscribe(subject, undecoded(handler))
@@ -526,9 +541,11 @@ class SimConnection:
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> _Subscription:
         return await self._subscribe(subject, handler)
 
-    async def _subscribe(self, subject: str, handler: MessageHandler | BulkHandler) -> _Subscription:
+    async def _subscribe(self, subject: str, handler: MessageHandler | BulkHandler, queue: str = "") -> _Subscription:
         self._sids += 1
         sid = self._sids
+        if queue:
+            self.queues[sid] = queue
         self.handlers[sid] = (subject, handler)
         try:
             while True:

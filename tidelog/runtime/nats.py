@@ -345,9 +345,10 @@ class NatsConnection:
 
     # ---- subscriptions
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+    async def subscribe(self, subject: str, handler: MessageHandler, *, queue: str = "") -> Subscription:
         """Returns when the server knows the subscription; waits for that through losses of the connection."""
-        return await self.subscribe_raw(subject, decoding(handler))
+        guard = Guard(f"messages on {subject!r}", self.counters)
+        return await self._subscriptions.add(subject, guarded(decoding(handler), guard), queue)
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
         """As `subscribe`; nothing of the messages is decoded."""

@@ -292,10 +292,10 @@ class ChunkedClient(Client):
         self._pongs.append(answered)
         self._transport.write(b"PING\r\n")
 
-    def add_subscription(self, subject: str) -> int:
+    def add_subscription(self, subject: str, queue: str = "") -> int:
         """Registers a subscription id that nats-py sends SUB for at every reconnect. Sends nothing itself."""
         self._sid += 1
-        self._subs[self._sid] = Subscription(self, id=self._sid, subject=subject)
+        self._subs[self._sid] = Subscription(self, id=self._sid, subject=subject, queue=queue)
         return self._sid
 
     def remove_subscription(self, sid: int) -> str:
@@ -304,9 +304,9 @@ class ChunkedClient(Client):
         self.parser.remove(sid)
         return "" if removed is None else str(removed.subject)
 
-    def subscribed(self) -> list[tuple[int, str]]:
-        """Ids and subjects."""
-        return [(sid, subscription.subject) for sid, subscription in self._subs.items()]
+    def subscribed(self) -> list[tuple[int, str, str]]:
+        """Ids, subjects and queues."""
+        return [(sid, subscription.subject, subscription.queue) for sid, subscription in self._subs.items()]
 
     async def shut(self) -> None:
         """nats-py's `close`, also where `connect` failed before it had begun."""

@@ -50,9 +50,9 @@ class Subscriptions:
         self._next_flush: asyncio.Task[None] | None = None
         """A flush that has not begun: it covers all that is written until it does."""
 
-    async def add(self, subject: str, sink: GuardedBulk | RawHandler) -> Subscription:
+    async def add(self, subject: str, sink: GuardedBulk | RawHandler, queue: str = "") -> Subscription:
         self._check_open()
-        sid = self._client.add_subscription(checked_subject(subject))
+        sid = self._client.add_subscription(checked_subject(subject), queue)
         if isinstance(sink, GuardedBulk):
             self._client.parser.add_bulk(sid, sink)
         else:
@@ -65,7 +65,7 @@ class Subscriptions:
                 if transport is not None:
                     self._outgoing.end_turn()
                     # A server that has this id already (from a reconnect in between) ignores the second SUB.
-                    transport.write(f"SUB {subject} {sid}\r\n".encode())
+                    transport.write(_sub(subject, queue, sid).encode())
                 with contextlib.suppress(TimeoutError):
                     await self._flush_together()
                     return Subscription(self, sid, subject)
@@ -110,15 +110,15 @@ class Subscriptions:
             transport = self._client.link_transport
             if transport is None or not self._is_up.is_set():
                 continue  # a reconnect asks for all of them
-            again = [(sid, subject) for sid, subject in self._client.subscribed() if subject in refused]
+            again = [each for each in self._client.subscribed() if each[1] in refused]
             question = self._violations.asks_again()
             self._outgoing.end_turn()
-            transport.write("".join(f"SUB {subject} {sid}\r\n" for sid, subject in again).encode())
+            transport.write("".join(_sub(subject, queue, sid) for sid, subject, queue in again).encode())
             try:
                 await self._flush_together()
             except TimeoutError:
                 continue
-            asked = {subject for _, subject in again}
+            asked = {subject for _, subject, _ in again}
             for subject in self._violations.answered(question):
                 if subject in asked:  # else nobody wants it any more
                     _log.info("NATS lets this login subscribe to %r now", subject)
@@ -126,7 +126,7 @@ class Subscriptions:
     async def remove(self, sid: int) -> None:
         subject = self._client.remove_subscription(sid)
         refused = self._violations.subscriptions
-        if subject in refused and all(subject != other for _, other in self._client.subscribed()):
+        if subject in refused and all(subject != other for _, other, _ in self._client.subscribed()):
             self._violations.forget(subject)
         transport = self._client.link_transport
         if transport is not None and self._is_up.is_set():
@@ -140,7 +140,7 @@ class Subscriptions:
         transport = self._client.link_transport
         if transport is not None:
             self._outgoing.end_turn()
-            for sid, _ in self._client.subscribed():
+            for sid, _, _ in self._client.subscribed():
                 transport.write(f"UNSUB {sid}\r\n".encode())
 
     async def _flush_together(self) -> None:
@@ -154,6 +154,10 @@ class Subscriptions:
     async def _flush_next(self) -> None:
         self._next_flush = None
         await self._flush()
+
+
+def _sub(subject: str, queue: str, sid: int) -> str:
+    return f"SUB {subject} {queue} {sid}\r\n" if queue else f"SUB {subject} {sid}\r\n"
 
 
 class Subscription:

@@ -84,14 +84,14 @@ class AnsweringTransport:
     ) -> Message:
         return await self._transport.request(subject, payload, timeout=timeout, headers=headers)
 
-    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+    async def subscribe(self, subject: str, handler: MessageHandler, *, queue: str = "") -> Subscription:
         is_inbox = self._inboxes_of(subject)
 
         def on_message(message: Message) -> None:
             if message.reply is None or is_inbox(message.reply.encode()):
                 handler(message)
 
-        return await self._transport.subscribe(subject, on_message)
+        return await self._transport.subscribe(subject, on_message, queue=queue)
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
         is_inbox = self._inboxes_of(subject)
