@@ -67,11 +67,15 @@ class ControllerDriver:
             context,
             moves=self.moves,
             commit=proposals.commit,
-            labels=lambda: {**self._labels, context.broker_id: self._own_labels},
+            labels=self.labels,
             voters=lambda: self._raft.status().voters,
             other_clusters=self.namespace.others,
         )
         self._subscriptions = ControllerSubscriptions(context, self.namespace, proposals, self.run)
+
+    def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
+        """Of the brokers, as they last said. While this broker is not the controller there are its own alone."""
+        return {**self._labels, self._context.broker_id: self._own_labels}
 
     def start(self) -> None:
         context = self._context

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -197,6 +197,10 @@ class MetadataService:
     @property
     def namespace(self) -> Namespace:
         return self._controller.namespace
+
+    def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
+        """Of the brokers, as they last said to this controller."""
+        return self._controller.labels()
 
     async def wait_registered(self) -> None:
         """Returns when this life is registered and its partitions are handed over."""

@@ -237,6 +237,35 @@ async def test_subscribe_returns_when_the_server_knows(server: EmbeddedNatsServe
     await other.close()
 
 
+async def test_one_of_a_queue_gets_each_message_also_after_the_server_was_restarted(server: EmbeddedNatsServer) -> None:
+    members = [await NatsConnection.connect(server.url) for _ in range(3)]
+    received: list[list[Message]] = [[] for _ in members]
+    everybody: list[Message] = []
+    for member, own in zip(members, received, strict=True):
+        await member.subscribe("work", own.append, queue="workers")
+    await members[0].subscribe("work", everybody.append)
+
+    async def send() -> None:
+        everybody.clear()
+        for own in received:
+            own.clear()
+        for _ in range(60):
+            members[0].publish("work", (b"",))
+        await until(lambda: len(everybody) >= 60)
+        await asyncio.gather(*(member.flush() for member in members))
+        assert sum(map(len, received)) == len(everybody) == 60
+        assert all(received), "NATS takes them in turns"
+
+    await send()
+    server.kill()
+    await until(lambda: not any(member.is_connected for member in members))
+    await asyncio.to_thread(server.start)
+    await until(lambda: all(member.is_connected for member in members))
+    await send()
+    for member in members:
+        await member.close()
+
+
 async def test_flush_returns_after_everything_before_it_is_delivered(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
     collector = BulkSink()

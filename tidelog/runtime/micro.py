@@ -71,11 +71,14 @@ class Endpoint:
     question: Callable[[Message], Hashable] | None = None
     """Requests for which it is equal get the same answer: those that wait share one call of `serve`. None: each request
     has a call of its own."""
+    queue: str = ""
+    """Of all processes with an endpoint of the same subject and queue, one gets each request; empty: all of them do."""
 
 
 class Service:
     """One instance of a service. `start` subscribes, `stop` ends it. `on_refused`: a request found its queue full.
-    `work_time`: see `Pace`. `headers`: of every refusal that is made here; endpoints give those of their answers."""
+    `work_time`: see `Pace`. `headers`: of every refusal that is made here; endpoints give those of their answers.
+    `is_listed`: it answers `$SRV.PING` and the like."""
 
     def __init__(
         self,
@@ -87,6 +90,8 @@ class Service:
         on_refused: Callable[[], None] = lambda: None,
         work_time: Callable[[], float] = thread_time,
         headers: Callable[[], Mapping[str, str]] = dict,
+        *,
+        is_listed: bool = True,
     ) -> None:
         self.id = NUID().next().decode()
         self.name = name
@@ -98,6 +103,7 @@ class Service:
         self._subscriptions: list[Subscription] = []
         self._on_refused = on_refused
         self._headers = headers
+        self._is_listed = is_listed
         self._pace = Pace(asyncio.get_running_loop().time, work_time)
         self._queues: list[RequestQueue] = []
         self._refused: list[bytes] = []
@@ -107,13 +113,18 @@ class Service:
         }
 
     async def start(self) -> None:
-        handlers = {subject: self._endpoint_handler(subject, endpoint) for subject, endpoint in self._endpoints.items()}
-        for verb, describe in (("PING", self._ping), ("INFO", self._info), ("STATS", self._statistics)):
+        handlers = [
+            (subject, self._endpoint_handler(subject, endpoint), endpoint.queue)
+            for subject, endpoint in self._endpoints.items()
+        ]
+        verbs = (("PING", self._ping), ("INFO", self._info), ("STATS", self._statistics)) if self._is_listed else ()
+        for verb, describe in verbs:
             handler = self._verb_handler(describe)
-            for scope in ("", f".{self.name}", f".{self.name}.{self.id}"):
-                handlers[f"$SRV.{verb}{scope}"] = handler
+            handlers += [
+                (f"$SRV.{verb}{scope}", handler, "") for scope in ("", f".{self.name}", f".{self.name}.{self.id}")
+            ]
         self._subscriptions += await asyncio.gather(
-            *(self._transport.subscribe(subject, handler) for subject, handler in handlers.items())
+            *(self._transport.subscribe(subject, handler, queue=queue) for subject, handler, queue in handlers)
         )
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from time import thread_time
@@ -29,11 +29,14 @@ from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.settings import ReplicaSettings
+from metadata.cluster import Cluster
+from metadata.model import Changes
 from metadata.runtime.ports import RaftFactory
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
 from metadata.settings import MetadataSettings
 from tidelog.server.activity_stream import ActivityStream
+from tidelog.server.adoption import LabelsWithAdoption
 from tidelog.server.answering import AnsweringTransport
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
@@ -44,6 +47,8 @@ from tidelog.server.internal_append import InternalAppender
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.permissions import PermissionWatch
+from tidelog.server.pushes import Pushes
+from tidelog.server.routing import RoutingRequests
 from tidelog.server.transaction_requests import TransactionRequests
 from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
@@ -143,7 +148,7 @@ class BrokerRuntime:
             time_ns=needs.time_ns,
             is_live=lambda: self._registered,
         )
-        observing = {"observe": self._activity.observe} if needs.metadata_settings.activity_stream else {}
+        self._keeps_activity = needs.metadata_settings.activity_stream
         self.metadata = MetadataService(
             broker_id=needs.broker,
             life_id=needs.life_id,
@@ -154,8 +159,18 @@ class BrokerRuntime:
             settings=needs.metadata_settings,
             rng=needs.rng,
             monotonic=needs.loop.time,
-            registration=registration,
-            **observing,
+            registration=replace(registration, labels=LabelsWithAdoption(registration.labels, self._adopted)),
+            observe=self._observe,
+        )
+        self._routing = RoutingRequests(self.metadata, public, needs.subjects, needs.loop.time, needs.work_time)
+        self._pushes = Pushes(
+            needs.broker,
+            self.metadata.state,
+            public,
+            needs.subjects,
+            self.metadata.labels,
+            needs.loop.time,
+            needs.work_time,
         )
         self._tickets = Tickets(
             needs.secrets, lambda: self._context.cluster_id, lambda: needs.time_ns() / 1_000_000_000
@@ -257,6 +272,17 @@ class BrokerRuntime:
         """Raises RaftError when the metadata group's journal cannot be used."""
         await self.broker.start()
         await self.metadata.start()
+        await self._routing.start()
+
+    def _adopted(self) -> dict[str, int]:
+        return self._routing.adopted()
+
+    def _observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> None:
+        """As `StateObserver`."""
+        if self._keeps_activity:
+            self._activity.observe(state, changes, from_snapshot=from_snapshot)
+        self._routing.observe(changes)
+        self._pushes.observe(changes)
 
     # ---- the metadata service's port -------------------------------------------------------------------------------
 
@@ -296,6 +322,9 @@ class BrokerRuntime:
             "refused_coordinator_requests": self.coordinators.counters.refused_requests,
             "refused_coordinator_limits": self.coordinators.counters.refused_limits,
             "group_partitions_left_out": self.coordinators.left_out,
+            "routing_pushes": self._pushes.published,
+            "routing_pushes_left_out": self._pushes.left_out,
+            **self._routing.counters(),
         }
         return {
             **report,
@@ -317,6 +346,7 @@ class BrokerRuntime:
 
     async def on_controller(self, is_controller: bool) -> None:
         await self._api.on_controller(is_controller)
+        self._pushes.on_controller(is_controller)
         self._activity.look()
 
     # ---- the end ---------------------------------------------------------------------------------------------------
@@ -325,6 +355,8 @@ class BrokerRuntime:
         """False: the disk hangs, and threads wait for it. Then nothing more is asked of the disk; the Raft journal is
         left as it is as well."""
         is_closed = True
+        await self._routing.close()
+        await self._pushes.close()
         await self._api.close()  # an act from now on would have no record in the stream
         await self._audit_stream.close()
         await self._activity.close()

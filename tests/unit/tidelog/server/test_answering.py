@@ -12,6 +12,7 @@ from tidelog.server.answering import AnsweringTransport
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.transport import Message
+from wire.types import BrokerId
 
 SUBJECTS = Subjects()
 CLIENTS = "_INBOX.abc.1"
@@ -26,6 +27,10 @@ STREAM = "orders"
         (SUBJECTS.presence(), CLIENTS, 2),
         (SUBJECTS.api("stream.list"), CLIENTS, 2),
         (SUBJECTS.cluster(), BROKERS, 2),
+        (SUBJECTS.topology(), CLIENTS, 2),
+        (SUBJECTS.adopt(BrokerId("b1")), CLIENTS, 2),
+        (SUBJECTS.probe(BrokerId("b1")), BROKERS, 2),
+        (SUBJECTS.alter_isr(), BROKERS, 2),
         ("tidelog.orders.0.replicate", BROKERS, 2),
         (QUESTION, CLIENTS, 1),
     ],

@@ -1,0 +1,146 @@
+"""Routes of streams from applied state: the pages of `<ns>.metadata.topology` (`wire.topology`).
+
+A page is put together of the routes of each stream, which are encoded once and kept until the stream changes. Between
+two streams others have their turn, so that routes may be of different generations; each says of which one it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from metadata.describe import metadata_form
+from metadata.model import Changes, Stream
+from metadata.state import ClusterState
+from wire import json_codec
+from wire.errors import Code, TidelogError
+from wire.internal_streams import is_internal
+from wire.subjects import Subjects
+from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TopologyRequest
+from wire.types import StreamName
+
+MAX_KEPT_BYTES = 16 << 20
+"""Of encoded routes; all are forgotten when there are more."""
+HEAD_BYTES = 1 << 10
+"""Of a page, besides its streams; and of the headers."""
+PARTITIONS_AT_ONCE = 100
+"""Encoded before others have their turn."""
+
+
+class TopologyPages:
+    """`broker`: this one. `stream_changes`: another number whenever streams were created or deleted."""
+
+    def __init__(
+        self, state: ClusterState, broker: str, subjects: Subjects, stream_changes: Callable[[], int], max_payload: int
+    ) -> None:
+        self._state = state
+        self._broker = broker
+        self._subjects = subjects
+        self._stream_changes = stream_changes
+        self.max_payload = max_payload
+        self._kept: dict[StreamName, bytes] = {}
+        self._kept_bytes = 0
+        self._names: list[StreamName] = []
+        """Of all streams but Tidelog's own, ascending."""
+        self._names_of: int | None = None
+        """`stream_changes` when `_names` was made."""
+
+    def on_changes(self, changes: Changes) -> None:
+        """The state has changed there."""
+        for key in (*changes.partitions, *changes.gone):
+            kept = self._kept.pop(key.stream, None)
+            if kept is not None:
+                self._kept_bytes -= len(kept)
+
+    async def page(self, data: bytes) -> bytes:
+        """The answer to a request. Raises TidelogError(BAD_REQUEST)."""
+        request = _decoded(data)
+        state = self._state
+        generation = state.generation
+        streams: list[bytes] = []
+        too_large: list[str] = []
+        size, worked = HEAD_BYTES, 0
+        last = following = None
+        for name in self._asked(request):
+            stream = state.streams.get(name)
+            if stream is None:
+                continue
+            if len(streams) + len(too_large) >= request.limit:
+                following = last
+                break
+            routes = self._routes(stream)
+            if HEAD_BYTES + len(routes) > self.max_payload:
+                too_large.append(name)
+                size += len(name) + 4
+            elif size + len(routes) > self.max_payload:
+                following = last
+                break
+            else:
+                streams.append(routes)
+                size += len(routes) + 2
+            last = name
+            worked += len(stream.partitions)
+            if worked >= PARTITIONS_AT_ONCE:
+                worked = 0
+                await asyncio.sleep(0)
+        head = json.dumps(
+            {
+                "cluster_id": state.cluster_id,
+                "generation": generation,
+                "home_broker": self._broker,
+                "too_large": too_large,
+                "next": following,
+            }
+        )
+        return b'%s, "streams": [%s]}' % (head[:-1].encode(), b", ".join(streams))
+
+    def _asked(self, request: TopologyRequest) -> Sequence[StreamName]:
+        """Names, ascending, of which each may exist."""
+        if request.streams:
+            return sorted(StreamName(name) for name in {*request.streams} if name > request.after)
+        changes = self._stream_changes()
+        if changes != self._names_of:
+            self._names = sorted(
+                name
+                for name, stream in self._state.streams.items()
+                if not is_internal(name, stream.subject, self._subjects)
+            )
+            self._names_of = changes
+        first = bisect_right(self._names, request.after)
+        # One more than the page has tells whether there are more.
+        return self._names[first : first + request.limit + 1]
+
+    def _routes(self, stream: Stream) -> bytes:
+        """`StreamRoutes` without racks."""
+        kept = self._kept.get(stream.name)
+        if kept is None:
+            form = metadata_form(self._state, stream, {})
+            rest = {key: value for key, value in form.items() if key not in ("generation", "racks")}
+            kept = json.dumps(rest)[:-1].encode()
+            self._kept_bytes += len(kept)
+            if self._kept_bytes > MAX_KEPT_BYTES:
+                self._kept.clear()
+                self._kept_bytes = len(kept)
+            self._kept[stream.name] = kept
+        return b'%s, "generation": %d}' % (kept, self._state.generation)
+
+
+def _decoded(data: bytes) -> TopologyRequest:
+    if len(data) > MAX_TOPOLOGY_REQUEST_BYTES:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"a request for topology of {len(data)} bytes is above {MAX_TOPOLOGY_REQUEST_BYTES}; name fewer streams",
+        )
+    try:
+        request = json_codec.decode(TopologyRequest, data, "the request")
+    except ValueError as error:
+        raise TidelogError(Code.BAD_REQUEST, str(error)) from None
+    if len(request.streams) > MAX_STREAMS_ASKED or not 1 <= request.limit <= MAX_PAGE:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"a request for the topology names {len(request.streams)} streams with limit {request.limit}; name at most"
+            f" {MAX_STREAMS_ASKED}, with a limit of 1 to {MAX_PAGE}",
+        )
+    return request
