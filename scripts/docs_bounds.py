@@ -43,6 +43,8 @@ from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES
+from tidelog.server.adoption import MAX_BYTES as ADOPTION_BYTES
+from tidelog.server.adoption import MAX_SESSIONS, MAX_SESSIONS_OF_CLIENT
 from tidelog.server.coordinator import MAX_REQUEST_BYTES as COORDINATOR_REQUEST
 from tidelog.server.coordinator import MAX_WAITING as COORDINATOR_REQUESTS
 from tidelog.server.coordinator import MAX_WAITING_BYTES as COORDINATOR_BYTES
@@ -57,6 +59,7 @@ from tidelog.server.peers.replay import WINDOW
 from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
 from tidelog.transactions.families import MAX_FAMILIES, MAX_TOLD
 from tidelog.transactions.shard import MAX_HELD, MAX_IDS, MAX_PARTICIPANTS_OF_ALL
+from wire.adoption import MAX_REPORT_BYTES, MAX_STREAMS, SESSION_TTL_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
@@ -68,6 +71,7 @@ from wire.json_codec import MAX_BITS, MAX_DEPTH
 from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
 from wire.reply_subjects import MAX_VERDICTS
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
+from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES
 from wire.transactions import MAX_ADDED, MAX_PARTICIPANTS
 from wire.transactions import MAX_MEMBERS as MAX_FAMILY_MEMBERS
 
@@ -244,6 +248,28 @@ BOUNDS = (
         f" {ANSWER_BYTES_PER_S} bytes of answers a second",
         where="tidelog/runtime/pace.py",
         answer="the usual answer, later",
+    ),
+    Bound(
+        on="questions for the topology and reports of adoption that wait, at each broker",
+        limit=f"as requests to the API, in queues of their own, with such a share of the loop's time of their own;"
+        f" {MAX_TOPOLOGY_REQUEST_BYTES} bytes of a question, {MAX_REPORT_BYTES} of a report",
+        where="tidelog/server/routing.py",
+        answer="BACKPRESSURE; BAD_REQUEST for one that is too large",
+        counter="dropped_routing_requests",
+    ),
+    Bound(
+        on="a page of the topology",
+        limit=f"{MAX_PAGE} streams, and what NATS carries in a message; {MAX_STREAMS_ASKED} names in a question",
+        where="tidelog/server/topology.py",
+        answer="the first of them, and where to go on",
+    ),
+    Bound(
+        on="sessions of adoption, `adoption_sessions`, `adoption_sessions_of_client`, `adoption_bytes`",
+        limit=f"{MAX_SESSIONS} of a broker, {MAX_SESSIONS_OF_CLIENT} of one connection, known by its inboxes;"
+        f" {MAX_STREAMS} streams of each; {ADOPTION_BYTES} bytes of all; forgotten {SESSION_TTL_S:g} s after the last report",
+        where="tidelog/server/adoption.py",
+        answer="BACKPRESSURE",
+        counter="refused_adoption_reports",
     ),
     Bound(
         on="bytes of a record",
