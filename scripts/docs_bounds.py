@@ -266,7 +266,8 @@ BOUNDS = (
     Bound(
         on="sessions of adoption, `adoption_sessions`, `adoption_sessions_of_client`, `adoption_bytes`",
         limit=f"{MAX_SESSIONS} of a broker, {MAX_SESSIONS_OF_CLIENT} of one connection, known by its inboxes;"
-        f" {MAX_STREAMS} streams of each; {ADOPTION_BYTES} bytes of all; forgotten {SESSION_TTL_S:g} s after the last report",
+        f" {MAX_STREAMS} streams of each; {ADOPTION_BYTES} bytes of all; forgotten {SESSION_TTL_S:g} s after the last"
+        " report",
         where="tidelog/server/adoption.py",
         answer="BACKPRESSURE",
         counter="refused_adoption_reports",
