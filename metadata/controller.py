@@ -12,8 +12,8 @@ Nothing is decided before its own TakeOffice is applied: until then the state he
 committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is refused
 when it arrives.
 
-`failover` replaces failed leaders, `relief` moves leaderships away from brokers that cannot do a leader's work, and
-`requests` decides requests of operators and clients.
+`failover` replaces failed leaders, `relief` moves leaderships away from brokers that cannot do a leader's work,
+`repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from metadata.liveness import Liveness
 from metadata.model import Changes, Outcome
 from metadata.placement import Chance
 from metadata.relief import Relief
+from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
 from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
@@ -97,6 +98,14 @@ class ControllerCore:
         self._handed_over = False
         self._relief = Relief(state)
         self._failover = Failover(state, settings, self._liveness, self._propose)
+        self.repartitioning = Repartitioning(
+            state,
+            settings,
+            knows=self._liveness.newest_generation,
+            live=self.live_brokers,
+            propose=self._propose,
+            epoch=lambda: self.controller_epoch,
+        )
         self.requests = AdminRequests(
             broker_id,
             state,
@@ -183,6 +192,7 @@ class ControllerCore:
         if self._phase is not Phase.ACTIVE:
             return []
         self._failover.on_applied(changes)
+        self.repartitioning.on_applied(changes)
         return self._decide(now)
 
     def on_outcome(self, ticket: int, outcome: Outcome | None, now: float) -> list[Effect]:
@@ -197,6 +207,7 @@ class ControllerCore:
             self._founding = None
             self._failover.controller_epoch = self._controller_epoch = outcome.value
             self._liveness.restart(now, self._connected_at)
+            self.repartitioning.begin()
             self._handed_over = False
             if self._unheard_since < inf:
                 self._unheard_since = now
@@ -323,6 +334,7 @@ class ControllerCore:
         self._founding = None
         self._failover.end()
         self._relief.clear()
+        self.repartitioning.end()
         if was is not Phase.ACTIVE:
             return []
         return [Note(f"controller epoch {self._controller_epoch} is over"), ResignController()]
@@ -367,7 +379,7 @@ class ControllerCore:
         return [AskForClusters()] if asks else []
 
     def _decide(self, now: float) -> list[Effect]:
-        """Everything that is due: probes, declarations of death, elections."""
+        """Everything that is due: probes, declarations of death, elections, steps of repartitions."""
         if self._phase is not Phase.ACTIVE or not self._has_quorum:
             return []
         orders = self._liveness.tick(now, self._state.brokers, self._state.generation)
@@ -390,6 +402,7 @@ class ControllerCore:
             why = f"broker {broker} lags behind the metadata by more than its lease"
             effects += self._failover.replace(broker, now, why)
         effects += self._failover.replace_cut_off(verdict.cut_off, now)
+        effects += self.repartitioning.due(now)
         return effects
 
 

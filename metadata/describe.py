@@ -12,9 +12,10 @@ from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.partition_operations import ChangedPartitions
 from wire.racks import RACK_LABEL
+from wire.repartition_operations import RepartitionState, RepartitionStatus
 from wire.reports import BrokerReport, ReplicaReport
 from wire.subjects import Subjects
-from wire.types import BrokerId, Offset, PartitionKey, StreamName
+from wire.types import BrokerId, Generation, Offset, PartitionKey, StreamName
 
 MAX_NAMED = 100
 """Partitions of a kind that the status of a cluster names; it counts all."""
@@ -46,7 +47,7 @@ def stream_form(stream: Stream) -> op.StreamSummary:
     return {
         "name": stream.name,
         "subject": stream.subject,
-        "partitions": len(stream.partitions),
+        "partitions": stream.partition_count,
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
     }
@@ -67,9 +68,10 @@ def describe_form(
     stream: Stream,
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     refusals: Mapping[BrokerId, TidelogError],
+    repartition: RepartitionState | None = None,
 ) -> op.StreamDescription:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
-    of the brokers that could not answer."""
+    of the brokers that could not answer. `repartition`: that is under way."""
     progress = reports_of_leaders(stream, said)
     return {
         "name": stream.name,
@@ -83,8 +85,22 @@ def describe_form(
             _partition_form(number, partition, progress.get(number, {}), said.get(number, {}))
             for number, partition in sorted(stream.partitions.items())
         ],
+        "layouts": _layout_forms(stream),
+        "repartition": repartition,
         "refusals": {broker: error.message for broker, error in refusals.items()},
     }
+
+
+def _layout_forms(stream: Stream) -> list[op.LayoutForm]:
+    return [
+        {
+            "version": layout.version,
+            "partitions": layout.partitions,
+            "generation": layout.generation,
+            "starts": list(layout.starts),
+        }
+        for layout in stream.layouts
+    ]
 
 
 def _partition_form(
@@ -243,15 +259,7 @@ def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId,
         "partitioner": stream.partitioner,
         "partitioning_version": stream.partitioning_version,
         "routing_generation": stream.routing_generation,
-        "layouts": [
-            {
-                "version": layout.version,
-                "partitions": layout.partitions,
-                "generation": layout.generation,
-                "starts": list(layout.starts),
-            }
-            for layout in stream.layouts
-        ],
+        "layouts": _layout_forms(stream),
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
         "generation": state.generation,
@@ -284,10 +292,12 @@ def cluster_form(
     labels: Mapping[BrokerId, Mapping[str, str]],
     told: Mapping[BrokerId, BrokerReport | TidelogError],
     other_clusters: Sequence[op.OtherCluster] = (),
+    repartitions: Sequence[RepartitionStatus] = (),
 ) -> op.ClusterStatus:
     """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
-    clusters that the controller has heard in the namespace."""
+    clusters that the controller has heard in the namespace. `repartitions`: of the streams that are being
+    repartitioned."""
     streams = list(state.streams.values())
     internal = [stream for stream in streams if is_internal(stream.name, stream.subject, subjects)]
     internal_partitions = sum(len(stream.partitions) for stream in internal)
@@ -323,6 +333,8 @@ def cluster_form(
         "under_replicated_partitions": [str(key) for key, partition in keyed if _is_under_replicated(partition)][
             :MAX_NAMED
         ],
+        "topology_generation": max((stream.routing_generation for stream in streams), default=Generation(0)),
+        "repartitions": list(repartitions[:MAX_NAMED]),
     }
 
 

@@ -265,6 +265,11 @@ class Liveness:
         watch = self._watches.get(broker)
         return 0 if watch is None else watch.answered
 
+    def newest_generation(self, broker: BrokerId) -> Generation | None:
+        """The generation applied at that broker, by its newest answer in this controller epoch; None: no answer."""
+        watch = self._watches.get(broker)
+        return watch.generation if watch is not None else None
+
     def heard_since(self, broker: BrokerId, time: float) -> bool:
         watch = self._watches.get(broker)
         return watch is not None and watch.heard_at >= time

@@ -8,14 +8,23 @@ Invariants of a partition, checked by `check`:
 - `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
 - the leader, if there is one, is in the ISR and not withdrawn;
 - `epoch` grows with every change, `leader_epoch` with every change of leader, new life of it, and withdrawal.
+
+A stream is repartitioned while it lives (R58). The newest layout's partitions have the numbers 0 to n, exclusive;
+a partition with a higher number takes no records:
+
+    none ──Prepare──> ACTIVE, made ready ──Cutover──> ACTIVE, routed ──Cutover of fewer──> DRAINING ──Finish──> RETIRED
+      ^                       |                             ^                                                    |
+      +-------Cancel----------+                             +-------------------Cutover of more------------------+
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+from math import gcd
 
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.layouts import Layout
+from wire.layouts import NOT_TOLD, Layout
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.types import (
@@ -71,7 +80,8 @@ class Partition:
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one that an operator began with an unclean election; 0: none."""
     state: PartitionState = PartitionState.ACTIVE
-    """DRAINING and RETIRED are stored and not yet acted on: docs/design.md."""
+    """DRAINING: the cutover to a layout without it is not finished. RETIRED: that is over; it is read, and not written.
+    """
     paused: bool = False
     """Its followers sleep until a record comes (R47)."""
     resume_all: bool = False
@@ -109,10 +119,31 @@ class Partition:
             raise InvariantViolation(f"{'; '.join(broken)}: {self}")
 
 
+class RepartitionPhase(Enum):
+    PREPARED = "prepared"
+    """The partitions are there; keys are spread as before."""
+    CUTOVER = "cutover"
+    """Keys are spread anew; partitions of the layout before may have to tell where it ends, and clients to hear of it.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repartition:
+    """One that is under way."""
+
+    version: int
+    """The partitioning version that it begins, or has begun."""
+    partitions: int
+    phase: RepartitionPhase
+    prepared_generation: Generation
+    """Of the command that prepared it."""
+    adoption_generation: Generation = Generation(0)
+    """Of the cutover: clients that know the stream as of this generation or later route by the new layout."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """`kind`, `partitioner`, `placement`, `leader_pin` and more than one layout are stored and not yet acted on:
-    docs/design.md."""
+    """`kind`, `partitioner`, `placement` and `leader_pin` are stored and not yet acted on: docs/design.md."""
 
     name: StreamName
     subject: str
@@ -130,11 +161,21 @@ class Stream:
     placement: str
     leader_pin: str
     partitions: dict[int, Partition]
+    """Also those with numbers above the newest layout's; of them some may be missing."""
+    repartition: Repartition | None = None
     settings: StreamConfig = field(init=False, compare=False)
     """`config`, read, with min ISR filled in."""
+    _step: int = field(init=False, compare=False)
+    _untold: frozenset[int] = field(init=False, compare=False)
+    """Modulo `_step`, the partitions of the layout before that have not told where it ends."""
 
     def __post_init__(self) -> None:
         self.settings = StreamConfig.from_strings(self.config).resolved(self.replication_factor)
+        before = self.layouts[-2].partitions if len(self.layouts) > 1 else 1
+        # Of two partitions with keys in common the numbers are equal by this modulus: `wire.layouts.sources`.
+        self._step = gcd(before, self.partition_count)
+        starts = self.layouts[-1].starts[:before]
+        self._untold = frozenset(source % self._step for source, start in enumerate(starts) if start == NOT_TOLD)
 
     @property
     def min_isr(self) -> int:
@@ -145,9 +186,31 @@ class Stream:
         return self.settings.is_durable
 
     @property
+    def partition_count(self) -> int:
+        """Of the newest layout."""
+        return self.layouts[-1].partitions
+
+    def is_made_ready(self, number: int) -> bool:
+        """The partition waits for the cutover to a layout that has it."""
+        return number >= self.partition_count and self.partitions[number].state is PartitionState.ACTIVE
+
+    def awaits_sources(self, number: int) -> bool:
+        """Not all partitions from which keys come to this one in the newest layout have told of its cutover."""
+        return number < self.partition_count and number % self._step in self._untold
+
+    @property
     def shared(self) -> tuple[object, ...]:
-        """The part that the views of all its partitions share."""
-        return self.subject, self.settings, self.partitioning_version, self.layouts
+        """The part of the stream on which the views of all its partitions depend."""
+        beyond = (
+            sorted(
+                (number, partition.state)
+                for number, partition in self.partitions.items()
+                if number >= self.partition_count
+            )
+            if len(self.partitions) > self.partition_count
+            else []
+        )
+        return self.subject, self.settings, self.partitioning_version, self.layouts, beyond
 
     def key(self, number: int) -> PartitionKey:
         return PartitionKey(self.name, self.incarnation, number, self.partitions[number].incarnation)
@@ -170,7 +233,27 @@ class Stream:
             readonly=partition.readonly,
             purged_end=partition.purged_end,
             partitioning_version=self.partitioning_version,
-            partition_count=self.layouts[-1].partitions,
+            partition_count=self.partition_count,
+            awaits_cutover=self.layouts[-1].start(number) == NOT_TOLD,
+            awaits_sources=self.awaits_sources(number),
+            further_subjects=self._further_subjects(number),
+        )
+
+    def _further_subjects(self, number: int) -> tuple[str, ...]:
+        """Of partitions without keys, whose leaders listen no longer: the one with the same number modulo the newest
+        layout's count listens in their place."""
+        count = self.partition_count
+        if number >= count or len(self.partitions) <= count:
+            return ()
+        newest = self.layouts[-1]
+        return tuple(
+            ingest_subject(self.subject, other)
+            for other in range(number + count, MAX_PARTITIONS, count)
+            if (partition := self.partitions.get(other)) is not None
+            and (
+                partition.state is PartitionState.RETIRED
+                or (partition.state is PartitionState.DRAINING and newest.start(other) != NOT_TOLD)
+            )
         )
 
 
@@ -188,9 +271,11 @@ class Changes:
     """A new controller epoch."""
     streams: bool = False
     """Streams were created or deleted."""
+    repartitioned: tuple[StreamName, ...] = ()
+    """Streams with another layout, or of which a repartition began or ended; sorted."""
 
     def __bool__(self) -> bool:
-        return bool(self.partitions or self.gone or self.brokers or self.controller)
+        return bool(self.partitions or self.gone or self.brokers or self.controller or self.repartitioned)
 
 
 NOTHING = Changes()

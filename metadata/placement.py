@@ -1,12 +1,13 @@
-"""Brokers for the replicas of a new stream, and its leaders: as even as can be, by stream first and by cluster
+"""Brokers for the replicas of new partitions, and their leaders: as even as can be, by stream first and by cluster
 second."""
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from metadata.model import Partition
 from metadata.state import ClusterState
 from wire.types import BrokerId
 
@@ -36,9 +37,16 @@ class _Load:
 
 
 def place(
-    state: ClusterState, live: Sequence[BrokerId], *, partitions: int, replication_factor: int, chance: Chance
+    state: ClusterState,
+    live: Sequence[BrokerId],
+    *,
+    partitions: int,
+    replication_factor: int,
+    chance: Chance,
+    beside: Iterable[Partition] = (),
 ) -> list[Placement]:
     """Placements of `partitions` new partitions on `live` brokers, of which there are at least `replication_factor`.
+    `beside`: partitions that their stream has already.
 
     Each takes the brokers with the fewest replicas; of these the one with the fewest leaderships leads. Equals are told
     apart by chance, so that partitions which share a leader do not share all followers too.
@@ -50,6 +58,12 @@ def place(
                 loads[replica].replicas_everywhere += 1
         if partition.leader in loads:
             loads[partition.leader].leads_everywhere += 1
+    for partition in beside:
+        for replica in partition.replicas:
+            if replica in loads:
+                loads[replica].replicas_here += 1
+        if partition.leader in loads:
+            loads[partition.leader].leads_here += 1
     order = sorted(live)
     placements = []
     for _ in range(partitions):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metadata import stream_settings
 from metadata.commands.partitions import why_not_unclean
+from metadata.commands.repartition import missing_partitions, why_not_cancelled, why_not_repartition
+from metadata.commands.streams import why_not_compacted
 from metadata.model import MAX_PARTITIONS, Partition, Stream
 from metadata.placement import Chance, place
 from metadata.references import ref_of
@@ -102,11 +104,7 @@ class AdminRequests:
             )
         wanted = stream_settings.with_defaults(config, self._state.defaults)
         StreamConfig.from_strings(wanted).check(factor)
-        live = self._live_brokers()
-        self._check_enough(factor, live, voters)
-        live = self._relief.with_room(live, factor)
-        placements = place(self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance)
-        index = {broker: place_of for place_of, broker in enumerate(live)}
+        live, assignments = self._assignments(partitions, factor, voters)
         return pb.Command(
             create_stream=pb.CreateStream(
                 office=self._epoch(),
@@ -115,21 +113,32 @@ class AdminRequests:
                 config=dict(config),
                 replication_factor=factor,
                 brokers=live,
-                assignments=[
-                    pb.Assignment(
-                        replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader]
-                    )
-                    for placement in placements
-                ],
+                assignments=assignments,
             )
         )
 
-    def _check_limits(self, partitions: int) -> None:
-        """Raises TidelogError(LIMIT_REACHED) where one more stream with so many partitions is too much."""
-        streams = self._state.streams.values()
-        there = sum(len(stream.partitions) for stream in streams)
+    def _assignments(
+        self, partitions: int, factor: int, voters: int, *, beside: Iterable[Partition] = ()
+    ) -> tuple[list[BrokerId], list[pb.Assignment]]:
+        """Live brokers, and which of them hold so many new partitions of a stream that has those `beside` them."""
+        live = self._live_brokers()
+        self._check_enough(factor, live, voters)
+        live = self._relief.with_room(live, factor)
+        placements = place(
+            self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance, beside=beside
+        )
+        index = {broker: place_of for place_of, broker in enumerate(live)}
+        return live, [
+            pb.Assignment(replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader])
+            for placement in placements
+        ]
+
+    def _check_limits(self, partitions: int, *, streams: int = 1) -> None:
+        """Raises TidelogError(LIMIT_REACHED) where so many more streams and partitions are too much."""
+        known = self._state.streams.values()
+        there = sum(len(stream.partitions) for stream in known)
         for limit, most, count, what in (
-            ("max_streams", self._settings.max_streams, len(streams) + 1, "streams"),
+            ("max_streams", self._settings.max_streams, len(known) + streams, "streams"),
             ("max_partitions", self._settings.max_partitions, there + partitions, "partitions"),
         ):
             if count > most:
@@ -180,16 +189,64 @@ class AdminRequests:
         stream = self._changeable(name)
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
-        stream_settings.altered(
+        config = stream_settings.altered(
             stream.config,
             changes=changes,
             unset=unset,
             defaults=self._state.defaults,
             replication_factor=stream.replication_factor,
         )
+        wrong = why_not_compacted(stream, config)
+        if wrong is not None:
+            raise TidelogError(Code.BAD_CONFIG, wrong)
         return pb.Command(
             alter_stream=pb.AlterStream(
                 office=self._epoch(), name=name, incarnation=stream.incarnation, set=dict(changes), unset=unset
+            )
+        )
+
+    def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> pb.Command:
+        """The command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, BAD_CONFIG, LIMIT_REACHED;
+        BAD_REPLICATION_FACTOR and NOT_ENOUGH_BROKERS where brokers for new partitions are missing.
+        """
+        stream = self._changeable(name)
+        wrong = why_not_repartition(stream, partitions)
+        if wrong is not None:
+            raise TidelogError(*wrong)
+        missing = missing_partitions(stream, partitions)
+        live: list[BrokerId] = []
+        assignments: list[pb.Assignment] = []
+        if missing:
+            self._check_limits(len(missing), streams=0)
+            live, assignments = self._assignments(
+                len(missing), stream.replication_factor, voters, beside=stream.partitions.values()
+            )
+        return pb.Command(
+            prepare_repartition=pb.PrepareRepartition(
+                office=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                expected_version=stream.partitioning_version,
+                partitions=partitions,
+                brokers=live,
+                assignments=assignments,
+            )
+        )
+
+    def cancel_repartition(self, name: str) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        stream = self._changeable(name)
+        wrong = why_not_cancelled(stream)
+        if wrong is not None or stream.repartition is None:
+            raise TidelogError(Code.BAD_REQUEST, wrong or "")
+        return pb.Command(
+            cancel_repartition=pb.CancelRepartition(
+                office=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                version=stream.repartition.version,
             )
         )
 
@@ -330,7 +387,7 @@ class AdminRequests:
         partition = stream.partitions.get(number)
         if partition is None:
             raise TidelogError(
-                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {len(stream.partitions) - 1}, not {number}"
+                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {max(stream.partitions)}, not {number}"
             )
         return stream.key(number), partition
 

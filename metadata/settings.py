@@ -42,6 +42,9 @@ class MetadataSettings:
     """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
     again for the change to come."""
 
+    repartition_adoption_timeout_s: float = 30.0
+    """A repartition is finished so long after all partitions have told of the cutover, if clients have not told
+    before that they know of it (R60)."""
     founding_wait_s: float = 0.5
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
     cluster or founder of the namespace was heard (R41)."""

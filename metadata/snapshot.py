@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from metadata.model import Broker, Outcome, Partition, Stream, Withdrawn
+from metadata.model import Broker, Outcome, Partition, Repartition, RepartitionPhase, Stream, Withdrawn
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
 from wire.layouts import Layout
@@ -25,6 +25,7 @@ from wire.types import (
 VERSION = 1
 
 _STATES = (PartitionState.ACTIVE, PartitionState.DRAINING, PartitionState.RETIRED)
+_PHASES = (RepartitionPhase.PREPARED, RepartitionPhase.CUTOVER)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,6 +215,17 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
             )
             for number, partition in sorted(stream.partitions.items())
         ],
+        repartition=None if stream.repartition is None else _repartition_to_pb(stream.repartition),
+    )
+
+
+def _repartition_to_pb(repartition: Repartition) -> pb.Repartition:
+    return pb.Repartition(
+        version=repartition.version,
+        partitions=repartition.partitions,
+        phase=_PHASES.index(repartition.phase),
+        prepared_generation=repartition.prepared_generation,
+        adoption_generation=repartition.adoption_generation,
     )
 
 
@@ -261,4 +273,15 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
             )
             for record in stream.partitions
         },
+        repartition=_repartition_from_pb(stream.repartition) if stream.HasField("repartition") else None,
+    )
+
+
+def _repartition_from_pb(repartition: pb.Repartition) -> Repartition:
+    return Repartition(
+        version=repartition.version,
+        partitions=repartition.partitions,
+        phase=_PHASES[repartition.phase],
+        prepared_generation=Generation(repartition.prepared_generation),
+        adoption_generation=Generation(repartition.adoption_generation),
     )

@@ -11,7 +11,8 @@ Every decision is a compare-and-set, checked here and nowhere else:
 - a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the life of each member
   (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader sees in
   the state that its proposal is over; a stale one changes nothing at all;
-- a broker's death names the incarnation that died.
+- a broker's death names the incarnation that died;
+- the steps of a repartition name the partitioning version, and a leader's report of a cutover its LeaderEpoch, too.
 
 A command may carry (client, sequence): repeated, as when its proposer could not know the outcome, it is answered with
 its first outcome.
@@ -25,12 +26,12 @@ from google.protobuf.message import DecodeError
 
 from metadata import snapshot
 from metadata.cluster import Cluster
-from metadata.commands import brokers, partitions, producers, streams
+from metadata.commands import brokers, partitions, producers, repartition, streams
 from metadata.commands.ledger import Ledger
-from metadata.model import Changes, Outcome
+from metadata.model import Changes, Outcome, Stream
 from wire import metadata_pb2 as pb
 from wire.errors import Code
-from wire.types import Incarnation, StreamName
+from wire.types import Incarnation, PartitionKey, StreamName
 
 MAX_CLIENTS = 1024
 """Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
@@ -56,9 +57,9 @@ class ClusterState(Cluster):
     def restore(self, data: bytes) -> Changes:
         """Become the state of that snapshot; returns the differences from the state until now. Raises CorruptData."""
         old, new = self._contents, snapshot.decode(data)
-        before = {key: (partition, old.streams[key.stream].shared) for key, partition in self.partitions()}
+        before = self._seen_by_views()
         self._become(new)
-        after = {key: (partition, new.streams[key.stream].shared) for key, partition in self.partitions()}
+        after = self._seen_by_views()
         return Changes(
             partitions=tuple(sorted(key for key, found in after.items() if before.get(key) != found)),
             gone=tuple(sorted(key for key in before if key not in after)),
@@ -71,7 +72,16 @@ class ClusterState(Cluster):
             ),
             controller=old.controller_epoch != new.controller_epoch,
             streams=_incarnations(old) != _incarnations(new),
+            repartitioned=tuple(
+                name
+                for name, stream in sorted(new.streams.items())
+                if (known := old.streams.get(name)) is not None and _routing(known) != _routing(stream)
+            ),
         )
+
+    def _seen_by_views(self) -> dict[PartitionKey, tuple[object, ...]]:
+        shared = {name: stream.shared for name, stream in self.streams.items()}
+        return {key: (partition, shared[key.stream]) for key, partition in self.partitions()}
 
     def apply(self, command: bytes) -> Outcome:
         """Never raises, whatever the bytes."""
@@ -123,6 +133,16 @@ class ClusterState(Cluster):
                 return producers.allocate_producer_ids(ledger, message.allocate_producer_ids)
             case "unclean_elect":
                 return partitions.unclean_elect(ledger, message.unclean_elect)
+            case "prepare_repartition":
+                return repartition.prepare(ledger, message.prepare_repartition)
+            case "cancel_repartition":
+                return repartition.cancel(ledger, message.cancel_repartition)
+            case "cutover":
+                return repartition.cut_over(ledger, message.cutover)
+            case "report_cutover":
+                return repartition.report_cutover(ledger, message.report_cutover)
+            case "finish_repartition":
+                return repartition.finish(ledger, message.finish_repartition)
             case None:
                 return ledger.refuse(
                     Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"
@@ -153,6 +173,11 @@ class ClusterState(Cluster):
         clients[message.client] = outcomes
         if len(clients) > MAX_CLIENTS:
             del clients[next(iter(clients))]
+
+
+def _routing(stream: Stream) -> tuple[object, ...]:
+    """The part of a stream that repartitions change."""
+    return stream.layouts, stream.repartition, {number: part.incarnation for number, part in stream.partitions.items()}
 
 
 def _incarnations(contents: snapshot.Contents) -> dict[StreamName, Incarnation]:

@@ -244,6 +244,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
         "ProbeAnswer",
         "AlterIsrRequest",
         "IsrAlteration",
+        "CutoverRequest",
         "LeaderReports",
         "WithdrawRequest",
         "WithdrawReplica",

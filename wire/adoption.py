@@ -8,7 +8,7 @@ after its last report. The label has the streams alone that are being repartitio
 names.
 
 Any client can report what it likes, under any id. Adoption decides when a repartition is finished and nothing else, and
-a finish waits for it no longer than `repartition_adoption_timeout_ms`: records are protected by the leaders, which
+a finish waits for it no longer than `repartition_adoption_timeout_s`: records are protected by the leaders, which
 refuse batches of an old layout.
 """
 

@@ -85,18 +85,31 @@ class KeyOrder:
 
         `read_to(q)`: where the next record of partition q is that was not read, and processed, yet.
         """
-        for at, (before, layout) in enumerate(zip(self._layouts, self._layouts[1:], strict=False), 1):
+        for at, layout in enumerate(self._layouts[1:], 1):
             if partition >= layout.partitions or self._start(at, partition) == NOT_TOLD:
                 continue
-            missing = {
-                source: end
-                for source in sources(partition, before.partitions, layout.partitions)
-                if source != partition and self._was_there(source, layout)
-                if (end := self._start(at, source)) == NOT_TOLD or read_to(source) < end
-            }
+            missing = self._missing(at, partition, read_to)
             if missing:
                 return self._start(at, partition), missing
         return None
+
+    def _missing(self, at: int, partition: int, read_to: Callable[[int], int]) -> dict[int, int]:
+        """What has to be read before the layout `at` begins in `partition`, by partition the end of it. A partition may
+        have nothing of a layout, or nothing any more: so those from which its keys came are looked at as well."""
+        missing: dict[int, int] = {}
+        receivers = {partition}
+        for later in range(at, 0, -1):
+            layout, before = self._layouts[later], self._layouts[later - 1].partitions
+            step = gcd(before, layout.partitions)
+            residues = {receiver % step for receiver in receivers if receiver < layout.partitions}
+            receivers = {source for source in range(before) if source % step in residues}
+            for source in receivers:
+                end = self._start(later, source)
+                if source == partition or source in missing or not self._was_there(source, layout):
+                    continue
+                if end == NOT_TOLD or read_to(source) < end:
+                    missing[source] = end
+        return missing
 
     def ends(self, partition: int) -> list[int]:
         """The cutovers of the partition that are known, ascending. A reader that has come to one of them tells so,

@@ -98,6 +98,11 @@ class Command(_message.Message):
     DELETE_RECORDS_FIELD_NUMBER: _builtins.int
     SET_PAUSED_FIELD_NUMBER: _builtins.int
     ALTER_PAUSED_FIELD_NUMBER: _builtins.int
+    PREPARE_REPARTITION_FIELD_NUMBER: _builtins.int
+    CANCEL_REPARTITION_FIELD_NUMBER: _builtins.int
+    CUTOVER_FIELD_NUMBER: _builtins.int
+    REPORT_CUTOVER_FIELD_NUMBER: _builtins.int
+    FINISH_REPARTITION_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -133,6 +138,16 @@ class Command(_message.Message):
     def set_paused(self) -> Global___SetPaused: ...
     @_builtins.property
     def alter_paused(self) -> Global___AlterPaused: ...
+    @_builtins.property
+    def prepare_repartition(self) -> Global___PrepareRepartition: ...
+    @_builtins.property
+    def cancel_repartition(self) -> Global___CancelRepartition: ...
+    @_builtins.property
+    def cutover(self) -> Global___Cutover: ...
+    @_builtins.property
+    def report_cutover(self) -> Global___ReportCutover: ...
+    @_builtins.property
+    def finish_repartition(self) -> Global___FinishRepartition: ...
     def __init__(
         self,
         *,
@@ -154,12 +169,17 @@ class Command(_message.Message):
         delete_records: Global___DeleteRecords | None = ...,
         set_paused: Global___SetPaused | None = ...,
         alter_paused: Global___AlterPaused | None = ...,
+        prepare_repartition: Global___PrepareRepartition | None = ...,
+        cancel_repartition: Global___CancelRepartition | None = ...,
+        cutover: Global___Cutover | None = ...,
+        report_cutover: Global___ReportCutover | None = ...,
+        finish_repartition: Global___FinishRepartition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "client", b"client", "create_stream", b"create_stream", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "register_broker", b"register_broker", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "client", b"client", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -286,10 +306,10 @@ class Assignment(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     leader: _builtins.int
-    """index into CreateStream.brokers"""
+    """index into the command's brokers"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """indexes into CreateStream.brokers; they are the ISR at creation"""
+        """indexes into the command's brokers; they are the ISR at creation"""
 
     def __init__(
         self,
@@ -720,6 +740,205 @@ class DeleteStream(_message.Message):
 Global___DeleteStream: _TypeAlias = DeleteStream  # noqa: Y015
 
 @_typing.final
+class PrepareRepartition(_message.Message):
+    """A stream is to have another number of partitions (R58): those that do not exist are made, and take no records yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    expected_version: _builtins.int
+    """compare-and-set: the partitioning version"""
+    partitions: _builtins.int
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]:
+        """one per partition that does not exist, ascending"""
+
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        expected_version: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
+        assignments: _abc.Iterable[Global___Assignment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "expected_version", b"expected_version", "incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareRepartition: _TypeAlias = PrepareRepartition  # noqa: Y015
+
+@_typing.final
+class CancelRepartition(_message.Message):
+    """A repartition that is prepared is given up: the partitions that were made for it go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    version: _builtins.int
+    """compare-and-set: the partitioning version that it prepares"""
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRepartition: _TypeAlias = CancelRepartition  # noqa: Y015
+
+@_typing.final
+class Cutover(_message.Message):
+    """Keys are spread over the prepared number of partitions from now on (R58)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    version: _builtins.int
+    """compare-and-set: the partitioning version that it begins"""
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cutover: _TypeAlias = Cutover  # noqa: Y015
+
+@_typing.final
+class CutoverReport(_message.Message):
+    """A leader's report of where the layout before the newest one ends in its partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    leader: _builtins.str
+    leader_epoch: _builtins.int
+    version: _builtins.int
+    """the newest partitioning version"""
+    end_offset: _builtins.int
+    """exclusive; all below it is committed"""
+    @_builtins.property
+    def partition(self) -> Global___PartitionRef: ...
+    def __init__(
+        self,
+        *,
+        partition: Global___PartitionRef | None = ...,
+        leader: _builtins.str = ...,
+        leader_epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CutoverReport: _TypeAlias = CutoverReport  # noqa: Y015
+
+@_typing.final
+class ReportCutover(_message.Message):
+    """Where the layout before the newest one ends in partitions, as their leaders told (R59)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CutoverReport]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___CutoverReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportCutover: _TypeAlias = ReportCutover  # noqa: Y015
+
+@_typing.final
+class FinishRepartition(_message.Message):
+    """A repartition is over: the partitions that keys are not spread over any more are retired (R60)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFICE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    office: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    """compare-and-set, of the stream"""
+    version: _builtins.int
+    """compare-and-set: the newest partitioning version"""
+    def __init__(
+        self,
+        *,
+        office: _builtins.int = ...,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishRepartition: _TypeAlias = FinishRepartition  # noqa: Y015
+
+@_typing.final
 class IsrAlteration(_message.Message):
     """A leader's compare-and-set on its partition's ISR."""
 
@@ -1109,6 +1328,41 @@ class Layout(_message.Message):
 Global___Layout: _TypeAlias = Layout  # noqa: Y015
 
 @_typing.final
+class Repartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PREPARED_GENERATION_FIELD_NUMBER: _builtins.int
+    ADOPTION_GENERATION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """that it begins, or has begun"""
+    partitions: _builtins.int
+    phase: _builtins.int
+    """0 prepared, 1 cutover"""
+    prepared_generation: _builtins.int
+    """of the command that prepared it"""
+    adoption_generation: _builtins.int
+    """of the cutover; 0: not yet"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        partitions: _builtins.int = ...,
+        phase: _builtins.int = ...,
+        prepared_generation: _builtins.int = ...,
+        adoption_generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adoption_generation", b"adoption_generation", "partitions", b"partitions", "phase", b"phase", "prepared_generation", b"prepared_generation", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Repartition: _TypeAlias = Repartition  # noqa: Y015
+
+@_typing.final
 class StreamState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1145,6 +1399,7 @@ class StreamState(_message.Message):
     LEADER_PIN_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     ROUTING_GENERATION_FIELD_NUMBER: _builtins.int
+    REPARTITION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     subject: _builtins.str
     incarnation: _builtins.int
@@ -1164,6 +1419,10 @@ class StreamState(_message.Message):
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionStateRecord]:
         """sorted by number"""
 
+    @_builtins.property
+    def repartition(self) -> Global___Repartition:
+        """missing: none is under way"""
+
     def __init__(
         self,
         *,
@@ -1180,10 +1439,11 @@ class StreamState(_message.Message):
         leader_pin: _builtins.str = ...,
         partitions: _abc.Iterable[Global___PartitionStateRecord] | None = ...,
         routing_generation: _builtins.int = ...,
+        repartition: Global___Repartition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["repartition", b"repartition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "placement", b"placement", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "placement", b"placement", "repartition", b"repartition", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1509,6 +1769,32 @@ class PauseRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class CutoverRequest(_message.Message):
+    """Leaders tell where the layout before the newest one ends in their partitions (R59)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEMS_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """as above"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CutoverReport]: ...
+    def __init__(
+        self,
+        *,
+        items: _abc.Iterable[Global___CutoverReport] | None = ...,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CutoverRequest: _TypeAlias = CutoverRequest  # noqa: Y015
 
 @_typing.final
 class LeaderReports(_message.Message):

@@ -21,6 +21,13 @@ from typing import Any, NotRequired, TypedDict
 from wire.errors import Code
 from wire.operation import Operation
 from wire.partition_operations import STREAM_DELETE_RECORDS, STREAM_PAUSE, STREAM_RESUME, STREAM_SET_READONLY
+from wire.repartition_operations import (
+    STREAM_REPARTITION,
+    STREAM_REPARTITION_CANCEL,
+    STREAM_REPARTITION_STATUS,
+    RepartitionState,
+    RepartitionStatus,
+)
 from wire.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_COORDINATOR,
@@ -100,6 +107,15 @@ class PartitionDescription(TypedDict):
     replicas_progress: dict[str, ReplicaProgress]
 
 
+class LayoutForm(TypedDict):
+    version: int
+    partitions: int
+    generation: int
+    """Of the command that began it; 0: the stream's first."""
+    starts: list[int]
+    """As `wire.layouts.Layout.starts`."""
+
+
 class StreamDescription(TypedDict):
     name: str
     subject: str
@@ -109,6 +125,11 @@ class StreamDescription(TypedDict):
     replication_factor: int
     config: dict[str, str]
     partitions: list[PartitionDescription]
+    """Also those that are made ready for the next layout, and those that earlier ones have left behind."""
+    layouts: NotRequired[list[LayoutForm]]
+    """Oldest first."""
+    repartition: NotRequired[RepartitionState | None]
+    """None: none is under way."""
     refusals: dict[str, str]
     """Why brokers could not describe their replicas, by broker."""
 
@@ -225,15 +246,6 @@ class PartitionRoute(TypedDict):
     leader_epoch: int
     epoch: int
     state: str
-
-
-class LayoutForm(TypedDict):
-    version: int
-    partitions: int
-    generation: int
-    """Of the command that began it; 0: the stream's first."""
-    starts: list[int]
-    """As `wire.layouts.Layout.starts`."""
 
 
 class StreamRoutes(TypedDict):
@@ -670,6 +682,10 @@ class ClusterStatus(ClusterDefaults):
     under_replicated_partitions: list[str]
     """As `stream/partition`, the first hundred."""
     unclean_elections: int
+    topology_generation: NotRequired[int]
+    """At which leaders, partitions or layouts of some stream last changed."""
+    repartitions: NotRequired[list[RepartitionStatus]]
+    """Of the streams that are being repartitioned; the first hundred."""
 
 
 CLUSTER_STATUS = Operation(
@@ -728,9 +744,10 @@ CLUSTER_ALTER = Operation(
 
 _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
 _OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
+_OF_REPARTITIONS = (STREAM_REPARTITION, STREAM_REPARTITION_STATUS, STREAM_REPARTITION_CANCEL)
 _OF_TRANSACTIONS = (TRANSACTION_COORDINATOR, TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT)
 
 OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
-    operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS, *_OF_TRANSACTIONS)
+    operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS, *_OF_REPARTITIONS, *_OF_TRANSACTIONS)
 }
 """By name."""

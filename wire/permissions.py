@@ -240,6 +240,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         Grant(subjects.cluster(), "to which cluster brokers belong"),
         Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
         Grant(subjects.pause(), "leaders pause and resume partitions"),
+        Grant(subjects.cutover(), "leaders tell of cutovers"),
         Grant(subjects.report_leader(), "followers report leaders that are silent"),
         Grant(subjects.withdraw(), "replicas withdraw"),
     ]

@@ -122,6 +122,10 @@ class Subjects:
         """Leaders ask the controller to pause or to resume their partitions."""
         return f"{self.namespace}.metadata.pause"
 
+    def cutover(self) -> str:
+        """Leaders tell the controller where the layout before the newest one ends in their partitions."""
+        return f"{self.namespace}.metadata.cutover"
+
     def report_leader(self) -> str:
         """Followers report a failed leader to the controller."""
         return f"{self.namespace}.metadata.report_leader"

@@ -119,6 +119,9 @@ class PartitionView:
     awaits_cutover: bool = False
     """Its leader has not reported yet where the layout before the newest one ends here (`CutoverReport`); until then it
     appends nothing that names the newest partitioning version."""
+    awaits_sources: bool = False
+    """The leader of a partition from which keys come here has not reported that yet, and may still acknowledge records
+    of these keys; until then nothing that names the newest partitioning version is appended here either."""
     further_subjects: tuple[str, ...] = ()
     """Subjects of partitions that keys are not spread over any more, on which the leader listens in their place."""
 

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from metadata import election
 from metadata.cluster import Cluster
+from metadata.commands import repartition
 from metadata.commands.ledger import Ledger
 from metadata.model import Changes, Outcome, Partition
 from metadata.references import key_of
@@ -165,7 +166,10 @@ def unclean_elect(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
         return ledger.refuse(Code.BAD_REQUEST, wrong)
     ledger.store(key, election.unclean(partition, broker))
     ledger.contents.unclean_elections += 1
-    return ledger.changed(Changes(partitions=(key,)))
+    changed = repartition.untell(ledger, key)
+    return ledger.changed(
+        Changes(partitions=tuple(sorted({key, *changed})), repartitioned=(key.stream,) if changed else ())
+    )
 
 
 def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from metadata import election, stream_settings
 from metadata.commands.ledger import Ledger
@@ -17,6 +17,19 @@ from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
 
+OfStream: TypeAlias = (
+    pb.AlterStream
+    | pb.SetReadonly
+    | pb.SetPaused
+    | pb.DeleteRecords
+    | pb.DeleteStream
+    | pb.PrepareRepartition
+    | pb.CancelRepartition
+    | pb.Cutover
+    | pb.FinishRepartition
+)
+"""A controller's command about one life of a stream."""
+
 DEFAULT_KIND = "log"
 DEFAULT_PARTITIONER = "crc32c"
 DEFAULT_PLACEMENT = "spread"
@@ -27,18 +40,7 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
     if refused is not None:
         return refused
     incarnation = Incarnation(ledger.next_generation())
-    names = [BrokerId(name) for name in command.brokers]
-    partitions = {}
-    for number, assignment in enumerate(command.assignments):
-        replicas = tuple(names[index] for index in assignment.replicas)
-        partitions[number] = Partition(
-            incarnation=incarnation,
-            replicas=replicas,
-            leader=names[assignment.leader],
-            isr=replicas,
-            epoch=PartitionEpoch(1),
-            leader_epoch=LeaderEpoch(1),
-        )
+    partitions = dict(enumerate(partitions_of(command.brokers, command.assignments, incarnation)))
     try:
         stream = Stream(
             name=StreamName(command.name),
@@ -67,6 +69,27 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
     )
 
 
+def partitions_of(
+    brokers: Sequence[str], assignments: Iterable[pb.Assignment], incarnation: Incarnation
+) -> list[Partition]:
+    """New partitions; the assignments were checked."""
+    names = [BrokerId(name) for name in brokers]
+    made = []
+    for assignment in assignments:
+        replicas = tuple(names[index] for index in assignment.replicas)
+        made.append(
+            Partition(
+                incarnation=incarnation,
+                replicas=replicas,
+                leader=names[assignment.leader],
+                isr=replicas,
+                epoch=PartitionEpoch(1),
+                leader_epoch=LeaderEpoch(1),
+            )
+        )
+    return made
+
+
 def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | None:
     if not command.name or not command.subject:
         return ledger.refuse(Code.BAD_NAME, "a stream needs a name and a subject")
@@ -87,17 +110,24 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
     factor = command.replication_factor
     if not 1 <= factor <= MAX_REPLICAS:
         return ledger.refuse(Code.BAD_REPLICATION_FACTOR, f"replication factor {factor} is outside 1 to {MAX_REPLICAS}")
-    for name in command.brokers:
+    return check_assignments(ledger, command.brokers, command.assignments, factor)
+
+
+def check_assignments(
+    ledger: Ledger, brokers: Sequence[str], assignments: Sequence[pb.Assignment], factor: int
+) -> Outcome | None:
+    """The refusal of a placement that cannot be, or of which a broker has died."""
+    for name in brokers:
         if not ledger.is_alive(BrokerId(name)):
             return ledger.refuse(Code.UNAVAILABLE, f"broker {name} is not alive any more; try again")
-    if len({*command.brokers}) != len(command.brokers):
+    if len({*brokers}) != len(brokers):
         return ledger.refuse(Code.BAD_REQUEST, "a placement names a broker twice")
-    for number, assignment in enumerate(command.assignments):
+    for number, assignment in enumerate(assignments):
         replicas = tuple(assignment.replicas)
         if (
             len(replicas) != factor
             or len({*replicas}) != factor
-            or max(replicas) >= len(command.brokers)
+            or max(replicas) >= len(brokers)
             or assignment.leader not in replicas
         ):
             return ledger.refuse(Code.BAD_REQUEST, f"partition {number} has an impossible placement")
@@ -105,7 +135,7 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
 
 
 def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
-    stream = _stream_of(ledger, command)
+    stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     try:
@@ -120,6 +150,9 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
         return ledger.refuse(error.code, error.message)
     if config == stream.config:
         return ledger.unchanged()
+    wrong = why_not_compacted(stream, config)
+    if wrong is not None:
+        return ledger.refuse(Code.BAD_CONFIG, wrong)
     changed = ledger.contents.streams[stream.name] = replace(stream, config=config)
     keys = tuple(changed.key(number) for number in sorted(changed.partitions))
     for key in keys:
@@ -128,8 +161,20 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
     return ledger.changed(Changes(partitions=keys))
 
 
+def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
+    """The refusal of settings with which a stream is compacted that is not now; None where they can be."""
+    if stream.settings.compact or not StreamConfig.from_strings(config).compact:
+        return None
+    if len(stream.layouts) == 1 and stream.repartition is None:
+        return None
+    return (
+        f"stream {stream.name} was repartitioned, and is not compacted: records of one key stand in several partitions,"
+        " and compaction looks into one; make another stream with compact=true, and copy this one to it"
+    )
+
+
 def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Outcome:
-    stream = _stream_of(ledger, command)
+    stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     wanted = sorted({*command.partitions}) or sorted(stream.partitions)
@@ -138,7 +183,7 @@ def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Outcome:
 
 
 def set_paused(ledger: Ledger, command: pb.SetPaused) -> Outcome:
-    stream = _stream_of(ledger, command)
+    stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     wanted = sorted({*command.partitions}) or sorted(stream.partitions)
@@ -150,7 +195,7 @@ def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
     """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
     an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after
     a later one."""
-    stream = _stream_of(ledger, command)
+    stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     ends: dict[int, Offset] = {}
@@ -171,7 +216,7 @@ def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Map
     unknown = next((number for number in changes if number not in stream.partitions), None)
     if unknown is not None:
         return ledger.refuse(
-            Code.BAD_REQUEST, f"stream {stream.name} has partitions 0 to {len(stream.partitions) - 1}, not {unknown}"
+            Code.BAD_REQUEST, f"stream {stream.name} has partitions 0 to {max(stream.partitions)}, not {unknown}"
         )
     changed: list[PartitionKey] = []
     for number, fields in changes.items():
@@ -198,7 +243,7 @@ def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
 
 
 def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
-    stream = _stream_of(ledger, command)
+    stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     if stream.settings.delete_protection:
@@ -214,9 +259,7 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
     return ledger.changed(Changes(gone=gone, streams=True))
 
 
-def _stream_of(
-    ledger: Ledger, command: pb.AlterStream | pb.SetReadonly | pb.SetPaused | pb.DeleteRecords | pb.DeleteStream
-) -> Stream | Outcome:
+def stream_of(ledger: Ledger, command: OfStream) -> Stream | Outcome:
     """The stream that the command is about, or why it is refused."""
     refused = ledger.not_controller(command.office)
     if refused is not None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from metadata.describe import (
+    MAX_NAMED,
     broker_form,
     changed_form,
     cluster_form,
@@ -33,6 +34,7 @@ from metadata.requests import partition_numbers
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.jetstream import check_subject_uncaptured
 from metadata.runtime.moves import LeaderMoves
+from metadata.runtime.repartition_admin import RepartitionAdmin
 from metadata.runtime.rounds import Rounds
 from metadata.runtime.services import check_subject_unserved
 from metadata.stream_settings import with_defaults
@@ -73,7 +75,7 @@ READY_TIMEOUT_S = 3.0
 class Admin:
     """See the module. `commit` raises TidelogError when a command's outcome cannot be had; `labels`: of all brokers
     that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: that were heard in
-    the namespace."""
+    the namespace. It has more than thirty methods because each operation is one."""
 
     def __init__(
         self,
@@ -98,6 +100,10 @@ class Admin:
         self._producer_ids_epoch = 0
         """The controller epoch in which that block was asked for."""
         self._producer_lock = asyncio.Lock()
+        self.repartitions = RepartitionAdmin(
+            context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
+        )
+        """Handlers, too."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +149,13 @@ class Admin:
                     f" arrive: add `--subject {subject}` to the options with which `tidelog security nats-config"
                     f" --role broker` prints the permissions of each broker, or choose another subject",
                 )
+
+    async def _check_new_partitions(self, stream: Stream, partitions: int) -> None:
+        """Raises TidelogError where a stream that exists cannot have so many: as for a new one."""
+        self._check_encryption(stream.config)
+        await self._check_heard(stream.subject, partitions)
+        if stream.settings.reply_acks:
+            await check_subject_uncaptured(self._rounds, self._context.transport, stream.subject, partitions)
 
     async def create_internal(self, stream: InternalStream) -> None:
         """Unless it exists. Raises TidelogError."""
@@ -324,7 +337,10 @@ class Admin:
         alive = [broker.id for _, broker in sorted(self._context.state.brokers.items()) if broker.alive]
         answers = await asyncio.gather(*(self._ask_broker(broker) for broker in alive))
         told = dict(zip(alive, answers, strict=True))
-        return cluster_form(self._context.state, self._context.subjects, self._labels(), told, self._other_clusters())
+        state = self._context.state
+        under_way = [name for name, stream in sorted(state.streams.items()) if stream.repartition is not None]
+        repartitions = [self.repartitions.status(name) for name in under_way[:MAX_NAMED]]
+        return cluster_form(state, self._context.subjects, self._labels(), told, self._other_clusters(), repartitions)
 
     @handles(op.BROKER_DESCRIBE)
     async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
@@ -369,7 +385,8 @@ class Admin:
         stream = find_stream(self._context.state, name)
         replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
         refusals: dict[BrokerId, TidelogError] = {}
-        return describe_form(stream, await self._ask_replicas(stream, replicas, refusals), refusals)
+        said = await self._ask_replicas(stream, replicas, refusals)
+        return describe_form(stream, said, refusals, self.repartitions.status(name)["repartition"])
 
     async def _ask_replicas(
         self,

@@ -30,6 +30,7 @@ from metadata.runtime.ports import RaftPort
 from metadata.runtime.proposals import Proposals
 from metadata.runtime.subscriptions import ControllerSubscriptions
 from wire import metadata_pb2 as pb
+from wire.adoption import ADOPTION_LABEL, decode_label
 from wire.errors import TidelogError
 from wire.transport import Message
 from wire.types import BrokerId, Generation, LeaderMove, Room
@@ -249,6 +250,7 @@ class ControllerDriver:
         # connection, even if another life is registered.
         if broker == context.broker_id or (known is not None and known.life_id == told.life_id):
             self._labels[broker] = dict(told.labels)
+            context.core.repartitioning.on_adoption(broker, decode_label(told.labels.get(ADOPTION_LABEL, "")))
             if told.room in _ROOMS:
                 self.run(
                     context.core.on_condition(

@@ -1,11 +1,13 @@
 """Requests of the data plane to the controller, repeated until applied state shows that they are over.
 
-An ISR change, or a pause, is over when the partition has another LeaderEpoch, or an epoch above the one it expected; a
-withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is
-marked as withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its
+An ISR change, or a pause, is over when the partition has another LeaderEpoch, or an epoch above the one it expected;
+the report of a cutover when the partition has another LeaderEpoch, the stream another version, or the cutover is known;
+a withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it
+is marked as withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its
 compare-and-set. A report is sent once; its follower repeats it.
 
-Bounded: one ISR change, one pause, one withdrawal and one report per partition. Pauses double up to `LONGEST_PAUSE_S`.
+Bounded: one ISR change, one pause, one cutover, one withdrawal and one report per partition. Pauses double up to
+`LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from typing import TypeVar
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
-from wire.types import Incarnation, IsrChange, LeaderReport, PartitionKey, PauseChange, Withdrawal
+from wire.types import CutoverReport, Incarnation, IsrChange, LeaderReport, PartitionKey, PauseChange, Withdrawal
 
 MESSAGE_BYTES = 256 << 10
 """More goes into further messages: each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
 
-_Item = TypeVar("_Item", pb.IsrAlteration, pb.PauseAlteration, pb.WithdrawReplica, pb.LeaderReports.Report)
+_Item = TypeVar(
+    "_Item", pb.IsrAlteration, pb.PauseAlteration, pb.CutoverReport, pb.WithdrawReplica, pb.LeaderReports.Report
+)
 
 
 @dataclass(slots=True)
@@ -50,12 +54,13 @@ class OutboundRequests:
         self._context = context
         self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
         self._pauses: dict[PartitionKey, tuple[PauseChange, _Repeat]] = {}
+        self._cutovers: dict[PartitionKey, tuple[CutoverReport, _Repeat]] = {}
         self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
         self._reports: dict[PartitionKey, LeaderReport] = {}
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return len(self._changes) + len(self._pauses) + len(self._withdrawals)
+        return len(self._changes) + len(self._pauses) + len(self._cutovers) + len(self._withdrawals)
 
     def alter_isr(self, change: IsrChange) -> None:
         known = self._changes.get(change.key)
@@ -67,6 +72,12 @@ class OutboundRequests:
         known = self._pauses.get(change.key)
         if known is None or known[0] != change:
             self._pauses[change.key] = (change, _Repeat())
+            self._send_soon()
+
+    def report_cutover(self, report: CutoverReport) -> None:
+        known = self._cutovers.get(report.key)
+        if known is None or known[0] != report:
+            self._cutovers[report.key] = (report, _Repeat())
             self._send_soon()
 
     def report(self, report: LeaderReport) -> None:
@@ -93,6 +104,15 @@ class OutboundRequests:
                     or partition.epoch > change.expected_epoch
                 ):
                     del requests[key]
+        for key, (told, _) in [*self._cutovers.items()]:
+            view = self._context.state.view(key)
+            if (
+                view is None
+                or view.leader_epoch != told.leader_epoch
+                or view.partitioning_version != told.version
+                or not view.awaits_cutover
+            ):
+                del self._cutovers[key]
         for key, (withdrawal, _) in [*self._withdrawals.items()]:
             partition = self._context.state.partition(key)
             broker = withdrawal.broker
@@ -109,6 +129,7 @@ class OutboundRequests:
     def close(self) -> None:
         self._changes.clear()
         self._pauses.clear()
+        self._cutovers.clear()
         self._withdrawals.clear()
         self._reports.clear()
         if self._wake is not None:
@@ -138,6 +159,12 @@ class OutboundRequests:
                 self._context.subjects.pause(),
                 [pb.PauseRequest(items=paused, cluster_id=cluster_id).SerializeToString()],
             )
+        due_cutovers = [(report, repeat) for report, repeat in self._cutovers.values() if repeat.is_due(now)]
+        for cutovers in _parts([_cutover(report) for report, _ in due_cutovers]):
+            self._context.transport.publish(
+                self._context.subjects.cutover(),
+                [pb.CutoverRequest(items=cutovers, cluster_id=cluster_id).SerializeToString()],
+            )
         incarnation = self._context.incarnation
         due_withdrawals = [
             (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
@@ -150,7 +177,7 @@ class OutboundRequests:
                     self._context.subjects.withdraw(),
                     [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
-        for _, repeat in (*due_changes, *due_pauses, *due_withdrawals):
+        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
@@ -162,8 +189,8 @@ class OutboundRequests:
                     ).SerializeToString()
                 ],
             )
-        waiting = (*self._changes.values(), *self._pauses.values(), *self._withdrawals.values())
-        times = [repeat.at for _, repeat in waiting]
+        repeated = (self._changes, self._pauses, self._cutovers, self._withdrawals)
+        times = [repeat.at for requests in repeated for _, repeat in requests.values()]
         if times:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
 
@@ -211,6 +238,16 @@ def _pause(change: PauseChange) -> pb.PauseAlteration:
         leader_epoch=change.leader_epoch,
         expected_epoch=change.expected_epoch,
         paused=change.paused,
+    )
+
+
+def _cutover(report: CutoverReport) -> pb.CutoverReport:
+    return pb.CutoverReport(
+        partition=ref_of(report.key),
+        leader=report.leader,
+        leader_epoch=report.leader_epoch,
+        version=report.version,
+        end_offset=report.end_offset,
     )
 
 

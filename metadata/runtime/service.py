@@ -38,7 +38,7 @@ from wire.errors import Code, TidelogError
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Subscription
-from wire.types import BrokerId, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
+from wire.types import BrokerId, CutoverReport, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class MetadataService:
         self._waits_for_room = False
         self._changed = Changes()
         self.stream_changes = 0
-        """Grows when streams may have been created or deleted."""
+        """Grows when streams may have been created, deleted or repartitioned."""
         self._flush_scheduled = False
         self._subscriptions: list[Subscription] = []
 
@@ -223,6 +223,11 @@ class MetadataService:
         """Ask that a partition led here be paused, or resumed; as `alter_isr`."""
         self._outbound.alter_paused(change)
 
+    def report_cutover(self, report: CutoverReport) -> None:
+        """Tell the controller where the layout before the newest one ends in a partition led here. Repeated until a
+        view shows that it is known, or that another leader has to tell."""
+        self._outbound.report_cutover(report)
+
     def report_leader(self, report: LeaderReport) -> None:
         """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
         self._outbound.report(report)
@@ -287,8 +292,9 @@ class MetadataService:
             brokers=(*known.brokers, *changes.brokers),
             controller=known.controller or changes.controller,
             streams=known.streams or changes.streams,
+            repartitioned=(*known.repartitioned, *changes.repartitioned),
         )
-        self.stream_changes += changes.streams
+        self.stream_changes += changes.streams or bool(changes.repartitioned)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._deliver_applied)

@@ -71,6 +71,7 @@ class ControllerSubscriptions:
         handlers: tuple[tuple[str, MessageHandler], ...] = (
             (subjects.alter_isr(), self._on_alter_isr),
             (subjects.pause(), self._on_pause),
+            (subjects.cutover(), self._on_cutover),
             (subjects.report_leader(), self._on_reports),
             (subjects.withdraw(), self._on_withdraw),
         )
@@ -96,6 +97,13 @@ class ControllerSubscriptions:
             return
         if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
             self._context.tasks.spawn(self._forward(pb.Command(alter_paused=pb.AlterPaused(items=request.items))))
+
+    def _on_cutover(self, message: Message) -> None:
+        request = self._context.messages.decode(pb.CutoverRequest, message)
+        if request is None or not self._context.is_controller:
+            return
+        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
+            self._context.tasks.spawn(self._forward(pb.Command(report_cutover=pb.ReportCutover(items=request.items))))
 
     def _on_withdraw(self, message: Message) -> None:
         request = self._context.messages.decode(pb.WithdrawRequest, message)

@@ -54,6 +54,7 @@ from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import Message
 from wire.types import (
     BrokerId,
+    CutoverReport,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -81,6 +82,7 @@ class Metadata:
         self.lease = True
         self.changes: list[IsrChange] = []
         self.reports: list[LeaderReport] = []
+        self.cutovers: list[CutoverReport] = []
         self.withdrawals: list[Withdrawal] = []
 
     def alter_isr(self, change: IsrChange) -> None:
@@ -88,6 +90,9 @@ class Metadata:
 
     def alter_paused(self, change: PauseChange) -> None:
         pass
+
+    def report_cutover(self, report: CutoverReport) -> None:
+        self.cutovers.append(report)
 
     def report_leader(self, report: LeaderReport) -> None:
         self.reports.append(report)

@@ -72,6 +72,7 @@ from wire.transport import Message as NatsMessage
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,
+    CutoverReport,
     IsrChange,
     LeaderReport,
     Offset,
@@ -207,6 +208,8 @@ def message_shown(message: Message, outcome: str = "") -> str:
             text = f"report of {body.leader} e{body.leader_epoch} p{body.epoch}"
         case PauseChange():
             text = f"{'pause' if body.paused else 'resume'} at p{body.expected_epoch}"
+        case CutoverReport():
+            text = f"cutover to version {body.version} at {body.end_offset}"
         case Withdrawal():
             text = f"withdrawal at p{body.expected_epoch}: {body.reason}"
         case PartitionView():

@@ -87,6 +87,7 @@ from wire.transport import NO_RESPONDERS, Buffer, BulkHandler
 from wire.transport import Message as NatsMessage
 from wire.types import (
     BrokerId,
+    CutoverReport,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -314,6 +315,10 @@ class ReplicaSet:
             case PauseChange():
                 code = self.cluster.alter_paused(body).items[0]
                 self.tell(META, "pause changed" if code is None else f"pause not changed: {code.name}")
+                self.spread()
+            case CutoverReport():
+                code = self.cluster.report_cutover(body).items[0]
+                self.tell(META, "cutover told" if code is None else f"cutover not told: {code.name}")
                 self.spread()
             case Withdrawal():
                 self.cluster.withdraw(source, expected_epoch=body.expected_epoch)

@@ -49,6 +49,7 @@ from wire.transport import Message as NatsMessage
 from wire.types import (
     NO_PRODUCER,
     BrokerId,
+    CutoverReport,
     Incarnation,
     IsrChange,
     LeaderEpoch,
@@ -93,7 +94,9 @@ class DiskCall:
     """
 
 
-Body: TypeAlias = NatsMessage | DiskCall | IsrChange | PauseChange | LeaderReport | Withdrawal | PartitionView
+Body: TypeAlias = (
+    NatsMessage | DiskCall | IsrChange | PauseChange | CutoverReport | LeaderReport | Withdrawal | PartitionView
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -386,6 +389,7 @@ class _Life:
         metadata = SimpleNamespace(
             alter_isr=self._ask_meta,
             alter_paused=self._ask_meta,
+            report_cutover=self._ask_meta,
             report_leader=self._ask_meta,
             withdraw=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
@@ -423,7 +427,7 @@ class _Life:
         self.replica = Replica(replicas.key, replicas.directory, replicas.log_config, files=broker.disk)
         self.replica.open(page_cache_survived=broker.cache_survived)
 
-    def _ask_meta(self, body: IsrChange | PauseChange | LeaderReport | Withdrawal) -> None:
+    def _ask_meta(self, body: IsrChange | PauseChange | CutoverReport | LeaderReport | Withdrawal) -> None:
         self._set.send(Message(self.broker.name, META, body))
 
     def _on_call(self, call: DiskCall, executor: object) -> None:

@@ -1,4 +1,4 @@
-"""An operator's changes of partitions: a part of the client."""
+"""An operator's changes of partitions and of their number: a part of the client."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from wire.partition_operations import (
     STREAM_RESUME,
     STREAM_SET_READONLY,
     ChangedPartition,
+)
+from wire.repartition_operations import (
+    STREAM_REPARTITION,
+    STREAM_REPARTITION_CANCEL,
+    STREAM_REPARTITION_STATUS,
+    Repartitioned,
+    RepartitionStatus,
 )
 
 _MOST_PARTITION = (1 << 31) - 1
@@ -70,6 +77,35 @@ class PartitionChanges(ABC):
         numbers = [] if partitions is None else partition_numbers(partitions)
         answer = await self._api.call(STREAM_RESUME, name=name, partitions=numbers)
         return answer["partitions"]
+
+    async def repartition(self, stream: str, partitions: int, dry_run: bool = False) -> Repartitioned:
+        """Spread the keys of a living stream over another number of partitions. With `dry_run` nothing is changed: the
+        answer's `plan` tells what would be. Returns when new records go to the new layout, or after 3 s: `status` tells
+        how far it is, as `repartition_status` does.
+
+        Raises UnknownStream, BadRequest (another repartition is under way, it has so many partitions already, one of
+        Tidelog's own streams), BadConfig, LimitReached, NotEnoughBrokers, NoServer.
+        """
+        self._check_open()
+        if not isinstance(dry_run, bool):
+            raise bad(f"dry_run={shown(dry_run)} is neither True nor False")
+        check_whole("partitions", partitions, 1, _MOST_PARTITION)
+        name = stream_name(stream)
+        return await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=dry_run)
+
+    async def repartition_status(self, stream: str) -> RepartitionStatus:
+        """How far the repartition of a stream is; its field `repartition` is None while none is under way. Raises
+        UnknownStream, NoServer."""
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_STATUS, stream_name(stream))
+
+    async def cancel_repartition(self, stream: str) -> RepartitionStatus:
+        """Give up a repartition. That can be done until new records go to the new layout.
+
+        Raises UnknownStream, BadRequest (none is under way, or it is too late), NoServer.
+        """
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_CANCEL, stream_name(stream))
 
     async def delete_records(
         self, stream: str, before: Mapping[int, int | Literal["latest"]]

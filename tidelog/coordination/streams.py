@@ -20,6 +20,8 @@ class StreamLife:
     incarnation: int
     partitions: Mapping[int, int]
     """Number -> incarnation of the partition."""
+    made_ready: frozenset[int] = frozenset()
+    """Those of them that wait for a layout to come: nothing is written to them or read from them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,25 @@ class StreamsView:
             return None
         return stream.partitions.get(of.partition)
 
-    def is_unknown(self, of: StreamPartition) -> bool:
-        """It may exist: metadata of its time is not applied here yet."""
-        return of.incarnation > self.generation
+    def is_unknown(self, of: StreamPartition, partition_incarnation: int = 0) -> bool:
+        """It may exist: metadata of its time is not applied here yet. `partition_incarnation`: 0: not known."""
+        return max(of.incarnation, partition_incarnation) > self.generation
 
-    def is_gone(self, of: StreamPartition) -> bool:
-        """Its stream was deleted, or this partition of it."""
-        return not self.is_unknown(of) and self.partition_incarnation(of) is None
+    def is_gone(self, of: StreamPartition, partition_incarnation: int = 0) -> bool:
+        """Its stream was deleted, or this life of the partition is over."""
+        if self.is_unknown(of, partition_incarnation):
+            return False
+        known = self.partition_incarnation(of)
+        return known is None or partition_incarnation not in (0, known)
 
     def partitions(self, name: str) -> list[StreamPartition]:
+        """Those that can be read."""
         stream = self.streams[name]
-        return [StreamPartition(name, stream.incarnation, number) for number in stream.partitions]
+        return [
+            StreamPartition(name, stream.incarnation, number)
+            for number in stream.partitions
+            if number not in stream.made_ready
+        ]
 
     def matching(self, names: Collection[str], patterns: Iterable[str]) -> set[str]:
         """The streams that exist of those that are named, or match a pattern."""

@@ -196,7 +196,7 @@ class Group:
 
     def on_streams(self, view: StreamsView, records: Records) -> None:
         """Streams or partitions may have come or gone."""
-        for of in [of for of in self.offsets if view.is_gone(of)]:
+        for of in [of for of, known in self.offsets.items() if view.is_gone(of, known.partition_incarnation)]:
             del self.offsets[of]
             records[OffsetKey(self.name, of)] = None
         if self._subscribed is not None:

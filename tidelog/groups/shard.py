@@ -365,7 +365,7 @@ class GroupShard(Shard):
             group = self._group(request.group)  # those that were pending have room
             for offset in left:
                 of = partition_of(offset)
-                if not self._view.is_gone(of):
+                if not self._view.is_gone(of, offset.partition_incarnation):
                     group.commit(of, _record(offset, time_ns), records)
             self._drop_if_nothing(group)
         if proof is not None:
@@ -380,7 +380,7 @@ class GroupShard(Shard):
             raise TidelogError(
                 Code.BAD_REQUEST, f"{len(offset.metadata)} characters of metadata; {MAX_METADATA} are taken at most"
             )
-        if self._view.is_unknown(of):
+        if self._view.is_unknown(of, offset.partition_incarnation):
             raise TidelogError(
                 Code.UNAVAILABLE, f"{self._broker} does not know {_named(of)} of that life yet; try again"
             )

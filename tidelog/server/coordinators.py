@@ -106,7 +106,8 @@ class Coordinators:
         return transactional_ids(make_shard)
 
     def streams(self) -> StreamsView:
-        """Made anew when streams were created or deleted; less often where there are so many that this takes long."""
+        """Made anew when streams were created, deleted or repartitioned; less often where there are so many that this
+        takes long."""
         changes = self._metadata.stream_changes
         now = self.now()
         if changes == self._view_of or now < self._view_again_at:
@@ -120,6 +121,7 @@ class Coordinators:
                 name: StreamLife(
                     stream.incarnation,
                     {number: partition.incarnation for number, partition in stream.partitions.items()},
+                    frozenset(number for number in stream.partitions if stream.is_made_ready(number)),
                 )
                 for name, stream in state.streams.items()
                 if not is_internal(name, stream.subject, self.subjects)

@@ -35,11 +35,13 @@ from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS
 from wire.types import (
     BrokerId,
+    CutoverReport,
     DrainAnswer,
     Incarnation,
     IsrChange,
     IsrMember,
     LeaderMove,
+    Offset,
     PartitionGone,
     PartitionKey,
     PartitionView,
@@ -161,6 +163,7 @@ class Broker:
         self.asked: list[tuple[LeaderMove, float]] = []
         """Leaderships that it was asked to drain; `answers` says how that ended."""
         self.answers: list[DrainAnswer] = []
+        self.tells_cutovers = True
         self.reports: list[ReplicaReport] | None = None
         """In place of reports of the replicas that it leads."""
         self.service = MetadataService(
@@ -215,9 +218,22 @@ class Broker:
         for change in changes:
             if isinstance(change, PartitionView):
                 self.views[change.key] = change
+                if change.leader == self.id and change.awaits_cutover and self.tells_cutovers:
+                    self.tell_cutover(change)
             else:
                 self.gone.append(change.key)
                 self.views.pop(change.key)
+
+    def tell_cutover(self, view: PartitionView) -> None:
+        self.service.report_cutover(
+            CutoverReport(
+                key=view.key,
+                leader=self.id,
+                leader_epoch=view.leader_epoch,
+                version=view.partitioning_version,
+                end_offset=Offset(7),
+            )
+        )
 
     def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         if self.reports is not None:

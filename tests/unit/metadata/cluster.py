@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from metadata.model import Outcome, Partition
 from metadata.references import ref_of
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, PartitionKey, PauseChange, StreamName
+from wire.types import BrokerId, CutoverReport, LeaderEpoch, Offset, PartitionKey, PauseChange, StreamName
 
 CLUSTER_ID = "c1"
+
+
+class _Step(TypedDict):
+    office: int
+    name: str
+    incarnation: int
+    version: int
 
 
 class Cluster:
@@ -213,6 +221,83 @@ class Cluster:
             for change in changes
         ]
         return self.apply(pb.Command(alter_paused=pb.AlterPaused(items=items)))
+
+    def prepare(
+        self,
+        partitions: int,
+        assignments: Sequence[str] = (),
+        *,
+        name: str = "s",
+        version: int | None = None,
+        epoch: int | None = None,
+    ) -> Outcome:
+        """Of a repartition. One assignment per partition that is missing; `version`: the expected one."""
+        stream = self.state.streams.get(StreamName(name))
+        brokers = sorted({broker for assignment in assignments for broker in assignment.split()})
+        return self.apply(
+            pb.Command(
+                prepare_repartition=pb.PrepareRepartition(
+                    office=self.state.controller_epoch if epoch is None else epoch,
+                    name=name,
+                    incarnation=stream.incarnation if stream else 0,
+                    expected_version=version if version is not None else stream.partitioning_version if stream else 0,
+                    partitions=partitions,
+                    brokers=brokers,
+                    assignments=[
+                        pb.Assignment(
+                            replicas=[brokers.index(broker) for broker in assignment.split()],
+                            leader=brokers.index(assignment.split()[0]),
+                        )
+                        for assignment in assignments
+                    ],
+                )
+            )
+        )
+
+    def cancel(self, name: str = "s", *, version: int | None = None, epoch: int | None = None) -> Outcome:
+        return self.apply(pb.Command(cancel_repartition=pb.CancelRepartition(**self._step(name, version, epoch))))
+
+    def cut_over(self, name: str = "s", *, version: int | None = None, epoch: int | None = None) -> Outcome:
+        return self.apply(pb.Command(cutover=pb.Cutover(**self._step(name, version, epoch))))
+
+    def finish(self, name: str = "s", *, version: int | None = None, epoch: int | None = None) -> Outcome:
+        return self.apply(pb.Command(finish_repartition=pb.FinishRepartition(**self._step(name, version, epoch))))
+
+    def _step(self, name: str, version: int | None, epoch: int | None) -> _Step:
+        stream = self.state.streams.get(StreamName(name))
+        marker = stream.repartition if stream is not None else None
+        return {
+            "office": self.state.controller_epoch if epoch is None else epoch,
+            "name": name,
+            "incarnation": stream.incarnation if stream is not None else 0,
+            "version": version if version is not None else marker.version if marker is not None else 0,
+        }
+
+    def report_cutover(self, *reports: CutoverReport) -> Outcome:
+        items = [
+            pb.CutoverReport(
+                partition=ref_of(report.key),
+                leader=report.leader,
+                leader_epoch=report.leader_epoch,
+                version=report.version,
+                end_offset=report.end_offset,
+            )
+            for report in reports
+        ]
+        return self.apply(pb.Command(report_cutover=pb.ReportCutover(items=items)))
+
+    def cutover_at(
+        self, number: int, end: int, *, name: str = "s", leader_epoch: int | None = None, version: int | None = None
+    ) -> CutoverReport:
+        """The report of that partition's leader."""
+        partition, stream = self.partition(number, name), self.state.streams[StreamName(name)]
+        return CutoverReport(
+            key=stream.key(number),
+            leader=partition.leader or BrokerId(""),
+            leader_epoch=partition.leader_epoch if leader_epoch is None else LeaderEpoch(leader_epoch),
+            version=stream.partitioning_version if version is None else version,
+            end_offset=Offset(end),
+        )
 
     def delete_records(
         self,

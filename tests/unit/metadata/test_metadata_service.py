@@ -88,9 +88,10 @@ async def test_a_request_is_about_the_stream_that_its_subject_names() -> None:
         await world.api("stream.create", **(CREATE | {"replication_factor": 1}))
         for name, operation in OPERATIONS.items():
             if operation.named:
-                body = json.dumps(
-                    {operation.named: "s", "partition": 0, "broker": "a", "offsets": [], "before": {}}
-                ).encode()
+                given = {"partition": 0, "broker": "a", "offsets": [], "before": {}, operation.named: "s"}
+                if name == "stream.repartition":
+                    given["partitions"] = 2
+                body = json.dumps(given).encode()
                 answer = await world.client.request(SUBJECTS.api(name, "other"), body, timeout=5)
                 error = TidelogError.from_headers(answer.headers)
                 assert error is not None

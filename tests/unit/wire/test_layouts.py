@@ -74,7 +74,21 @@ def test_after_an_unclean_election_no_layout_ends_behind_a_later_one() -> None:
     order = KeyOrder(layouts, dict.fromkeys(range(6), 1) | {2: 8, 3: 18, 4: 18, 5: 18})
     assert order.ends(0) == [30, 30]
     assert order.waits_for(2, lambda _: 30) == (0, {1: 70})
-    assert order.waits_for(3, lambda _: 30) is None
+    assert order.waits_for(3, lambda _: 30) == (0, {1: 70}), "keys of partition 1 come through partition 0"
+    assert order.waits_for(3, lambda _: 70) is None
+
+
+def test_a_partition_through_which_keys_went_without_a_record_hides_nothing() -> None:
+    order = KeyOrder(
+        [
+            Layout(version=1, partitions=5),
+            Layout(version=2, partitions=1, generation=9, starts=(0, 0, 0, 0, 1)),
+            Layout(version=3, partitions=3, generation=19, starts=(0,)),
+        ],
+        dict.fromkeys(range(5), 1),
+    )
+    assert order.waits_for(1, lambda _: 0) == (0, {4: 1})
+    assert order.waits_for(1, lambda _: 1) is None
 
 
 @given(st.data())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metadata.runtime.admin import Admin
+from metadata.runtime.repartition_admin import RepartitionAdmin
 from tidelog.server.group_requests import GroupRequests
 from tidelog.server.transaction_requests import TransactionRequests
 from wire import json_codec
@@ -20,7 +21,9 @@ EACH = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
 def test_each_operation_has_one_handler() -> None:
     marked = [
-        each for kind in (Admin, GroupRequests, TransactionRequests) for each in handlers_of(object.__new__(kind))
+        each
+        for kind in (Admin, RepartitionAdmin, GroupRequests, TransactionRequests)
+        for each in handlers_of(object.__new__(kind))
     ]
     assert sorted(operation.name for operation in marked) == sorted(OPERATIONS)
 

@@ -1,0 +1,268 @@
+"""Commands that change the number of partitions of a living stream (R58 to R60).
+
+    Prepare    a marker (`Stream.repartition`) is set, and the partitions that are missing are made; keys stay
+    Cutover    one entry begins the layout: version, count, adoption generation, and the partitions that leave drain
+    Report     by each leader of a partition with earlier records: where the layout before ends there
+    Finish     when all have reported: DRAINING becomes RETIRED, and the marker goes
+    Cancel     before the cutover: the marker goes, and the partitions that were made for it
+
+A RETIRED partition whose number the new layout has again is used again as it is: its log goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from metadata.commands.ledger import Ledger
+from metadata.commands.streams import check_assignments, partitions_of, stream_of
+from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
+from metadata.references import key_of
+from wire import metadata_pb2 as pb
+from wire.errors import Code
+from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout
+from wire.types import BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
+
+
+def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Outcome:
+    stream = stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
+    wrong = why_not_repartition(stream, command.partitions)
+    if wrong is not None:
+        return ledger.refuse(*wrong)
+    if command.expected_version != stream.partitioning_version:
+        return ledger.refuse(
+            Code.STALE_EPOCH,
+            f"stream {stream.name} is at partitioning version {stream.partitioning_version} by now; look again",
+        )
+    missing = missing_partitions(stream, command.partitions)
+    if len(command.assignments) != len(missing):
+        return ledger.refuse(
+            Code.STALE_EPOCH, f"stream {stream.name} lacks {len(missing)} partitions by now; look again"
+        )
+    refused = check_assignments(ledger, command.brokers, command.assignments, stream.replication_factor)
+    if refused is not None:
+        return refused
+    generation = ledger.next_generation()
+    made = partitions_of(command.brokers, command.assignments, Incarnation(generation))
+    # A stream of which all partitions take no records stays one.
+    readonly = all(stream.partitions[number].readonly for number in range(stream.partition_count))
+    for number, partition in zip(missing, made, strict=True):
+        stream.partitions[number] = replace(partition, readonly=readonly)
+        ledger.count_leader(partition.leader, 1)
+    marker = Repartition(
+        version=stream.partitioning_version + 1,
+        partitions=command.partitions,
+        phase=RepartitionPhase.PREPARED,
+        prepared_generation=generation,
+    )
+    changed = _put(ledger, stream, repartition=marker)
+    return ledger.changed(
+        Changes(partitions=tuple(changed.key(number) for number in missing), repartitioned=(stream.name,)),
+        value=marker.version,
+    )
+
+
+def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | None:
+    """The refusal of a repartition to so many partitions; None where it can begin."""
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        return Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}"
+    if stream.repartition is not None:
+        sentence = (
+            f"stream {stream.name} is being repartitioned to {stream.repartition.partitions} partitions already;"
+            f" `tidelog stream repartition status {stream.name}` shows how far that is"
+        )
+        return Code.BAD_REQUEST, sentence
+    if stream.settings.compact:
+        sentence = (
+            f"stream {stream.name} is compacted (compact=true): the newest record of a key would stand in one partition"
+            " and older ones in another, where compaction does not find them; make a stream with the partitions that"
+            " are wanted, copy this one to it, and use that one"
+        )
+        return Code.BAD_REQUEST, sentence
+    if partitions == stream.partition_count:
+        return Code.BAD_REQUEST, f"stream {stream.name} has {partitions} partitions already"
+    return None
+
+
+def missing_partitions(stream: Stream, partitions: int) -> list[int]:
+    """The partitions that a layout of so many needs and that do not exist."""
+    return [number for number in range(stream.partition_count, partitions) if number not in stream.partitions]
+
+
+def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Outcome:
+    found = _under_way(ledger, command)
+    if isinstance(found, Outcome):
+        return found
+    stream, marker = found
+    wrong = why_not_cancelled(stream)
+    if wrong is not None:
+        return ledger.refuse(Code.BAD_REQUEST, wrong)
+    made = [number for number in sorted(stream.partitions) if stream.is_made_ready(number)]
+    gone = tuple(stream.key(number) for number in made)
+    for number in made:
+        ledger.count_leader(stream.partitions.pop(number).leader, -1)
+    _put(ledger, stream, repartition=None)
+    return ledger.changed(Changes(gone=gone, repartitioned=(stream.name,)), value=marker.version)
+
+
+def why_not_cancelled(stream: Stream) -> str | None:
+    """None where a repartition can be cancelled."""
+    marker = stream.repartition
+    if marker is None:
+        return f"stream {stream.name} is not being repartitioned"
+    if marker.phase is not RepartitionPhase.PREPARED:
+        return (
+            f"the repartition of stream {stream.name} to {marker.partitions} partitions cannot be cancelled any more:"
+            " keys go to the new layout already; wait until it is finished, and repartition it back instead"
+        )
+    return None
+
+
+def cut_over(ledger: Ledger, command: pb.Cutover) -> Outcome:
+    found = _under_way(ledger, command)
+    if isinstance(found, Outcome):
+        return found
+    stream, marker = found
+    if marker.phase is not RepartitionPhase.PREPARED:
+        return ledger.unchanged(value=marker.version)
+    if not stream.layouts[-1].is_told:
+        return ledger.refuse(
+            Code.STALE_EPOCH, f"not all partitions of stream {stream.name} have told of the last cutover; look again"
+        )
+    generation = ledger.next_generation()
+    before, count = stream.partition_count, marker.partitions
+    layout = Layout(
+        version=marker.version, partitions=count, generation=generation, starts=_starts(stream, before, count)
+    )
+    for number, partition in sorted(stream.partitions.items()):
+        state = partition.state
+        if number < count:
+            state = PartitionState.ACTIVE
+        elif state is PartitionState.ACTIVE:
+            state = PartitionState.DRAINING
+        # Also where the state stays: a replica that sees that partition epoch has seen the cutover.
+        ledger.store(stream.key(number), replace(partition, state=state))
+    changed = _put(
+        ledger,
+        stream,
+        partitioning_version=marker.version,
+        layouts=(*stream.layouts, layout)[-MAX_LAYOUTS:],
+        repartition=replace(marker, phase=RepartitionPhase.CUTOVER, adoption_generation=generation),
+    )
+    keys = tuple(changed.key(number) for number in sorted(changed.partitions))
+    return ledger.changed(Changes(partitions=keys, repartitioned=(stream.name,)), value=marker.version)
+
+
+def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
+    """Of a layout of `count` partitions that follows one of `before`: each partition of that one, and each that is used
+    again, has to tell."""
+    starts = [NOT_TOLD] * before
+    for number in range(before, count):
+        used_again = stream.partitions[number].state is PartitionState.RETIRED
+        starts.append(NOT_TOLD if used_again else 0)
+    while starts[-1] != NOT_TOLD:
+        starts.pop()
+    return tuple(starts)
+
+
+def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Outcome:
+    """Each item is decided on its own. One that comes again, or late, is refused and changes nothing."""
+    codes: list[Code | None] = []
+    told: dict[StreamName, dict[int, int]] = {}
+    for item in command.items:
+        partition = ledger.partition(key_of(item.partition))
+        if partition is None:
+            codes.append(Code.UNKNOWN_STREAM)
+            continue
+        name, number = StreamName(item.partition.stream), item.partition.partition
+        code = _why_not_told(ledger.contents.streams[name], partition, item)
+        if code is None and number in told.get(name, ()):
+            code = Code.STALE_PARTITIONING
+        codes.append(code)
+        if code is None:
+            told.setdefault(name, {})[number] = item.end_offset
+    if not told:
+        return ledger.unchanged(items=tuple(codes))
+    keys = [key for name, ends in sorted(told.items()) for key in _tell(ledger, name, ends)]
+    return ledger.changed(Changes(partitions=tuple(keys), repartitioned=tuple(sorted(told))), items=tuple(codes))
+
+
+def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> list[PartitionKey]:
+    """The newest layout starts there in these partitions. Returns the partitions whose views changed, sorted."""
+    stream = ledger.contents.streams[name]
+    layout = stream.layouts[-1]
+    starts = [*layout.starts]
+    for number, end in ends.items():
+        starts[number] = end
+    changed = _put(ledger, stream, layouts=(*stream.layouts[:-1], replace(layout, starts=tuple(starts))))
+    # The leader with the same number modulo the count listens in the place of a partition that leaves.
+    seen = {*ends, *(number % layout.partitions for number in ends)}
+    seen.update(
+        number for number in stream.partitions if stream.awaits_sources(number) != changed.awaits_sources(number)
+    )
+    keys = [changed.key(number) for number in sorted(seen)]
+    for key in keys:
+        ledger.store(key, changed.partitions[key.partition])
+    return keys
+
+
+def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) -> Code | None:
+    if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:
+        return Code.FENCED_LEADER_EPOCH
+    if item.version != stream.partitioning_version or stream.layouts[-1].start(item.partition.partition) != NOT_TOLD:
+        return Code.STALE_PARTITIONING
+    return None if item.end_offset >= 0 else Code.BAD_REQUEST
+
+
+def untell(ledger: Ledger, key: PartitionKey) -> list[PartitionKey]:
+    """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
+    committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
+    layout = ledger.contents.streams[key.stream].layouts[-1]
+    if layout.start(key.partition) <= 0:  # no log ends below 0
+        return []
+    return _tell(ledger, key.stream, {key.partition: NOT_TOLD})
+
+
+def finish(ledger: Ledger, command: pb.FinishRepartition) -> Outcome:
+    found = _under_way(ledger, command)
+    if isinstance(found, Outcome):
+        return found
+    stream, marker = found
+    if marker.phase is not RepartitionPhase.CUTOVER or not stream.layouts[-1].is_told:
+        return ledger.refuse(
+            Code.STALE_EPOCH, f"not all partitions of stream {stream.name} have told of the cutover; look again"
+        )
+    retired = [
+        stream.key(number)
+        for number, partition in sorted(stream.partitions.items())
+        if partition.state is PartitionState.DRAINING
+    ]
+    for key in retired:
+        ledger.store(key, replace(stream.partitions[key.partition], state=PartitionState.RETIRED))
+    _put(ledger, stream, repartition=None)
+    return ledger.changed(Changes(partitions=tuple(retired), repartitioned=(stream.name,)), value=marker.version)
+
+
+def _under_way(
+    ledger: Ledger, command: pb.CancelRepartition | pb.Cutover | pb.FinishRepartition
+) -> tuple[Stream, Repartition] | Outcome:
+    """The stream, and its repartition of that version; or why the command is refused."""
+    stream = stream_of(ledger, command)
+    if isinstance(stream, Outcome):
+        return stream
+    marker = stream.repartition
+    if marker is None or marker.version != command.version:
+        return ledger.refuse(
+            Code.STALE_EPOCH,
+            f"no repartition of stream {stream.name} to version {command.version} is under way; look again",
+        )
+    return stream, marker
+
+
+def _put(ledger: Ledger, stream: Stream, **fields: object) -> Stream:
+    """The stream with other values of these fields, in the old one's place."""
+    changed = replace(stream, routing_generation=ledger.next_generation(), **fields)  # type: ignore[arg-type]
+    ledger.contents.streams[stream.name] = changed
+    return changed

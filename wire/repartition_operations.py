@@ -1,0 +1,131 @@
+"""Operations that change the number of partitions of a living stream, declared as those of `wire.operations`, which has
+them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+from wire.errors import Code
+from wire.operation import Operation
+
+MAX_LISTED: Final = 100
+"""Partitions that a plan or a status lists where there may be very many."""
+
+
+class PartitionSources(TypedDict):
+    partition: int
+    waits_for: list[int]
+    """The partitions of the layout before from which keys come to it; the first MAX_LISTED."""
+
+
+class RepartitionPlan(TypedDict):
+    stream: str
+    partitioning_version: int
+    """As it is now."""
+    partitions: int
+    """The same."""
+    to_version: int
+    to_partitions: int
+    made: list[int]
+    """New partitions."""
+    used_again: list[int]
+    """Partitions that an earlier repartition has left behind, and that get keys again."""
+    left: list[int]
+    """Partitions that take no records any more. They can be read until retention has removed their records."""
+    moved_keys: float
+    """The share of keys whose records go to another partition, 0 to 1."""
+    sources: list[PartitionSources]
+    """The partitions of the new layout in which records wait for others: who reads keys in their order reads them
+    after those. The first MAX_LISTED."""
+    effects: list[str]
+    """What users will notice, as sentences."""
+
+
+class RepartitionState(TypedDict):
+    version: int
+    """The partitioning version that it begins."""
+    partitions: int
+    phase: str
+    """"prepared": keys are spread as before; "cutover": they are spread anew."""
+    adoption_generation: int
+    """Of the cutover; 0: not yet."""
+    told: int
+    """Partitions whose leaders are ready (prepared), or have told where the layout before ends in them (cutover)."""
+    of: int
+    waiting: list[int]
+    """Those whose leaders have not; the first MAX_LISTED."""
+    adopted: int | None
+    """The smallest routing generation of the stream that clients tell to have applied; None: no client tells."""
+    told_for_s: float | None
+    """For how long this controller has known that all have told; None: not all have."""
+    adoption_timeout_s: float
+    """It is finished after this time, whatever clients have applied."""
+
+
+class RepartitionStatus(TypedDict):
+    stream: str
+    partitioning_version: int
+    partitions: int
+    """Over which keys are spread."""
+    repartition: RepartitionState | None
+    """None: none is under way."""
+
+
+class Repartitioned(TypedDict):
+    plan: RepartitionPlan
+    status: RepartitionStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepartitionRequest:
+    name: str
+    partitions: int
+    dry_run: bool = False
+    """Only the plan is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepartitionRef:
+    name: str
+
+
+STREAM_REPARTITION = Operation(
+    name="stream.repartition",
+    request=RepartitionRequest,
+    answer=Repartitioned,
+    help="spread the keys of a living stream over another number of partitions; answered when new records go there, or"
+    " after 3 s; with `dry_run` only the plan",
+    writes=True,
+    stream="name",
+    refusals=(
+        Code.UNKNOWN_STREAM,
+        Code.BAD_CONFIG,
+        Code.BAD_SUBJECT,
+        Code.BAD_REPLICATION_FACTOR,
+        Code.NOT_ENOUGH_BROKERS,
+        Code.LIMIT_REACHED,
+        Code.STALE_EPOCH,
+    ),
+    time_s=10.0,
+)
+
+STREAM_REPARTITION_STATUS = Operation(
+    name="stream.repartition_status",
+    request=RepartitionRef,
+    answer=RepartitionStatus,
+    help="how far the repartition of a stream is",
+    writes=False,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM,),
+)
+
+STREAM_REPARTITION_CANCEL = Operation(
+    name="stream.repartition_cancel",
+    request=RepartitionRef,
+    answer=RepartitionStatus,
+    help="give up a repartition as long as keys are spread as before",
+    writes=True,
+    stream="name",
+    refusals=(Code.UNKNOWN_STREAM, Code.STALE_EPOCH),
+)
