@@ -88,6 +88,8 @@ class KeyOrder:
         for at, layout in enumerate(self._layouts[1:], 1):
             if partition >= layout.partitions or self._start(at, partition) == NOT_TOLD:
                 continue
+            if self._incarnations.get(partition, 0) > layout.generation:
+                continue  # this life of it was made for a later layout
             missing = self._missing(at, partition, read_to)
             if missing:
                 return self._start(at, partition), missing
@@ -102,7 +104,7 @@ class KeyOrder:
             layout, before = self._layouts[later], self._layouts[later - 1].partitions
             step = gcd(before, layout.partitions)
             residues = {receiver % step for receiver in receivers if receiver < layout.partitions}
-            receivers = {source for source in range(before) if source % step in residues}
+            receivers = {source for residue in residues for source in range(residue, before, step)}
             for source in receivers:
                 end = self._start(later, source)
                 if source == partition or source in missing or not self._was_there(source, layout):
@@ -126,6 +128,17 @@ class KeyOrder:
         """The partition was made by a repartition: its records follow those of other partitions."""
         first, *later = self._layouts
         return bool(later) and not (partition < first.partitions and self._was_there(partition, later[0]))
+
+    def origins(self, partition: int) -> set[int]:
+        """The partitions that had records of its keys before it was made, also before those were made."""
+        found = {partition}
+        for at in range(len(self._layouts) - 1, 0, -1):
+            before, layout = self._layouts[at - 1], self._layouts[at]
+            for number in [number for number in found if number < layout.partitions]:
+                is_new = number >= len(layout.starts) or 0 < before.generation < self._incarnations.get(number, 0)
+                if is_new and self._was_there(number, layout):
+                    found.update(sources(number, before.partitions, layout.partitions))
+        return {number for number in found if number in self._incarnations} - {partition}
 
     def _start(self, at: int, partition: int) -> int:
         starts = self._starts[at]

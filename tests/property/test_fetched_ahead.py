@@ -1,5 +1,6 @@
 """Whatever is fetched, taken, paused, read from elsewhere and given up: each partition hands out its records in order,
-once, its position is behind the last of them, and all but what was handed out last is finished."""
+once, its position is behind the last of them, nothing comes from behind a limit, and all but what was handed out last is
+finished."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         """Offsets of the records that were fetched and not handed out."""
         self.waiting = dict.fromkeys(range(PARTITIONS), 0)
         """Answers added, and not begun or dropped."""
+        self.limits: dict[int, int] = {}
         self.out: tuple[int, int] | None = None
         """Partition and offset of the first record that was handed out last."""
         for partition in range(PARTITIONS):
@@ -55,11 +57,29 @@ class FetchedAheadMachine(RuleBasedStateMachine):
     def _handed_out(self, partition: int, offsets: list[int]) -> None:
         assert partition not in self.ahead.paused
         assert offsets
+        assert partition not in self.limits or offsets[-1] < self.limits[partition]
         assert offsets == self.left[partition][: len(offsets)]
         del self.left[partition][: len(offsets)]
         self.out = partition, offsets[0]
         end = self.left[partition][0] if self.left[partition] else self.fetched[partition]
         assert offsets[-1] < self.ahead.positions[partition] <= end, "gaps behind the record may be left out already"
+
+    def _open(self, partition: int) -> int:
+        """Records that may be handed out."""
+        limit = self.limits.get(partition, 1 << 62)
+        return sum(offset < limit for offset in self.left[partition])
+
+    @rule(partition=NUMBERS, behind=st.integers(0, 6))
+    def limit(self, partition: int, behind: int) -> None:
+        """At a cutover behind all that was fetched."""
+        self.limits[partition] = self.fetched[partition] + behind
+        self.ahead.divide(partition, [self.limits[partition]])
+        self.ahead.limit(self.limits)
+
+    @rule(partition=NUMBERS)
+    def lift(self, partition: int) -> None:
+        self.limits.pop(partition, None)
+        self.ahead.limit(self.limits)
 
     @rule(count=st.integers(1, 9))
     def take_records(self, count: int) -> None:
@@ -67,7 +87,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         head = self.ahead.head()
         if head is None:
             return
-        left = len(self.left[head.partition])
+        left = self._open(head.partition)
         records = self.ahead.take(head, count)
         assert len(records) == min(count, left), "those that are here"
         assert [record.value for record in records] == [b"%d" % record.offset for record in records]
@@ -99,6 +119,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
 
     @rule(partition=NUMBERS, offset=st.integers(0, 100))
     def seek(self, partition: int, offset: int) -> None:
+        self.lift(partition)
         self.ahead.begin(partition, offset)
         self.fetched[partition] = offset
         self.left[partition].clear()
@@ -109,6 +130,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
     @rule(partition=NUMBERS)
     def withhold(self, partition: int) -> None:
         """What was handed out stays handed out. It is read on from there, which it is not as a rule."""
+        self.lift(partition)
         position = self.ahead.positions[partition]
         self.ahead.withhold(partition)
         assert self.ahead.positions[partition] == position
@@ -137,7 +159,8 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         while (found := self.ahead.take_batch()) is not None:
             self._handed_out(found.partition, found.offsets.tolist())
         self.out = None
-        assert self.ahead.positions == self.fetched
+        ends = {p: min(end, self.limits.get(p, end)) for p, end in self.fetched.items()}
+        assert self.ahead.positions == ends, "gaps in front of a limit were passed over"
 
     @invariant()
     def nothing_is_left_out(self) -> None:

@@ -21,6 +21,7 @@ from tidelog.client.group_admin import GroupAdmin
 from tidelog.client.group_calls import GroupCalls
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.home_loop import HomeLoop
+from tidelog.client.key_limits import checked_order
 from tidelog.client.metadata import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.offset_lookup import OffsetLookup, Span, StreamExtents
 from tidelog.client.partition_changes import PartitionChanges
@@ -241,6 +242,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         start: Start = "earliest",
         stop: Stop = None,
         partitions: Iterable[int] | None = None,
+        order: Literal["partition", "key"] = "partition",
         max_bytes: int = 1 << 20,
         prefetch_bytes: int = 16 << 20,
         read_from: Literal["leader", "follower", "nearest"] = "leader",
@@ -257,7 +259,11 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         "earliest", "latest" (as a start the newest record, as a stop the end of the committed records now), "new", an
         offset, {partition: offset} for every partition read (as `Consumer.positions`, which goes on where another
         consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
-        ahead of the caller. Records of a partition come in offset order; partitions come as they answer. `read_from`:
+        ahead of the caller. Records of a partition come in offset order; partitions come as they answer. Where all
+        partitions are read, and not to the end that they have now, those that a repartition makes are read, too, each
+        from its beginning. `order`: with "key", the records of each key come in the order in which they were written,
+        also where a repartition has taken the key to another partition: that one is read on when the first one was read
+        to its end (`Consumer.waiting`). `read_from`:
         "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
         behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
         `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
@@ -295,6 +301,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             on_gap=gap,
             on_out_of_range=reset,
             spread=next(self._numbers),
+            order=checked_order(order),
             deserializers=Deserializers(key_deserializer, value_deserializer),
             on_closed=lambda closed: self._consumers.pop(closed, None),
         )

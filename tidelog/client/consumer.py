@@ -12,6 +12,7 @@ from tidelog.client.arguments import bad, check_number, check_whole, shown, whol
 from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.fetcher import FetchSettings
+from tidelog.client.key_limits import Order
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.positions import AtTime, Moment, Start, Stop, timestamp_ns
@@ -56,6 +57,7 @@ class Consumer(Generic[K, V]):
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
+        order: Order,
         deserializers: Deserializers[K, V],
         on_closed: Callable[[Consumer[K, V]], object],
     ) -> None:
@@ -81,6 +83,7 @@ class Consumer(Generic[K, V]):
             on_gap=on_gap,
             on_out_of_range=on_out_of_range,
             spread=spread,
+            order=order,
             read=deserializers.read,
         )
         self._ahead = self._reading.ahead
@@ -136,6 +139,12 @@ class Consumer(Generic[K, V]):
     def paused(self) -> frozenset[int]:
         """The partitions that `pause` has named."""
         return self._ahead.paused
+
+    @property
+    def waiting(self) -> Mapping[int, Mapping[int, int]]:
+        """With `order="key"`, the partitions of which nothing is handed out before others are read further: by
+        partition, those others, and up to which offset each (-1: that is not known yet)."""
+        return self._reading.limits.waiting()
 
     @property
     def is_at_end(self) -> bool:
@@ -281,12 +290,12 @@ class Consumer(Generic[K, V]):
     async def _head(self, timeout: float | None = None) -> Head | None:
         """None: nothing came within `timeout` seconds, or no more will come."""
         self._reading.check_open()
-        head = self._ahead.head()
+        head = self._reading.head()
         if head is not None:
             return head
         try:
             async with asyncio.timeout(timeout):
-                while (head := self._ahead.head()) is None:
+                while (head := self._reading.head()) is None:
                     self._reading.raise_failure()
                     if self._reading.is_over and self._ahead.is_empty:
                         return None

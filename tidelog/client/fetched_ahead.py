@@ -1,14 +1,16 @@
 """Answers of a consumer's partitions that are fetched and not handed out yet, and the positions that this makes.
 
 Answers are handed out in order of arrival: each partition keeps its order, and none waits for another. Those of a
-paused partition are passed over until it is resumed. What was handed out counts as finished when more is asked for.
+paused partition are passed over until it is resumed, and those that begin at or behind the limit of a partition until
+it is lifted. Limits are cutovers (`wire.layouts`), at which answers are divided. What was handed out counts as finished
+when more is asked for.
 Pure; records leave one by one or as whole batches, in any mixture.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -36,31 +38,58 @@ class Answer:
 class Head:
     """The answer that is being handed out. Its first batch may have been handed out in part."""
 
-    __slots__ = ("_batches", "_begun", "_read", "_records", "end", "partition", "stream")
+    __slots__ = ("_batches", "_begun", "_is_first", "_read", "_records", "end", "first", "partition", "stream")
 
-    def __init__(self, stream: str, partition: int, answer: Answer, read: Read) -> None:
+    def __init__(
+        self, stream: str, partition: int, first: int, answer: Answer, read: Read, *, is_first: bool = True
+    ) -> None:
+        """`is_first`: no other part of that answer comes before it."""
         self.stream = stream
         self.partition = partition
+        self.first = first
+        """The offset at which the answer begins, with or without a record there."""
         self.end = answer.end
         self._batches = deque(answer.batches)
         self._read = read
         self._records: Iterator[Record[Any, Any]] | None = None
         self._begun = False
+        self._is_first = is_first
 
     def begin(self) -> bool:
-        """True the first time."""
-        begins, self._begun = not self._begun, True
-        return begins
+        """Whether it had taken up room until now, and does so no more."""
+        took, self._begun = self.takes_room, True
+        return took
 
     @property
-    def is_begun(self) -> bool:
-        return self._begun
+    def takes_room(self) -> bool:
+        """It is a whole answer, or the first part of one, and is not handed out from yet."""
+        return self._is_first and not self._begun
 
     def has_more(self, last: Record[Any, Any] | None) -> bool:
         """Whether a record is left; `last`: the newest that was handed out singly, if it is of this answer's."""
         if len(self._batches) != 1 or last is None:
             return bool(self._batches)
         return last.offset < int(self._batches[0].offsets[-1])
+
+    def divided(self, at: int) -> tuple[Head, Head] | None:
+        """What is below that offset, and the rest; None: it does not lie inside, or records were handed out already."""
+        if self._begun or not self.first < at < self.end:
+            return None
+        below, rest = [], []
+        for batch in self._batches:
+            first, end = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
+            if end <= at:
+                below.append(batch)
+            elif first >= at:
+                rest.append(batch)
+            else:
+                below.append(batch.slice(Offset(first), Offset(at)))
+                rest.append(batch.slice(Offset(at), Offset(end)))
+        one, two = Answer(tuple(below), at), Answer(tuple(rest), self.end)
+        return (
+            Head(self.stream, self.partition, self.first, one, self._read, is_first=self._is_first),
+            Head(self.stream, self.partition, at, two, self._read, is_first=False),
+        )
 
     def records(self) -> Iterator[Record[Any, Any]]:
         """Of the first batch, those that are left: one iterator, which goes on where it was left."""
@@ -102,6 +131,15 @@ class FetchedAhead:
         """Partition and offset of the oldest record that was handed out since `head`, where it is not `last`."""
         self.is_changed = False
         """Since `head`, partitions were paused, resumed, or read from elsewhere: ask for the head again."""
+        self._fetched: dict[int, int] = {}
+        """By partition, where the next answer begins."""
+        self._cutovers: dict[int, tuple[int, ...]] = {}
+        """By partition, ascending."""
+        self._limits: Mapping[int, int] = {}
+        self._gaps: dict[int, tuple[int, int]] = {}
+        """By partition, the newest range without a record to hand out that was passed over."""
+        self.has_moved = True
+        """A position has come to the end of an answer, or elsewhere; whoever looks at it resets it."""
 
     @property
     def positions(self) -> dict[int, int]:
@@ -134,26 +172,52 @@ class FetchedAhead:
         """The partition is read from `position` on. What was fetched elsewhere in it is dropped."""
         self.withhold(partition)
         self._forget_unfinished(partition)
-        self._positions[partition] = position
+        self._positions[partition] = self._fetched[partition] = position
+        self._gaps.pop(partition, None)
 
     def withhold(self, partition: int) -> None:
         """Drop what was fetched of the partition. Its position is known until `forget`."""
         self._settle()
         for answer in [answer for answer in self._ready if answer.partition == partition]:
             self._ready.remove(answer)
-            if not answer.is_begun:
+            if answer.takes_room:
                 self._on_begun(partition)
+        if partition in self._positions:
+            self._fetched[partition] = self._positions[partition]
         self.is_changed = True
 
     def forget(self, partition: int) -> None:
         """The partition is not read any more."""
         self.withhold(partition)
         self._forget_unfinished(partition)
-        self._positions.pop(partition, None)
+        for known in (self._positions, self._fetched, self._cutovers, self._gaps):
+            known.pop(partition, None)
         self.paused -= {partition}
 
     def add(self, partition: int, answer: Answer) -> None:
-        self._ready.append(Head(self._stream, partition, answer, self._read))
+        head = Head(self._stream, partition, self._fetched[partition], answer, self._read)
+        self._fetched[partition] = answer.end
+        self._ready.extend(_divided(head, self._cutovers.get(partition, ())))
+
+    def divide(self, partition: int, cutovers: Sequence[int]) -> None:
+        """Answers of the partition, also those that are here, are handed out in parts at these offsets."""
+        if self._cutovers.get(partition, ()) == tuple(cutovers):
+            return
+        self._cutovers[partition] = tuple(cutovers)
+        ready: deque[Head] = deque()
+        for head in self._ready:
+            ready.extend(_divided(head, cutovers) if head.partition == partition else (head,))
+        self._ready = ready
+
+    def limit(self, limits: Mapping[int, int]) -> None:
+        """Hand out nothing of these partitions from those offsets on, which are cutovers, or where reading begins."""
+        if limits != self._limits:
+            self._limits = dict(limits)
+            self.is_changed = True
+
+    def gap(self, partition: int) -> tuple[int, int] | None:
+        """The newest range of offsets without a record that the position has passed over."""
+        return self._gaps.get(partition)
 
     def pause(self, partitions: Iterable[int]) -> None:
         self.paused |= frozenset(partitions)
@@ -224,7 +288,9 @@ class FetchedAhead:
                 (
                     ready
                     for ready in self._ready
-                    if ready.partition not in self.paused and (of is None or ready.partition == of)
+                    if ready.partition not in self.paused
+                    and (of is None or ready.partition == of)
+                    and not (ready.partition in self._limits and ready.first >= self._limits[ready.partition])
                 ),
                 None,
             )
@@ -235,10 +301,28 @@ class FetchedAhead:
             if answer.has_more(None):
                 self._head = answer
                 return answer
-            self._positions[answer.partition] = answer.end
+            self._pass_over(answer.partition, answer.end)
             self._ready.remove(answer)
         return None
+
+    def _pass_over(self, partition: int, end: int) -> None:
+        """Nothing is left of an answer that ends there."""
+        position = self._positions[partition]
+        if position < end:
+            first, before = self._gaps.get(partition, (position, position))
+            self._gaps[partition] = (first if before == position else position), end
+            self._positions[partition] = end
+        self.has_moved = True
 
     def _forget_unfinished(self, partition: int) -> None:
         if self._out is not None and self._out[0] == partition:
             self._out = None
+
+
+def _divided(head: Head, cutovers: Sequence[int]) -> list[Head]:
+    parts = [head]
+    for cutover in cutovers:
+        two = parts[-1].divided(cutover)
+        if two is not None:
+            parts[-1:] = two
+    return parts

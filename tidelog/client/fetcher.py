@@ -142,6 +142,8 @@ class PartitionFetcher:
         self.span_bytes = 0
         """About how many bytes of the log there are up to the committed end, as the last look-up of `AfterBytes` has
         told it."""
+        self.newest_version = 0
+        """The highest partitioning version of the batches that were read."""
         self._start = start
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.settings = settings
@@ -313,7 +315,7 @@ class PartitionFetcher:
         """All of it, or, when something does not decode, nothing."""
         batches: list[RecordBatch] = []
         assert self.position is not None
-        position, epoch, stop = self.position, self._last_record_epoch, self.stop
+        position, epoch, stop, version = self.position, self._last_record_epoch, self.stop, self.newest_version
         for at, header in iter_batches(body, HEADER_SIZE):
             if stop is not None and position >= stop:
                 break
@@ -321,13 +323,14 @@ class PartitionFetcher:
                 continue
             batch = RecordBatch.decode(body, at, header=header)
             end = header.end_offset
+            version = max(version, header.partitioning_version)
             if header.base_offset < position or (stop is not None and end > stop):
                 end = end if stop is None else Offset(min(end, stop))
                 batch = batch.slice(Offset(position), end)
             position, epoch = end, header.leader_epoch
             if len(batch):
                 batches.append(batch)
-        self.position, self._last_record_epoch = position, epoch
+        self.position, self._last_record_epoch, self.newest_version = position, epoch, version
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
     def _before_log(self, error: TidelogError) -> Outcome:

@@ -16,6 +16,7 @@ from tidelog.client.cursors import Cursor
 from tidelog.client.fetcher import FetchSettings
 from tidelog.client.group_admin import DescribedGroup, GroupAdmin, OffsetChange
 from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client.key_limits import checked_order
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.positions import AtTime
 from tidelog.client.records import K, V
@@ -50,6 +51,7 @@ class GroupCalls(ABC):
         patterns: str | Iterable[str] = (),
         instance_id: str | None = None,
         start: Literal["earliest", "latest", "new"] = "earliest",
+        order: Literal["partition", "key"] = "key",
         auto_commit: bool = True,
         auto_commit_interval: float = 5.0,
         session_timeout: float = 45.0,
@@ -73,7 +75,11 @@ class GroupCalls(ABC):
         `patterns`: also streams whose names match, with `*` for any characters and `?` for one; new ones are found.
         `instance_id`: a name that this member keeps when it is started anew; then its partitions wait for it until its
         session ends, and nothing is moved. `start`: where a partition begins of which the group has committed nothing,
-        spelled as in `consume`. `auto_commit`: what is finished is committed every `auto_commit_interval` seconds, when
+        spelled as in `consume`; one that a repartition has made begins with its first record where the group has
+        committed something in those that its keys come from. `order`: with "key", the records of each key come in the
+        order in which they were written, over all members, also where a repartition has taken the key to another
+        partition: that one is read on when the group has committed the first one to its end (`GroupConsumer.waiting`).
+        `auto_commit`: what is finished is committed every `auto_commit_interval` seconds, when
         partitions go, and at the end; else by `commit` alone. `session_timeout`: seconds after which a member that is
         not heard is removed; `rebalance_timeout`: seconds that it has to finish what it holds of a partition that goes
         to another member; `max_poll_interval`: seconds between two calls for records after which it leaves the group.
@@ -99,6 +105,7 @@ class GroupCalls(ABC):
         check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         check_flag("read_uncommitted", read_uncommitted)
         source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
+        wanted = checked_order(order)
         number = next(self._numbers)
         deserializers = Deserializers(key_deserializer, value_deserializer)
 
@@ -115,6 +122,7 @@ class GroupCalls(ABC):
                 on_gap=gap,
                 on_out_of_range=reset,
                 spread=number,
+                order=wanted,
                 read=deserializers.read,
                 progress=progress,
             )
@@ -126,6 +134,7 @@ class GroupCalls(ABC):
             self._link,
             settings=settings,
             start=group_start(start),
+            order=wanted,
             auto_commit_interval=auto_commit_interval if auto_commit else None,
             listeners=listeners,
             make_reading=make_reading,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.client.coordinator_link import CoordinatorLink
@@ -20,6 +20,8 @@ from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, Offs
 
 _log = logging.getLogger(__name__)
 
+_MOST_ASKED_SINGLY = 64
+"""Partitions of which some are not told, so that each is asked for by itself."""
 COMMIT_TIMEOUT = 30.0
 """Seconds that a commit may take, with all its repetitions."""
 
@@ -52,6 +54,8 @@ class GroupCommits:
         """Of the newest commit."""
         self._committed: dict[StreamPartition, int] = {}
         """Offsets that are committed as far as this member knows, of the partitions that it has."""
+        self.on_committed: Callable[[Iterable[StreamPartition]], object] | None = None
+        """Called after a commit that is of no transaction."""
 
     def know(self, of: StreamPartition, offset: int) -> None:
         """It is committed."""
@@ -61,6 +65,10 @@ class GroupCommits:
         """They are not this member's any more."""
         for of in partitions:
             self._committed.pop(of, None)
+
+    def known(self, of: StreamPartition) -> int | None:
+        """What is committed, as far as this member knows."""
+        return self._committed.get(of)
 
     def is_new(self, of: StreamPartition, offset: int) -> bool:
         return self._committed.get(of) != offset
@@ -74,6 +82,17 @@ class GroupCommits:
         )
         answer = await self._link.ask(OFFSETS, self._group, request, OffsetsResponse, timeout=timeout)
         return [*answer.offsets]
+
+    async def fetch_some(self, partitions: Collection[StreamPartition], timeout: float) -> list[CommittedOffset]:
+        """As `fetch`, without those of which it cannot be told at present, as while a transaction commits there."""
+        try:
+            return await self.fetch(partitions, timeout)
+        except TidelogError as error:
+            if not error.retriable or len(partitions) == 1:
+                raise
+        one_by_one = (self.fetch((of,), timeout) for of in sorted(partitions)[:_MOST_ASKED_SINGLY])
+        found = await asyncio.gather(*one_by_one, return_exceptions=True)
+        return [offset for answer in found if not isinstance(answer, BaseException) for offset in answer]
 
     async def commit(
         self,
@@ -108,6 +127,8 @@ class GroupCommits:
         if part is None:
             for of, mark in marks.items():
                 self._committed[of] = mark.offset
+            if self.on_committed is not None:
+                self.on_committed(marks)
 
     async def try_to_commit(self, marks: Mapping[StreamPartition, Mark], timeout: float) -> None:
         """A failure is logged."""

@@ -25,10 +25,12 @@ from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import BadRequest, Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
+from tidelog.client.group_gate import GroupGate
 from tidelog.client.group_partitions import GroupPartitions
 from tidelog.client.group_reading import GroupReading
 from tidelog.client.group_session import GroupSession, session_clock
 from tidelog.client.home_loop import HomeLoop
+from tidelog.client.key_limits import Order
 from tidelog.client.membership import MemberSettings
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.positions import Anchor, AtTime
@@ -89,14 +91,16 @@ class GroupConsumer(Generic[K, V]):
         *,
         settings: MemberSettings,
         start: Anchor,
+        order: Order,
         auto_commit_interval: float | None,
         listeners: Listeners,
         make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
         on_closed: Callable[[GroupConsumer[K, V]], object],
         clock: Callable[[], float] = session_clock,
     ) -> None:
-        """`auto_commit_interval` None: commits are the program's."""
+        """`auto_commit_interval` None: commits are the program's. `order`: of the readings, too."""
         self._settings = settings
+        self._order = order
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
@@ -118,7 +122,10 @@ class GroupConsumer(Generic[K, V]):
         )
         self._session: GroupSession | None = None
         self._commits: GroupCommits | None = None
-        self._committing: asyncio.Task[None] | None = None
+        self._gate: GroupGate | None = None
+        """None before the start, and where keys are not kept in order."""
+        self._tasks: list[asyncio.Task[None]] = []
+        """Which commit, and which ask what the group has committed."""
         self._starting = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._breathed = 0.0
@@ -194,6 +201,14 @@ class GroupConsumer(Generic[K, V]):
         """The partitions that `pause` has named, and that are read."""
         return _names(self._reading.paused)
 
+    @property
+    def waiting(self) -> Mapping[Name, Mapping[Name, int]]:
+        """With `order="key"`, the partitions of which nothing is handed out before the group has committed more of
+        others, in which records of the same keys were: by partition, those others, and up to which offset each (-1:
+        that is not known yet). It goes on when they are committed, by whichever member reads them."""
+        waiting = {} if self._gate is None else self._gate.waiting
+        return {(of.stream, of.partition): _by_name(sources) for of, sources in sorted(waiting.items())}
+
     def position(self, stream: str, partition: int) -> int:
         """As `positions`, of one partition."""
         of = self._partitions.found(checked_name((stream, partition)))
@@ -223,13 +238,19 @@ class GroupConsumer(Generic[K, V]):
             )
             self._commits = GroupCommits(self._link, session, self.group)
             self._partitions.serve(session, self._commits)
+            if self._order is Order.KEY:
+                soon = None if self._auto_commit_interval is None else self._partitions.commit_soon.set
+                self._gate = GroupGate(self.group, self._reading, self._commits, soon)
+                self._commits.on_committed = self._gate.on_committed
             try:
                 await session.join()
             except BaseException:
                 await self._close()
                 raise
             if self._auto_commit_interval is not None:
-                self._committing = asyncio.create_task(self._commit_again_and_again(self._auto_commit_interval))
+                self._tasks.append(asyncio.create_task(self._commit_again_and_again(self._auto_commit_interval)))
+            if self._gate is not None:
+                self._tasks.append(asyncio.create_task(self._gate.run()))
 
     async def getone(self, timeout: float | None = None) -> Record[K, V] | None:
         """The next record; None after `timeout` seconds without one (0: none is here; None: wait for one)."""
@@ -368,9 +389,9 @@ class GroupConsumer(Generic[K, V]):
             if session is not None and session.is_member:
                 await self._partitions.give_up_all(_CLOSE_TIMEOUT)
             self._is_closed = True
-            if self._committing is not None:
-                self._committing.cancel()
-                await asyncio.gather(self._committing, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             if session is not None:
                 await session.leave()
                 await session.aclose()
@@ -435,18 +456,20 @@ class GroupConsumer(Generic[K, V]):
             return None
         self._is_withheld = False
         found = self._reading.head()
+        if self._gate is not None:
+            self._gate.on_head()
         self._look_at = self._stopwatch() + min(left, _BREATH)
         return found
 
     async def _commit_again_and_again(self, interval: float) -> None:
-        begun_anew = self._partitions.begun_anew
+        commit_soon = self._partitions.commit_soon
         while True:
             try:
                 async with asyncio.timeout(interval):
-                    await begun_anew.wait()
+                    await commit_soon.wait()
             except TimeoutError:
                 pass
-            begun_anew.clear()
+            commit_soon.clear()
             assert self._session is not None
             assert self._commits is not None
             if self._session.is_member:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.arguments import bad
-from tidelog.client.errors import Closed, NotAssigned
+from tidelog.client.errors import Closed, NoServer, NotAssigned
 from tidelog.client.group_claims import GroupClaims
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_listeners import GroupListeners
@@ -78,8 +78,8 @@ class GroupPartitions:
         self._failures: dict[StreamPartition, TidelogError] = {}
         """Why a partition cannot be begun."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.begun_anew = asyncio.Event()
-        """A partition was begun of which nothing is committed."""
+        self.commit_soon = asyncio.Event()
+        """A partition was begun of which nothing is committed, or others wait for what was finished."""
 
     def serve(self, session: GroupSession, commits: GroupCommits) -> None:
         """Whose partitions they are."""
@@ -246,16 +246,17 @@ class GroupPartitions:
                 self._begin_one(of, self._held[of], offset if offset >= 0 else None)
 
     def _begin_one(self, of: StreamPartition, held: _Held, committed: int | None) -> None:
-        start = held.position or (self._start if committed is None else AtOffset(committed))
+        start = held.position or (None if committed is None else AtOffset(committed))
         held.beginning = self._spawn(self._begin_reading(of, held, start))
 
-    async def _begin_reading(self, of: StreamPartition, held: _Held, start: Position) -> None:
+    async def _begin_reading(self, of: StreamPartition, held: _Held, start: Position | None) -> None:
+        """`start` None: nothing is committed."""
         told = ""
         while True:
             try:
                 stream = await self._life(of)
                 if stream is not None:
-                    await self._reading.add(of, start, stream)
+                    await self._reading.add(of, start or await self._first_start(of, stream), stream)
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
             except TidelogError as error:
@@ -269,7 +270,21 @@ class GroupPartitions:
             await asyncio.sleep(_AGAIN)
         held.beginning = None
         if self._reading.is_read(of) and self._commits.is_new(of, self._reading.finished[of]):
-            self.begun_anew.set()
+            self.commit_soon.set()
+
+    async def _first_start(self, of: StreamPartition, stream: StreamMetadata) -> Position:
+        """Where a partition begins of which nothing is committed. If a repartition has made it, and the group had begun
+        before, its first records are newer than the group's start. Raises as `GroupCommits.fetch`."""
+        order = stream.key_order
+        if self._start is Anchor.EARLIEST or not order.has_begun_later(of.partition):
+            return self._start
+        origins = {StreamPartition(of.stream, of.incarnation, number) for number in order.origins(of.partition)}
+        found = await self._commits.fetch_some(origins, _OFFSETS_TIMEOUT) if origins else []
+        if any(one.offset >= 0 for one in found):
+            return Anchor.EARLIEST
+        if len(found) < len(origins):
+            raise NoServer(Code.UNAVAILABLE, "what is committed where its keys were before is not known")
+        return self._start
 
     async def _life(self, of: StreamPartition) -> StreamMetadata | None:
         """The stream, if it is in that life, and has the partition."""

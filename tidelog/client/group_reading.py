@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.metadata import StreamMetadata
@@ -44,6 +44,17 @@ class GroupReading:
         """Where reading began, of what is read."""
         self._told: set[StreamPartition] = set()
         """Gone, as the log says already."""
+        self.committed: Callable[[StreamPartition], int] | None = None
+        """See `StreamReading.committed`."""
+        self.on_layout: Callable[[], object] | None = None
+        """Called when the layouts of a stream have changed."""
+        self.on_partition: Callable[[StreamPartition], object] | None = None
+        """Called when a partition is read, or is not read any more."""
+
+    @property
+    def readings(self) -> Mapping[_Life, StreamReading]:
+        """By life of a stream."""
+        return self._readings
 
     def is_read(self, of: StreamPartition) -> bool:
         reading = self._readings.get((of.stream, of.incarnation))
@@ -57,10 +68,16 @@ class GroupReading:
         if reading is None:
             reading = self._readings[life] = self._make(StreamName(of.stream), self.progress)
             self._turns.append(life)
+            if self.committed is not None and self.on_layout is not None:
+                committed = self.committed
+                reading.committed = lambda partition: committed(StreamPartition(*life, partition))
+                reading.on_layout = self.on_layout
         self._incarnations[of] = stream.partitions[of.partition].incarnation
         self._share()
         await reading.add(of.partition, start, stream)
         self.beginnings[of] = reading.ahead.positions[of.partition]
+        if self.on_partition is not None:
+            self.on_partition(of)
 
     async def seek(self, of: StreamPartition, position: Start) -> None:
         await self._readings[of.stream, of.incarnation].seek(of.partition, position)
@@ -82,6 +99,8 @@ class GroupReading:
         self.beginnings.pop(of, None)
         self._told.discard(of)
         self._share()
+        if self.on_partition is not None:
+            self.on_partition(of)
 
     async def close_unread(self) -> None:
         """Close readings of which no partition is left."""
@@ -127,6 +146,11 @@ class GroupReading:
     def finished(self) -> dict[StreamPartition, int]:
         """Positions without what was handed out and is not finished."""
         return self._each(lambda reading: reading.ahead.finished)
+
+    def gap(self, of: StreamPartition) -> tuple[int, int] | None:
+        """The newest range of offsets without a record that the position has passed over."""
+        reading = self._readings.get((of.stream, of.incarnation))
+        return None if reading is None else reading.ahead.gap(of.partition)
 
     @property
     def missed(self) -> dict[StreamPartition, int]:

@@ -11,7 +11,8 @@
 
 A mapping gives an offset for every partition that is read; one that is left out is never taken for "do not read it"
 (that is said with `partitions`) nor for "from the beginning". `Consumer.positions` is such a mapping. Its keys may be
-text, as JSON makes them: {"0": 17}.
+text, as JSON makes them: {"0": 17}. After a repartition, a stored mapping still serves: the partitions that were made
+since, which it does not name, are read from their beginning, and those that are gone since have nothing left to read.
 
 A start above the committed end waits for the log to grow; with a stop at or below it, there is nothing to read. With
 the stop "latest" it is refused, when it is too much for every partition read.
@@ -20,7 +21,7 @@ the stop "latest" it is refused, when it is too much for every partition read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
@@ -73,8 +74,16 @@ Start: TypeAlias = str | int | Offsets | datetime | AtTime
 Stop: TypeAlias = str | int | Offsets | datetime | AtTime | None
 
 
-def start_positions(start: Start, partitions: Iterable[int] | None, known: Iterable[int]) -> dict[int, Position]:
-    """One position for each partition to read. `known` are the stream's partitions.
+def start_positions(
+    start: Start,
+    partitions: Iterable[int] | None,
+    known: Iterable[int],
+    *,
+    begun_later: Container[int] = (),
+    gone: Container[int] = (),
+) -> dict[int, Position]:
+    """One position for each partition to read. `known` are the stream's partitions. A mapping may leave out those that
+    have `begun_later`, and name those that are `gone`.
 
     Raises BadRequest naming the partition or the value that cannot be.
     """
@@ -85,9 +94,9 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
     check_known(chosen, there)
     if not isinstance(start, Mapping):
         return dict.fromkeys(chosen, _one(start, "start"))
-    offsets = _offsets(start, "start")
+    offsets = {p: at for p, at in _offsets(start, "start").items() if p in there or p not in gone}
     check_known(offsets, there)
-    missing = [p for p in chosen if p not in offsets]
+    missing = [p for p in chosen if p not in offsets and p not in begun_later]
     if missing and partitions is None:
         raise bad(
             f"start names no offset for partition {_list(missing)}; give one for every partition, or say which to read "
@@ -95,7 +104,7 @@ def start_positions(start: Start, partitions: Iterable[int] | None, known: Itera
         )
     if missing:
         raise bad(f"start names no offset for partition {_list(missing)}; give one for every partition read")
-    return {partition: offsets[partition] for partition in chosen}
+    return {partition: offsets.get(partition, Anchor.EARLIEST) for partition in chosen}
 
 
 def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]:

@@ -1,26 +1,31 @@
 """What a consumer reads: one task per partition looks its position up, and then fetches ahead of the caller.
 
-A plain consumer begins with all of its partitions (`begin`). For a member of a group, partitions come (`add`) and go
-(`cease`, `remove`) while the others are read on.
+A plain consumer begins with all of its partitions (`begin`), and picks up those that a repartition makes. For a member
+of a group, partitions come (`add`) and go (`cease`, `remove`) while the others are read on.
+
+A batch of a later partitioning version than is known leads to a look at the metadata (`LayoutWatch`). Where the order
+of keys is wanted, it is handed out only when they say what has to be read before (`KeyLimits`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import cast
 
 from tidelog.client.arguments import bad
 from tidelog.client.errors import Closed, OffsetOutOfRange
-from tidelog.client.fetched_ahead import FetchedAhead, Read
+from tidelog.client.fetched_ahead import FetchedAhead, Head, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
+from tidelog.client.key_limits import KeyLimits, Order
+from tidelog.client.layout_watch import LOOK_EVERY, LOOK_SOON, LayoutWatch
 from tidelog.client.metadata import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
-from tidelog.client.positions import Anchor, AtOffset, Position, Start, Stop, start_positions, stop_positions
+from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, start_positions, stop_positions
 from tidelog.client.sources import FollowerSources
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
@@ -36,6 +41,10 @@ AHEAD = 2
 ANSWER_OVERHEAD = 1024
 """Bytes of a message that an answer needs besides its batches."""
 MIN_ANSWER_BYTES = 16 << 10
+_LAST_LOOK = 2.0
+"""Seconds for a look at the metadata before reading ends."""
+_ALL = 1 << 63
+"""Above each offset."""
 
 
 class ReadFrom(Enum):
@@ -122,6 +131,7 @@ class StreamReading:
         on_gap: OnGap | None,
         on_out_of_range: OnOutOfRange | None,
         spread: int,
+        order: Order = Order.PARTITION,
         read: Read = iter,
         progress: asyncio.Event | None = None,
     ) -> None:
@@ -144,7 +154,20 @@ class StreamReading:
         self.readers: dict[int, PartitionReader] = {}
         self.failures: dict[int | None, BaseException] = {}
         """Why a partition cannot be read on; None: the whole stream."""
-        self._layout: StreamMetadata | None = None
+        self.limits = KeyLimits(self.ahead)
+        self.committed: Callable[[int], int] | None = None
+        """Up to where a partition counts as read for those that wait for it. None: up to what is finished here."""
+        self.on_layout: Callable[[], object] = _nothing
+        """Called when the layouts may have changed."""
+        self._order = order
+        self._layout = LayoutWatch(stream, order)
+        self._follows = False
+        """New partitions are picked up."""
+        self._later_stop: Position | None = None
+        """Of new partitions."""
+        self._coming: dict[int, asyncio.Task[None]] = {}
+        """Which begin new partitions."""
+        self._watching: asyncio.Task[None] | None = None
         self._stops: Mapping[int, Position] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Which fetch, by partition."""
@@ -177,9 +200,11 @@ class StreamReading:
 
     async def begin(self, start: Start, stop: Stop, partitions: Iterable[int] | None) -> None:
         """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
-        layout = self._layout = await self._metadata.refresh(self._stream)
-        starts = await self._within(layout, start_positions(start, partitions, layout.partitions))
+        layout = await self._metadata.refresh(self._stream)
+        self._learn(layout)
+        starts = await self._within(layout, _starts(start, partitions, layout))
         self._stops = stops = stop_positions(stop, starts)
+        self._later_stop = next(iter(stops.values()), None)
         self.share_prefetch(len(starts))
         for partition, position in starts.items():
             self.readers[partition] = self._reader(layout, partition, position, stops.get(partition))
@@ -187,11 +212,18 @@ class StreamReading:
         self._check_within(starts, stops, is_for_each=isinstance(start, Mapping))
         for partition, reader in self.readers.items():
             self._fetch_from(partition, reader)
+        if partitions is None and not isinstance(stop, Mapping) and self._later_stop is not Anchor.LATEST:
+            self._follows = True
+            self._pick_up()
+        if self._follows or self._order is Order.KEY:
+            self._watch()
 
     async def add(self, partition: int, start: Position, stream: StreamMetadata) -> None:
         """Read this partition too; the stream is that life of it which is read already. Returns once its start is
         known. Raises as `seek`."""
-        self._layout = stream
+        self._learn(stream)
+        if self._order is Order.KEY:
+            self._watch()
         (position,) = (await self._within(stream, {partition: start})).values()
         reader = self._reader(stream, partition, position, None)
         await self._look_up([reader])
@@ -213,6 +245,37 @@ class StreamReading:
         self.readers.pop(partition, None)
         self._room.pop(partition, None)
         self.failures.pop(partition, None)
+        self.limits.forget(partition)
+
+    def head(self) -> Head | None:
+        """What to hand out next, within the limits. What was handed out before is finished."""
+        head = self.ahead.head()
+        if self.ahead.has_moved and self.limits:
+            self.ahead.has_moved = False
+            self.look()
+            head = self.ahead.head()
+        return head
+
+    def look(self, partition: int | None = None) -> None:
+        """How far partitions (None: all that are read) may be handed out now that others were read on, or committed."""
+        order = self._layout.key_order
+        if self._order is Order.KEY and order is not None and (self.limits or self._layout.has_changed):
+            looked_at = self.readers if partition is None else (partition,)
+            self.limits.look(order, looked_at, self.committed or self._finished())
+
+    def cutovers(self, partition: int) -> Sequence[int]:
+        """Of the partition, where other partitions may wait for it."""
+        return self._layout.cutovers(partition)
+
+    async def log_starts(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Of partitions of the stream that need not be read here. Raises as `seek`."""
+        layout = self._layout.known
+        there = [] if layout is None else [number for number in partitions if number in layout.partitions]
+        if layout is None or not there:
+            return {}
+        readers = {number: self._reader(layout, number, Anchor.EARLIEST, None) for number in there}
+        await self._look_up(readers.values())
+        return {number: reader.fetcher.position or 0 for number, reader in readers.items()}
 
     def share_prefetch(self, partitions: int) -> None:
         """`prefetch_bytes` are for so many partitions together."""
@@ -296,8 +359,23 @@ class StreamReading:
         self.readers[partition] = reader
         self.ahead.begin(partition, reader.fetcher.position)
         self._room[partition] = asyncio.Semaphore(AHEAD)
+        self.ahead.divide(partition, self.cutovers(partition))
+        self.look(partition)
         self._fetching += 1
         self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
+
+    def _finished(self) -> Callable[[int], int]:
+        """Up to where each partition was read. One that is read no further, or not at all, keeps no other waiting."""
+        finished = self.ahead.finished
+
+        def read_to(partition: int) -> int:
+            reader = self.readers.get(partition)
+            if reader is None:
+                return 0 if self._follows else _ALL
+            position, stop = finished.get(partition, 0), reader.fetcher.stop
+            return _ALL if stop is not None and position >= stop else position
+
+        return read_to
 
     def _skips_gaps(self, start: Position) -> bool:
         if self._on_gap is None:
@@ -359,9 +437,10 @@ class StreamReading:
         self._is_closed = True
         tasks = [
             *self._looking_up,
+            *self._coming.values(),
             *self._tasks.values(),
             *self._ended,
-            *([self._refresh_task] if self._refresh_task is not None else []),
+            *(task for task in (self._refresh_task, self._watching) if task is not None),
         ]
         for task in tasks:
             task.cancel()
@@ -375,7 +454,11 @@ class StreamReading:
                 await self._room[partition].acquire()
                 answer = await reader.read()
                 if answer is None:
+                    if self._follows and isinstance(self._later_stop, AtTime):
+                        await self._look_once(_LAST_LOOK)  # a new partition may have records from before that time
                     break
+                if not self._layout.knows(partition, reader.fetcher.newest_version):
+                    await self._layout.hear_of(partition, reader.fetcher.newest_version, self._look_once)
                 self.ahead.add(partition, answer)
                 self.progress.set()
         except TidelogError as error:
@@ -391,13 +474,31 @@ class StreamReading:
             self._fetching -= 1
             self.progress.set()
 
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._look_again_and_again())
+
+    async def _look_again_and_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_SOON)
+            if loop.time() >= looked_at + LOOK_EVERY or self.limits.lacks_cutover:
+                looked_at = loop.time()
+                self._refresh()
+
+    async def _look_once(self, timeout: float | None = None) -> None:
+        self._refresh()
+        assert self._refresh_task is not None
+        await asyncio.wait((self._refresh_task,), timeout=timeout)
+
     def _refresh(self) -> None:
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = asyncio.create_task(self._check_layout())
 
     async def _check_layout(self) -> None:
-        """Whether the stream that is being read still exists, and which replicas are in sync."""
-        error = await self._metadata.why_over(self._stream, self._layout)
+        """Whether the stream that is being read still exists, which replicas are in sync, and its layouts."""
+        error = await self._metadata.why_over(self._stream, self._layout.known)
         if error is not None:
             self._fail(error)
             return
@@ -411,6 +512,49 @@ class StreamReading:
             reader.fetcher.on_metadata(known.leader_epoch)
             if reader.fetcher.followers is not None:
                 tell_sources(reader.fetcher.followers, self._rack, layout, known)
+        self._learn(layout)
+
+    def _learn(self, layout: StreamMetadata) -> None:
+        if not self._layout.learn(layout) or (now := self._layout.known) is None:
+            return
+        for partition in self.readers:
+            self.ahead.divide(partition, self.cutovers(partition))
+            if partition not in now.partitions and (task := self._tasks.pop(partition, None)) is not None:
+                task.cancel()  # the last record of a partition that keys are not spread over any more was removed
+                self._ended.add(task)
+                task.add_done_callback(self._ended.discard)
+        if self._follows:
+            self._pick_up()
+        self.look()
+        self.on_layout()
+        self.progress.set()
+
+    def _pick_up(self) -> None:
+        """Begin to read partitions that a repartition has made."""
+        for partition in () if self._layout.known is None else self._layout.known.partitions:
+            if partition not in self.readers and partition not in self._coming:
+                self._fetching += 1
+                self._coming[partition] = asyncio.create_task(self._begin_later(partition))
+
+    async def _begin_later(self, partition: int) -> None:
+        try:
+            while (layout := self._layout.known) is not None and partition in layout.partitions:
+                reader = self._reader(layout, partition, Anchor.EARLIEST, self._later_stop)
+                try:
+                    await self._look_up([reader])
+                except TidelogError as error:
+                    if not error.retriable:
+                        self._fail(error, partition)
+                        return
+                    _log.warning("%s/%d cannot be begun at present: %s", self._stream, partition, error.message)
+                    continue
+                self._fetch_from(partition, reader)
+                self.share_prefetch(len(self.readers))
+                return
+        finally:
+            self._coming.pop(partition, None)
+            self._fetching -= 1
+            self.progress.set()
 
     def _fail(self, error: BaseException, partition: int | None = None) -> None:
         self.failures.setdefault(partition, error)
@@ -418,3 +562,14 @@ class StreamReading:
         if partition is None:
             for task in self._looking_up:
                 task.cancel()
+
+
+def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetadata) -> dict[int, Position]:
+    order = layout.key_order
+    later = {number for number in layout.partitions if order.has_begun_later(number)}
+    gone = range(max(each.partitions for each in layout.layouts))
+    return start_positions(start, partitions, layout.partitions, begun_later=later, gone=gone)
+
+
+def _nothing() -> None:
+    """Nobody listens."""

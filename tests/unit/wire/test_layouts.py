@@ -65,6 +65,33 @@ def test_a_partition_that_is_gone_or_new_has_nothing_of_before() -> None:
     assert KeyOrder(layouts, {0: 1, 1: 20}).waits_for(0, lambda _: 0) is None
 
 
+def test_layouts_from_before_this_life_of_a_partition_do_not_hold_it_up() -> None:
+    layouts = [
+        Layout(version=1, partitions=1),
+        Layout(version=2, partitions=2, generation=9, starts=(4,)),
+        Layout(version=3, partitions=1, generation=19, starts=(5, 100)),
+        Layout(version=4, partitions=2, generation=29, starts=(6,)),
+    ]
+    order = KeyOrder(layouts, {0: 1, 1: 28})
+    assert order.waits_for(1, {0: 5}.__getitem__) == (0, {0: 6})
+    assert order.waits_for(1, {0: 6}.__getitem__) is None
+    assert order.ends(1) == []
+
+
+def test_the_origins_of_a_partition_are_those_of_its_sources_too() -> None:
+    layouts = [
+        Layout(version=1, partitions=3),
+        Layout(version=2, partitions=6, generation=9, starts=(5, 6, 7)),
+        Layout(version=3, partitions=12, generation=19, starts=(8, 8, 8, 8, 8, 8)),
+    ]
+    order = KeyOrder(
+        layouts, dict.fromkeys(range(3), 1) | dict.fromkeys(range(3, 6), 8) | dict.fromkeys(range(6, 12), 18)
+    )
+    assert order.origins(10) == {4, 1}
+    assert order.origins(4) == {1}
+    assert order.origins(1) == set()
+
+
 def test_after_an_unclean_election_no_layout_ends_behind_a_later_one() -> None:
     layouts = [
         Layout(version=1, partitions=2),

@@ -22,6 +22,7 @@ from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.error_details import LAST_OFFSET
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.layouts import NOT_TOLD
 from wire.operations import OPERATIONS, StreamDescription
 from wire.replication import encode_header
 from wire.subjects import Subjects
@@ -144,6 +145,32 @@ class FakeBroker:
         builder.add_values(list(values))
         self.write((name, partition), builder.build(timestamp))
 
+    def repartition(self, name: str, partitions: int, *, told: bool = True) -> None:
+        """A new layout begins where the logs end now; `tell` tells that of a partition if it is not `told` yet."""
+        stream = self.streams[name]
+        generation = stream["routing_generation"] = stream["routing_generation"] + 100
+        there = [entry["partition"] for entry in stream["partitions"]]
+        starts = [self.logs[name, number].end if told else NOT_TOLD for number in there]
+        stream["partitioning_version"] += 1
+        layout = {"version": stream["partitioning_version"], "partitions": partitions, "generation": generation}
+        stream["layouts"] = [*stream["layouts"], {**layout, "starts": starts}]
+        stream["partitions"] = [
+            {
+                **stream["partitions"][0],
+                **(stream["partitions"][number] if number in there else {"incarnation": generation - 1}),
+                "partition": number,
+                "state": "active" if number < partitions else "draining",
+            }
+            for number in range(max(partitions, len(there)))
+        ]
+        self._listen(name)
+
+    def tell(self, name: str, partition: int) -> None:
+        """The leader tells the cutover of the newest layout."""
+        stream = self.streams[name]
+        stream["routing_generation"] += 1
+        stream["layouts"][-1]["starts"][partition] = self.logs[name, partition].end
+
     def _listen(self, name: str) -> None:
         for partition in range(len(self.streams[name]["partitions"])):
             key = (name, partition)
@@ -239,7 +266,9 @@ class FakeBroker:
         """Returns its first offset."""
         log = self.logs[key]
         base = log.end
-        parts, header = batch.stamp(Offset(base), LeaderEpoch(self.leader_epoch))
+        version = self.streams[key[0]]["partitioning_version"]
+        epoch = LeaderEpoch(self.leader_epoch)
+        parts, header = batch.stamp(Offset(base), epoch, partitioning_version=0 if version == 1 else version)
         log.batches.append((header, b"".join(parts)))
         log.end = header.end_offset
         log.producers.record(header)

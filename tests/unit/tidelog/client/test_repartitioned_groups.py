@@ -1,0 +1,246 @@
+"""Members of a group whose stream's number of partitions changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.unit.tidelog.client.fake_broker import make
+from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
+from tests.unit.tidelog.client.test_group_consumer import World, take, until
+from tidelog.client import group_gate, stream_reading
+from wire.batch.control import control_batch
+from wire.errors import Code, TidelogError
+from wire.groups import OFFSETS
+from wire.operations import GROUP_COORDINATOR
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """With the stream `s` of two partitions, and five records in each."""
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
+    monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.01)
+    transport, broker, client = make()
+    broker._api[GROUP_COORDINATOR.name] = lambda _: {"partition": 0}
+    transport.listen(broker.subjects.api(GROUP_COORDINATOR.name), lambda m: broker._on_api(GROUP_COORDINATOR.name, m))
+    broker.create("s", 2)
+    streams = {name: (made["incarnation"], len(made["partitions"])) for name, made in broker.streams.items()}
+    world = World(transport, broker, FakeCoordinator(transport, streams), [client])
+    for partition in range(2):
+        world.seed("s", partition, 5)
+    yield world
+    for client in world.clients:
+        await client.close()
+
+
+def repartition(world: World, partitions: int) -> None:
+    """The coordinator hears of it, too."""
+    world.broker.repartition("s", partitions)
+    incarnation = world.broker.streams["s"]["incarnation"]
+    world.coordinator.streams["s"] = incarnation, len(world.broker.streams["s"]["partitions"])
+    world.coordinator.rebalance("g")
+
+
+def no_records(world: World, partition: int, count: int) -> None:
+    """Control batches, as transactions leave them."""
+    for _ in range(count):
+        world.broker.write(("s", partition), control_batch(1, 1, b""))
+
+
+async def test_one_member_reads_in_order_and_commits_at_the_cutover_by_itself(world: World) -> None:
+    async with world.client().subscribe("s", group="g", auto_commit_interval=600) as consumer:
+        await take(consumer, 10)
+        repartition(world, 4)
+        for partition in range(4):
+            world.seed("s", partition, 2)
+        found = await take(consumer, 8)
+        assert sorted(found) == [("s", p, offset) for p in range(4) for offset in ((5, 6) if p < 2 else (0, 1))]
+        assert world.committed["s", 0] >= 5
+        assert world.committed["s", 1] >= 5
+        assert consumer.waiting == {}
+
+
+async def test_a_member_waits_for_what_another_one_has_not_processed(world: World) -> None:
+    async with (
+        world.client().subscribe("s", group="g", auto_commit=False) as one,
+        world.client().subscribe("s", group="g", auto_commit=False) as two,
+    ):
+        await until(lambda: len(one.assignment) == len(two.assignment) == 1)
+        (own,), (other,) = one.assignment, two.assignment
+        await take(one, 5)
+        await take(two, 5)
+        repartition(world, 4)
+        for partition in range(4):
+            world.seed("s", partition, 1)
+        assert await take(one, 1) == [(*own, 5)]
+        await until(lambda: len(one.assignment) == len(two.assignment) == 2)
+        assert await one.getone(timeout=0.1) is None
+        ((waiting, sources),) = one.waiting.items()
+        assert sources == {("s", waiting[1] % 2): 5}
+        holder = {own: one, other: two}["s", waiting[1] % 2]
+        await holder.commit({("s", waiting[1] % 2): 4})
+        assert await one.getone(timeout=0.05) is None, "not up to the cutover"
+        await holder.commit({("s", waiting[1] % 2): 5})
+        assert await take(one, 1) == [(*waiting, 0)]
+        assert one.waiting == {}
+
+
+async def test_with_order_partition_nothing_waits(world: World) -> None:
+    repartition(world, 4)
+    for partition in range(4):
+        world.seed("s", partition, 1)
+    async with world.client().subscribe("s", group="g", auto_commit=False, order="partition") as consumer:
+        consumer_found = await take(consumer, 14)
+        assert len(consumer_found) == 14
+        assert world.committed == {}
+        assert consumer.waiting == {}
+
+
+async def test_a_member_that_is_killed_before_it_commits_keeps_the_others_waiting(world: World) -> None:
+    repartition(world, 4)
+    world.seed("s", 2, 1)
+    world.seed("s", 3, 1)
+    first = world.client().subscribe("s", group="g", auto_commit=False)
+    async with world.client().subscribe("s", group="g", auto_commit=False) as second:
+        await first.start()
+        await until(lambda: len(first.assignment) == len(second.assignment) == 2)
+        await take(first, 5)
+        world.coordinator.remove("g", first.member_id)
+        await first._session.aclose()  # type: ignore[union-attr] # it is killed
+        await until(lambda: len(second.assignment) == 4)
+        found = await take(second, 10)
+        assert {partition for _, partition, _ in found} == {0, 1}
+        assert await second.getone(timeout=0.1) is None
+        assert second.waiting == {("s", 2): {("s", 0): 5}, ("s", 3): {("s", 1): 5}}
+        await second.commit()
+        assert sorted(await take(second, 2)) == [("s", 2, 0), ("s", 3, 0)]
+
+
+async def test_a_cutover_behind_what_is_no_record_is_committed_for_the_program(world: World) -> None:
+    """The program commits behind its records, and a control batch or a compacted range lies between."""
+    world.broker.logs["s", 1].batches.clear()
+    world.broker.logs["s", 1].end = 0
+    no_records(world, 0, 2)
+    no_records(world, 1, 3)
+    repartition(world, 4)
+    world.seed("s", 2, 1)
+    world.seed("s", 3, 1)
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        found = await take(consumer, 6)
+        assert sorted(found) == [*(("s", 0, offset) for offset in range(5)), ("s", 3, 0)]
+        assert world.committed == {("s", 1): 3}
+        assert await consumer.getone(timeout=0.05) is None
+        await consumer.commit({("s", 0): 5}, "mine")
+        assert await take(consumer, 1) == [("s", 2, 0)]
+        assert world.committed == {("s", 0): 7, ("s", 1): 3}
+        assert (await consumer.committed())["s", 0].metadata == "mine"
+
+
+async def test_what_was_committed_in_front_of_no_record_opens_the_next_partition_after_a_start(world: World) -> None:
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        await consumer.commit()
+    no_records(world, 0, 2)
+    repartition(world, 4)
+    world.seed("s", 2, 1)
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        assert await take(consumer, 1) == [("s", 2, 0)]
+
+
+async def test_a_partition_made_later_begins_with_its_first_record(world: World) -> None:
+    async with world.client().subscribe("s", group="g", start="latest") as consumer:
+        assert len(await take(consumer, 2)) == 2
+    repartition(world, 4)
+    world.seed("s", 3, 2)
+    async with world.client().subscribe("s", group="g", start="latest") as consumer:
+        assert await take(consumer, 2) == [("s", 3, 0), ("s", 3, 1)]
+    async with world.client().subscribe("s", group="h", start="latest") as fresh:
+        found = await take(fresh, 3)
+        assert sorted(found) == [("s", 0, 4), ("s", 1, 4), ("s", 3, 1)], "a group that begins now begins at the end"
+
+
+async def test_a_partition_whose_sources_lost_their_records_waits_no_longer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_gate, "_LOG_STARTS_EVERY", 0.01)
+    async with (
+        world.client().subscribe("s", group="g", auto_commit=False) as one,
+        world.client().subscribe("s", group="g", auto_commit=False) as two,
+    ):
+        await until(lambda: len(one.assignment) == len(two.assignment) == 1)
+        repartition(world, 4)
+        world.seed("s", 2, 1)
+        world.seed("s", 3, 1)
+        await until(lambda: len(one.assignment) == len(two.assignment) == 2)
+        await take(one, 5)
+        assert await one.getone(timeout=0.05) is None
+        for partition in range(2):
+            world.broker.logs["s", partition].start = 5
+        assert (await take(one, 1))[0][1] in (2, 3)
+
+
+async def test_a_long_wait_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group_gate, "LONG_WAIT", 0.05)
+    repartition(world, 4)
+    world.seed("s", 2, 1)
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        assert await consumer.getone(timeout=0.3) is None
+        told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert len([message for message in told if "s/2 has waited for" in message]) == 1
+        assert any("until the group has committed s/0 up to 5;" in message for message in told)
+
+
+async def test_offsets_that_a_transaction_keeps_back_hold_up_no_other_partition(world: World) -> None:
+    """While a transaction commits in one partition, a question about several is refused."""
+    repartition(world, 4)
+    world.seed("s", 2, 1)
+    world.seed("s", 3, 1)
+    pending = TidelogError(Code.UNAVAILABLE, "s/1 has pending offsets")
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        await consumer.getone(timeout=0.05)
+        world.coordinator.refusals[OFFSETS] += [pending] * 3
+        await consumer.commit({("s", 0): 5})
+        assert await take(consumer, 1) == [("s", 2, 0)]
+
+
+async def test_paused_and_sought_while_it_waits(world: World) -> None:
+    repartition(world, 4)
+    world.seed("s", 2, 3)
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        assert await consumer.getone(timeout=0.05) is None
+        await consumer.seek("s", 2, 1)
+        assert await consumer.getone(timeout=0.05) is None
+        consumer.pause(("s", 2))
+        await consumer.commit()
+        assert await consumer.getone(timeout=0.05) is None
+        consumer.resume()
+        assert await take(consumer, 2) == [("s", 2, 1), ("s", 2, 2)]
+
+
+async def test_members_that_come_and_go_while_partitions_wait_hang_nobody(world: World) -> None:
+    repartition(world, 4)
+    for partition in range(4):
+        world.seed("s", partition, 20)
+    found: list[tuple[str, int, int]] = []
+
+    async def read() -> None:
+        async with world.client().subscribe("s", group="g", auto_commit_interval=0.02) as member:
+            while len(set(found)) < 90:
+                record = await member.getone(timeout=0.1)
+                if record is not None:
+                    found.append((record.stream, record.partition, record.offset))
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(read() for _ in range(3)))
+    for partition in (2, 3):
+        assert found.index(("s", partition, 0)) > found.index(("s", partition - 2, 4))
