@@ -1,6 +1,6 @@
 """Whatever is fetched, taken, paused, read from elsewhere and given up: each partition hands out its records in order,
-once, its position is behind the last of them, nothing comes from behind a limit, and all but what was handed out last is
-finished."""
+once, its position is behind the last of them, nothing comes from behind a limit, and all but what was handed out last
+is finished."""
 
 from __future__ import annotations
 

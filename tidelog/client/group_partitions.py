@@ -256,7 +256,9 @@ class GroupPartitions:
             try:
                 stream = await self._life(of)
                 if stream is not None:
-                    await self._reading.add(of, start or await self._first_start(of, stream), stream)
+                    await self._reading.add(
+                        of, start or await _first_start(of, stream, self._start, self._commits), stream
+                    )
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
             except TidelogError as error:
@@ -271,20 +273,6 @@ class GroupPartitions:
         held.beginning = None
         if self._reading.is_read(of) and self._commits.is_new(of, self._reading.finished[of]):
             self.commit_soon.set()
-
-    async def _first_start(self, of: StreamPartition, stream: StreamMetadata) -> Position:
-        """Where a partition begins of which nothing is committed. If a repartition has made it, and the group had begun
-        before, its first records are newer than the group's start. Raises as `GroupCommits.fetch`."""
-        order = stream.key_order
-        if self._start is Anchor.EARLIEST or not order.has_begun_later(of.partition):
-            return self._start
-        origins = {StreamPartition(of.stream, of.incarnation, number) for number in order.origins(of.partition)}
-        found = await self._commits.fetch_some(origins, _OFFSETS_TIMEOUT) if origins else []
-        if any(one.offset >= 0 for one in found):
-            return Anchor.EARLIEST
-        if len(found) < len(origins):
-            raise NoServer(Code.UNAVAILABLE, "what is committed where its keys were before is not known")
-        return self._start
 
     async def _life(self, of: StreamPartition) -> StreamMetadata | None:
         """The stream, if it is in that life, and has the partition."""
@@ -358,6 +346,21 @@ class GroupPartitions:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.listeners.raise_later(error)
+
+
+async def _first_start(of: StreamPartition, stream: StreamMetadata, start: Anchor, commits: GroupCommits) -> Position:
+    """Where a partition begins of which nothing is committed: at `start`, unless a repartition has made it after the
+    group had begun. Then its first record is newer than the group's start. Raises as `GroupCommits.fetch`."""
+    order = stream.key_order
+    if start is Anchor.EARLIEST or not order.has_begun_later(of.partition):
+        return start
+    origins = {StreamPartition(of.stream, of.incarnation, number) for number in order.origins(of.partition)}
+    found = await commits.fetch_some(origins, _OFFSETS_TIMEOUT) if origins else []
+    if any(one.offset >= 0 for one in found):
+        return Anchor.EARLIEST
+    if len(found) < len(origins):
+        raise NoServer(Code.UNAVAILABLE, "what is committed in the partitions that its keys come from is not known")
+    return start
 
 
 def _listed(partitions: Iterable[StreamPartition]) -> str:

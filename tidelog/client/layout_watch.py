@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from tidelog.client.key_limits import Order
+from tidelog.client.key_limits import KeyLimits, Order
 from tidelog.client.metadata import StreamMetadata
 from wire.layouts import KeyOrder
 
@@ -76,6 +76,16 @@ class LayoutWatch:
         if self._order is Order.PARTITION:
             return version <= self.known.partitioning_version
         return version <= self.key_order.known_version(partition)
+
+    async def watch(self, look: Callable[[], object], limits: KeyLimits) -> None:
+        """Asks again and again."""
+        clock = asyncio.get_running_loop().time
+        looked_at = clock()
+        while True:
+            await asyncio.sleep(LOOK_SOON)
+            if clock() >= looked_at + LOOK_EVERY or limits.lacks_cutover:
+                looked_at = clock()
+                look()
 
     async def hear_of(self, partition: int, version: int, look: Callable[[], Awaitable[object]]) -> None:
         """A batch has this version, which is not known. `look` asks for the metadata. In the order of keys, returns

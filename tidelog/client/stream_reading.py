@@ -22,7 +22,7 @@ from tidelog.client.fetched_ahead import FetchedAhead, Head, Read
 from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.key_limits import KeyLimits, Order
-from tidelog.client.layout_watch import LOOK_EVERY, LOOK_SOON, LayoutWatch
+from tidelog.client.layout_watch import LayoutWatch
 from tidelog.client.metadata import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, start_positions, stop_positions
@@ -216,14 +216,14 @@ class StreamReading:
             self._follows = True
             self._pick_up()
         if self._follows or self._order is Order.KEY:
-            self._watch()
+            self._watching = asyncio.create_task(self._layout.watch(self._refresh, self.limits))
 
     async def add(self, partition: int, start: Position, stream: StreamMetadata) -> None:
         """Read this partition too; the stream is that life of it which is read already. Returns once its start is
         known. Raises as `seek`."""
         self._learn(stream)
         if self._order is Order.KEY:
-            self._watch()
+            self._watching = self._watching or asyncio.create_task(self._layout.watch(self._refresh, self.limits))
         (position,) = (await self._within(stream, {partition: start})).values()
         reader = self._reader(stream, partition, position, None)
         await self._look_up([reader])
@@ -261,7 +261,9 @@ class StreamReading:
         order = self._layout.key_order
         if self._order is Order.KEY and order is not None and (self.limits or self._layout.has_changed):
             looked_at = self.readers if partition is None else (partition,)
-            self.limits.look(order, looked_at, self.committed or self._finished())
+            # One that is read no further, or not at all, keeps no other waiting.
+            unread = 0 if self._follows else _ALL
+            self.limits.look(order, looked_at, self.committed or _finished(self.ahead.finished, self.readers, unread))
 
     def cutovers(self, partition: int) -> Sequence[int]:
         """Of the partition, where other partitions may wait for it."""
@@ -364,19 +366,6 @@ class StreamReading:
         self._fetching += 1
         self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
 
-    def _finished(self) -> Callable[[int], int]:
-        """Up to where each partition was read. One that is read no further, or not at all, keeps no other waiting."""
-        finished = self.ahead.finished
-
-        def read_to(partition: int) -> int:
-            reader = self.readers.get(partition)
-            if reader is None:
-                return 0 if self._follows else _ALL
-            position, stop = finished.get(partition, 0), reader.fetcher.stop
-            return _ALL if stop is not None and position >= stop else position
-
-        return read_to
-
     def _skips_gaps(self, start: Position) -> bool:
         if self._on_gap is None:
             return not isinstance(start, AtOffset)
@@ -474,19 +463,6 @@ class StreamReading:
             self._fetching -= 1
             self.progress.set()
 
-    def _watch(self) -> None:
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._look_again_and_again())
-
-    async def _look_again_and_again(self) -> None:
-        loop = asyncio.get_running_loop()
-        looked_at = loop.time()
-        while True:
-            await asyncio.sleep(LOOK_SOON)
-            if loop.time() >= looked_at + LOOK_EVERY or self.limits.lacks_cutover:
-                looked_at = loop.time()
-                self._refresh()
-
     async def _look_once(self, timeout: float | None = None) -> None:
         self._refresh()
         assert self._refresh_task is not None
@@ -569,6 +545,21 @@ def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetada
     later = {number for number in layout.partitions if order.has_begun_later(number)}
     gone = range(max(each.partitions for each in layout.layouts))
     return start_positions(start, partitions, layout.partitions, begun_later=later, gone=gone)
+
+
+def _finished(
+    positions: Mapping[int, int], readers: Mapping[int, PartitionReader], unread: int
+) -> Callable[[int], int]:
+    """Up to where each partition was read; `unread`: the same, of a partition that has no reader."""
+
+    def read_to(partition: int) -> int:
+        reader = readers.get(partition)
+        if reader is None:
+            return unread
+        position, stop = positions.get(partition, 0), reader.fetcher.stop
+        return _ALL if stop is not None and position >= stop else position
+
+    return read_to
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.test_group_consumer import World, take, until
-from tidelog.client import group_gate, stream_reading
+from tidelog.client import group_gate, layout_watch
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
 from wire.groups import OFFSETS
@@ -21,8 +21,8 @@ from wire.operations import GROUP_COORDINATOR
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """With the stream `s` of two partitions, and five records in each."""
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(layout_watch, "LOOK_SOON", 0.01)
     monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
     monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.01)
     transport, broker, client = make()

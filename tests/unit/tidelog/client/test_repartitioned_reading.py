@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker
-from tidelog.client import layout_watch, stream_reading
+from tidelog.client import layout_watch
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import BadRequest
 from tidelog.client.key_limits import Order
@@ -18,8 +18,8 @@ from tidelog.client.positions import AtTime
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(layout_watch, "LOOK_SOON", 0.01)
 
 
 def seed(broker: FakeBroker, partition: int, count: int, stream: str = "three") -> None:
@@ -59,7 +59,7 @@ async def test_new_partitions_are_read_from_their_beginning_while_it_runs(cluste
 async def test_a_batch_of_a_later_version_is_looked_up_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
+    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
     _, broker, client = cluster
     async with client.consume("three") as consumer:
         broker.repartition("three", 4)
@@ -82,7 +82,7 @@ async def test_what_ends_at_the_present_end_picks_nothing_up(cluster: Cluster) -
 
 
 async def test_up_to_a_time_new_partitions_count(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
+    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
     _, broker, client = cluster
     seed(broker, 0, 3)
     async with client.consume("three", stop=AtTime(1000)) as consumer:
