@@ -140,7 +140,7 @@ async def test_fewer_partitions_wait_in_the_midst_of_an_answer(cluster: Cluster)
         found = [(r.partition, r.offset) for _ in range(2) for r in await consumer.getmany(100, timeout=5)]
         assert sorted(found) == [(p, offset) for p in range(2) for offset in range(5)]
         assert await consumer.getone(timeout=0.05) is None
-        assert consumer.waiting == {0: {2: 5}, 1: {0: 10}}
+        assert consumer.waiting == {0: {2: 5}, 1: {0: 10, 2: 5}}
         consumer.resume()
         found = await take(consumer, 20)
         assert found[:5] == [(2, offset) for offset in range(5)]
