@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
+from dataplane.broker.held_appends import HOLD_S, MAX_HELD_BYTES, MAX_HELD_BYTES_OF_ALL
+from dataplane.broker.held_appends import MAX_HELD as MAX_HELD_APPENDS
 from dataplane.broker.ingest import MAX_ENVELOPE_HEADERS
 from dataplane.broker.marking import MAX_WAITING as MAX_WAITING_MARKS
 from dataplane.broker.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
@@ -321,6 +323,13 @@ BOUNDS = (
         where="dataplane/broker/decoding.py",
         answer="BACKPRESSURE",
         counter="dropped_decode_queue",
+    ),
+    Bound(
+        on="batches of a partition that wait until their partitioning version is applied, `held_appends`",
+        limit=f"{MAX_HELD_APPENDS}, and {MAX_HELD_BYTES} bytes; {MAX_HELD_BYTES_OF_ALL} bytes of all partitions of"
+        f" a broker; {HOLD_S:g} s each",
+        where="dataplane/broker/held_appends.py",
+        answer="BACKPRESSURE; UNAVAILABLE after that time",
     ),
     Bound(
         on="producers of a partition that are remembered for their transactions, `transactional_producers`",

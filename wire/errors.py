@@ -77,7 +77,7 @@ class Code(Enum):
     NOT_ENOUGH_REPLICAS = Entry(True, False)
     CONFIRM_TIMEOUT = Entry(True, False, True)
     OUTCOME_UNKNOWN = Entry(True, True, True, details=(REASON, RETRY_AFTER_MS, LEADER))
-    STALE_PARTITIONING = Entry(True, True, details=(VERSION,))
+    STALE_PARTITIONING = Entry(True, True, details=(VERSION, LEADER))
     PARTITION_DRAINING = Entry(True, True)
     PARTITION_RETIRED = Entry(False, True)
     WRONG_KIND = Entry(False, False)
@@ -119,7 +119,7 @@ class Code(Enum):
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
     NOT_PERMITTED = Entry(False, False)
-    UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER))
+    UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER, VERSION))
     INTERNAL = Entry(False, False)
 
     # Equal rows must stay distinct members, so the name takes part in the value.

@@ -2,51 +2,42 @@
 
     bare publish, envelope ──> `Ingest`, the open batch ──seal──┐
                                                                 ├──> log ──> the core: pending acknowledgement
-    `.append` request ──> checked: life, LeaderEpoch, producer ─┘                │ committed, refused or timed out
+    `.append` request ──> `AppendRequests` ─────────────────────┘                │ committed, refused or timed out
     publisher <──────────────────────────────────────────────────────────── complete
 
-An answer to a request that names no LeaderEpoch passes `_told_without_epoch` (R35).
+An answer to a request that names no LeaderEpoch passes `told_without_epoch` (R35).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dataplane.broker.acks import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
-from dataplane.broker.decoding import Decoding, ReceivedAppend
 from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
 from dataplane.broker.publish_rules import ExpectationReply, PublishRules
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.repetitions import Repetitions
-from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.log.errors import LogDamaged, NoSpace
-from dataplane.replica.ack_levels import AckLevel, ack_level
+from dataplane.replica.ack_levels import ack_level
 from dataplane.replica.effects import LeaderEffect
 from dataplane.replica.leader import Leader
-from dataplane.replica.producers import Duplicate, Rejected
+from dataplane.replica.partitioning import stamped_version, takes_plain
 from dataplane.replica.quota import is_over_quota
-from dataplane.replica.refusals import fenced, told_without_epoch
-from wire.append import asked_durability, decode_append
+from dataplane.replica.refusals import told_without_epoch
 from wire.batch import (
     HEADER_SIZE,
     BatchHeader,
     Compression,
     EncodedBatch,
-    ReceivedBatch,
-    parse_header,
-    without_repetitions,
 )
-from wire.error_details import LAST_OFFSET, VERSION
-from wire.errors import Code, CorruptData, TidelogError
+from wire.errors import Code, TidelogError
 from wire.internal_streams import is_of_internal
 from wire.record_limit import RecordLimit
-from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.tidelog_pb2 import Message as EnvelopeMessage
-from wire.transport import BulkHandler, Message
-from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset, PartitionState
+from wire.transport import BulkHandler
+from wire.types import Offset
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +59,9 @@ class Appending:
         self._log = role.log
         self._core = core
         self._run = run
-        self._is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
-        self._transactions = TransactionRules(role.view.key, role.context, is_internal=self._is_internal)
-        self._append_answers = role.peer_answers if self._is_internal else role.answers
+        self.is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
+        self.answers = role.peer_answers if self.is_internal else role.answers
+        """To `.append` requests."""
         self.syncing = False
         """A sync is out that covers the newest records."""
         self.repetitions = Repetitions(role, keeper)
@@ -89,11 +80,6 @@ class Appending:
             quota=core.quota,
             now=role.context.now,
         )
-        self._decoding = Decoding(
-            role,
-            self._on_decoded,
-            lambda received, error: self._refuse_batch(received.request, received.inbox, error),
-        )
         self.configure()
 
     def configure(self) -> None:
@@ -102,13 +88,15 @@ class Appending:
         view = self._role.view
         config, room = view.config, self._context.max_batch_bytes - HEADER_SIZE - 64
         self._compression = Compression[config.compression.name]
-        self._record_limit = RecordLimit(room, config.max_record_bytes)
+        self.record_limit = RecordLimit(room, config.max_record_bytes)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
+        self._stamped_version = stamped_version(view)
+        self._takes_plain = takes_plain(view)
         self.repetitions.configure()
         self._ingest.configure(
             max_batch_bytes=min(4 * SEAL_BYTES, room),
-            record_limit=self._record_limit,
+            record_limit=self.record_limit,
             with_replies=config.reply_acks,
             seeks_repetitions=self.repetitions.are_sought,
         )
@@ -124,7 +112,6 @@ class Appending:
         self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
         self._rules.abandon()
         self.repetitions.end()
-        self._decoding.abandon()
 
     def on_follower_waits(self) -> None:
         """A fetch was taken: the open batch need not grow any more."""
@@ -191,7 +178,9 @@ class Appending:
         """Stamp, encrypt where the stream asks for it (control batches hold no records, and stay as they are), and
         append; the caller tells the core. An error: nothing was stored for want of room, or the log has failed, and
         this replica withdraws."""
-        parts, header = batch.stamp(self._log.log_end_offset, self._role.leader_epoch, self._context.time_ns())
+        parts, header = batch.stamp(
+            self._log.log_end_offset, self._role.leader_epoch, self._context.time_ns(), self._stamped_version
+        )
         if self._role.view.config.encryption and not header.is_control:
             parts, header = self._role.cipher.encrypt(header, batch.parts)
         try:
@@ -206,7 +195,7 @@ class Appending:
                 Code.OUTCOME_UNKNOWN,
                 f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
             )
-        if not self._is_internal and not header.is_control:
+        if not self.is_internal and not header.is_control:
             counters = self._context.counters
             counters.batches_in += 1
             counters.records_in += batch.record_count
@@ -223,8 +212,12 @@ class Appending:
             return TidelogError(
                 Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
             )
+        if not self._takes_plain:  # the leader of another partition listens there, and answers
+            return TidelogError(
+                Code.NOT_LEADER, f"{self._role.view.key} takes no records, another partition does; try again"
+            )
         now = self._context.now()
-        return self._lacks_key() or self._core.refuse_publish(
+        return self.lacks_key() or self._core.refuse_publish(
             self._level if acknowledged else None, lease_valid=self._context.metadata.lease_valid(now), now=now
         )
 
@@ -256,28 +249,22 @@ class Appending:
     def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
         return EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False)
 
-    # Every publish without a LeaderEpoch that gets an error gets it by one of these three.
+    # Every publish without a LeaderEpoch that gets an error gets it by one of these, or by `AppendRequests`.
 
-    def _told_without_epoch(self, error: TidelogError) -> TidelogError | None:
+    def told_without_epoch(self, error: TidelogError) -> TidelogError | None:
         """By the clock of this moment: the process may have stood still since the message came."""
         lease_valid = self._context.metadata.lease_valid(self._context.now())
         return told_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
 
     def _refuse_bare(self, replies: Replies, error: TidelogError) -> None:
-        told = self._told_without_epoch(error)
+        told = self.told_without_epoch(error)
         if told is not None:
             self._role.answers.bare_error(replies, told)
 
     def _refuse_envelope(self, reply: EnvelopeReply, error: TidelogError) -> None:
-        told = self._told_without_epoch(error)
+        told = self.told_without_epoch(error)
         if told is not None:
             self._role.answers.envelope(reply, self._context.time_ns(), told)
-
-    def _refuse_append(self, leader_epoch: int, inbox: str | None, error: TidelogError) -> None:
-        """A request that names its LeaderEpoch is stored by no other leader: `error` is all that comes of it."""
-        told = error if leader_epoch else self._told_without_epoch(error)
-        if told is not None:
-            self._append_answers.error(inbox, told)
 
     # ------------------------------------------------------------------ this process
     def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
@@ -292,190 +279,7 @@ class Appending:
         self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
         self._role.timer.schedule()
 
-    # ------------------------------------------------------------------ `.append`
-    def on_append(self, message: Message) -> None:
-        if self._role.ended:
-            return
-        request = AppendRequest()
-        try:
-            request, buffer = decode_append(message.data)
-            if self._role.requests.is_for_another(request):
-                return
-            self._role.requests.check_client(request)
-            if request.leader_epoch > self._role.leader_epoch:
-                return  # we are the zombie
-            level = self._asked_level(request)
-            self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
-            batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
-            is_durable = self._role.view.config.is_durable
-            level = self._transactions.checked_level(request, level, batch.header, is_durable=is_durable)
-        except (CorruptData, TidelogError) as e:
-            self._refuse_batch(request, message.reply, e)
-            return
-        self._decoding.take(ReceivedAppend(request, level, batch, self._record_limit, message.reply))
-
-    def _refuse_batch(self, request: AppendRequest, inbox: str | None, error: CorruptData | TidelogError) -> None:
-        if isinstance(error, CorruptData):
-            self._context.counters.dropped_corrupt_batch += 1
-            _log.warning("partition %s: dropped a corrupt batch: %s", self._role.view.key, error)
-            error = TidelogError(Code.CORRUPT_BATCH, f"the batch does not decode: {error}; send it again")
-        elif error.code is Code.LIMIT_REACHED:
-            self._context.counters.dropped_too_dense += 1
-            _log.warning("partition %s: dropped a batch: %s", self._role.view.key, error)
-        self._refuse_append(request.leader_epoch, inbox, error)
-
-    def _on_decoded(self, received: ReceivedAppend, batch: EncodedBatch, waited: bool) -> None:
-        if waited:
-            try:
-                self._check_append(
-                    received.request, received.level, received.inbox, lambda: received.batch.header.record_count
-                )
-            except TidelogError as e:
-                self._refuse_append(received.request.leader_epoch, received.inbox, e)
-                return
-        self._append_batch(received.request, received.level, batch, received.inbox)
-        self._role.timer.schedule()
-
-    def _asked_level(self, request: AppendRequest) -> AckLevel | None:
-        """None: no acknowledgement is wanted. Raises TidelogError(BAD_REQUEST)."""
-        asked = asked_durability(request)
-        if request.acks != AppendRequest.NONE:
-            return ack_level(self._role.view, asked, by_leader=request.acks == AppendRequest.LEADER)
-        if asked is not None:
-            raise TidelogError(
-                Code.BAD_REQUEST,
-                f"durability={asked} says when to acknowledge, and acks=none never to; leave one out",
-            )
-        return None
-
-    def _check_append(
-        self, request: AppendRequest, level: AckLevel | None, inbox: str | None, records: Callable[[], int]
-    ) -> None:
-        """Check everything but the batch, of which `records` says how many it holds. Raises TidelogError, and what
-        `records` raises."""
-        view = self._role.view
-        key = view.key
-        if request.leader_epoch and request.leader_epoch < self._role.leader_epoch:
-            raise fenced(view, LeaderEpoch(request.leader_epoch))
-        if request.partitioning_version and request.partitioning_version != view.partitioning_version:
-            raise TidelogError(
-                Code.STALE_PARTITIONING,
-                f"stream {key.stream} is in partitioning version {view.partitioning_version},"
-                f" the request in {request.partitioning_version}; refresh the metadata",
-                [VERSION.of(view.partitioning_version)],
-            )
-        if self._role.view.state is not PartitionState.ACTIVE:
-            code = (
-                Code.PARTITION_DRAINING if self._role.view.state is PartitionState.DRAINING else Code.PARTITION_RETIRED
-            )
-            raise TidelogError(code, f"partition {key} is {view.state.value}; refresh the metadata")
-        now = self._context.now()
-        error = self._lacks_key() or self._core.refuse_publish(
-            level, lease_valid=self._context.metadata.lease_valid(now), now=now
-        )
-        if error is None:
-            return
-        if is_over_quota(error):
-            if inbox:
-                self._context.counters.appends_over_quota += 1
-            else:  # nobody is told, so nobody sends it again
-                self._context.counters.dropped_over_quota += records()
-        raise error
-
-    def _append_batch(
-        self, request: AppendRequest, level: AckLevel | None, batch: EncodedBatch, inbox: str | None
-    ) -> None:
-        self.seal()
-        now, epoch, sent = self._context.now(), self._role.leader_epoch, batch.header
-        verdict = self._log.producers.check(
-            sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count
-        )
-        if isinstance(verdict, Rejected):
-            self._refuse_append(request.leader_epoch, inbox, verdict.error)
-            return
-        if sent.producer_id >= FIRST_TRANSACTIONAL_ID and not isinstance(verdict, Duplicate):
-            error = self._log.producers.refuse_transaction(
-                sent.producer_id, sent.producer_epoch, self._context.time_ns()
-            )
-            if error is not None:
-                self._refuse_append(request.leader_epoch, inbox, error)
-                return
-        ids = self.repetitions.ids_of(batch) if sent.has_message_ids else []
-        if isinstance(verdict, Duplicate):
-            base, end = verdict.base_offset, verdict.end_offset
-            response = AppendResponse(base_offset=base, leader_epoch=epoch, duplicate=True)
-            known = self.repetitions.among(ids, base)
-            _tell_repetitions(response, {at: there for at, there in known.items() if there != base + at})
-            self._run(self._await(request, level, end, response, inbox, now))
-            return
-        base = self._core.log_end_offset
-        repeated = self.repetitions.among(ids, base) if ids else {}
-        if len(repeated) == sent.record_count and sent.producer_id == NO_PRODUCER:
-            response = AppendResponse(base_offset=base, leader_epoch=epoch)
-            self._answer_repetitions(request, level, response, repeated, inbox, now)
-            return
-        # A batch of one producer that was sent again by another call: its place is taken by itself.
-        is_repeated = len(repeated) == sent.record_count
-        error = self.repetitions.refuse(len(ids) - len(repeated)) if ids else None
-        if error is not None:
-            self._refuse_append(request.leader_epoch, inbox, error)
-            return
-        expects = request.HasField("expected_last_offset") and not is_repeated
-        if expects and request.expected_last_offset != self._core.log_end_offset - 1:
-            last = self._core.log_end_offset - 1
-            error = TidelogError(
-                Code.INCORRECT_OFFSET,
-                f"the next record of {self._role.view.key} gets offset {last + 1}, not the expected"
-                f" {request.expected_last_offset + 1}; read what was written, and decide again",
-                [LAST_OFFSET.of(last)],
-            )
-            self._refuse_append(request.leader_epoch, inbox, error)
-            return
-        header = self.append(without_repetitions(batch, repeated) if repeated else batch)
-        if isinstance(header, TidelogError):
-            self._refuse_append(request.leader_epoch, inbox, header)
-            return
-        if ids:
-            self.repetitions.stored([each for each in ids if each[0] not in repeated], header)
-        self._core.quota.take(sent.record_count, sent.size, now)
-        end = header.end_offset
-        response = AppendResponse(base_offset=header.base_offset, leader_epoch=epoch)
-        if repeated:
-            self._context.counters.repeated_records += len(repeated)
-            _tell_repetitions(response, repeated)
-        effects = self._await(request, level, end, response, inbox, now)
-        self._run([*effects, *self._core.on_appended(end, header.size, now)])
-
-    def _answer_repetitions(
-        self,
-        request: AppendRequest,
-        level: AckLevel | None,
-        response: AppendResponse,
-        repeated: dict[int, Offset],
-        inbox: str | None,
-        now: float,
-    ) -> None:
-        """To a batch of which nothing is new, when the originals are committed."""
-        self._context.counters.repeated_records += len(repeated)
-        _tell_repetitions(response, repeated)
-        self._run(self._await(request, level, Offset(max(repeated.values()) + 1), response, inbox, now))
-
-    def _await(
-        self,
-        request: AppendRequest,
-        level: AckLevel | None,
-        end: Offset,
-        response: AppendResponse,
-        inbox: str | None,
-        now: float,
-    ) -> list[LeaderEffect]:
-        if level is None or not inbox:
-            return []
-        asked_ms = min(request.confirm_timeout_ms, MAX_CONFIRM_TIMEOUT_MS)
-        timeout = asked_ms / 1000 if asked_ms else self._confirm_timeout
-        return self._core.await_ack(level, end, AppendReply(inbox, response, needs_lease=level.is_local), timeout, now)
-
-    def _lacks_key(self) -> TidelogError | None:
+    def lacks_key(self) -> TidelogError | None:
         """It leads nevertheless: following and being followed need no key. The controller gives the leadership to a
         member of the ISR that has one; until then, or for good if there is none, publishes are refused."""
         if not self._role.view.config.encryption or self._role.cipher.can_encrypt:
@@ -503,9 +307,9 @@ class Appending:
             case AppendReply():
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
-                    self._append_answers.append(token)
+                    self.answers.append(token)
                 else:
-                    self._append_answers.error(token.inbox, error)
+                    self.answers.error(token.inbox, error)
             case EnvelopeReply():
                 self._rules.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
@@ -525,11 +329,6 @@ class Appending:
             Code.OUTCOME_UNKNOWN,
             f"{self._context.broker} may lead {self._role.view.key} no more; the record may or may not survive",
         )
-
-
-def _tell_repetitions(response: AppendResponse, repeated: Mapping[int, Offset]) -> None:
-    response.repeated_records.extend(repeated.keys())
-    response.original_offsets.extend(repeated.values())
 
 
 def _counter_of(error: TidelogError) -> str:

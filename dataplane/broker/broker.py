@@ -310,7 +310,7 @@ class Broker:
         scrubbed_at = self._scrubber.completed_at_ns(replica.log) if replica.log is not None else None
         key, listens = replica.key, []
         if isinstance(replica.role, LeaderDriver):
-            listens = replica.role.subjects
+            listens = replica.role.subjects()
         of_consumers = self.context.subjects.fetch_from(key.stream, key.partition, self.context.broker)
         not_heard = self.context.not_permitted([of_consumers, *listens])
         return {**replica.status(), "scrubbed_at_ns": scrubbed_at, "not_heard": not_heard}

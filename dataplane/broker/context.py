@@ -77,6 +77,10 @@ class Counters:
     """Plain publishes above a quota of their stream, and records of `.append` requests that want no answer."""
     appends_over_quota: int = 0
     """`.append` requests above one that are told so; clients send them again."""
+    stale_partitioning_total: int = 0
+    """`.append` requests that name an older partitioning version, or a partition that takes no records."""
+    held_appends: int = 0
+    """`.append` requests that waited until their partitioning version was applied here."""
     publish_gaps: int = 0
     """Losses of the connection on which clients publish: see `dataplane.broker.gaps`."""
     bad_requests: int = 0
@@ -175,6 +179,8 @@ class BrokerContext:
     """Of all led partitions, that are remembered."""
     bytes_to_decode: int = 0
     """Of clients' batches, of all led partitions, that wait to be decoded."""
+    bytes_held: int = 0
+    """Of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
     serving: ServingTurn = field(init=False)
     """What consumers are sent at once."""
     disk: DiskWatch = field(init=False)

@@ -1,14 +1,17 @@
 """Drives `dataplane.replica.leader`: subscriptions in, the core in the middle, log and answers out.
 
 A `LeaderDriver` is made once its LeaderEpoch is durable (`begin_leader_epoch`), so that it has a core from its first
-moment. Its parts: publishes (`dataplane.broker.appending`), ends of transactions (`dataplane.broker.marking`),
-followers (`dataplane.broker.follower_service`), consumers (`dataplane.broker.reading`).
+moment. Its parts: publishes (`dataplane.broker.appending`, `append_requests`), ends of transactions
+(`dataplane.broker.marking`), followers (`dataplane.broker.follower_service`), consumers (`dataplane.broker.reading`).
 
 Subjects, all subscribed when leadership begins and given up when it ends (a killed process loses them at once, which
 lets others see its death as a 503):
 
     between brokers      <ns>.<stream>.<p>.replicate   .offset   .checkpoint   .mark
     ingest connection    the stream's subject          .append   .fetch
+
+What is published without a request comes on the partition's own subject, and on those of partitions that keys are not
+spread over any more (`PlainSubjects`); views change them while it leads.
 
 Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
 """
@@ -20,12 +23,14 @@ import logging
 from dataclasses import dataclass
 
 from dataplane.broker.acks import MarkReply
+from dataplane.broker.append_requests import AppendRequests
 from dataplane.broker.appending import Appending
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_service import FollowerService
 from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.marking import Marking
 from dataplane.broker.own_partition import OwnPartition
+from dataplane.broker.plain_subjects import PlainSubjects
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
@@ -41,6 +46,7 @@ from dataplane.replica.effects import (
     ProposePause,
     Refuse,
     RefuseConsumer,
+    ReportCutover,
     RequestSync,
     Respond,
     SendCheckpoint,
@@ -48,6 +54,7 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.leader import Leader
+from dataplane.replica.partitioning import plain_subjects
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
@@ -87,8 +94,11 @@ class LeaderDriver(ReadableRole):
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
         self._subscriptions = RoleSubscriptions(context.loop)
-        self.subjects: list[str] = []
-        """That it listens on, from `start` on."""
+        self._plain = PlainSubjects(
+            context.loop,
+            lambda subject: context.ingest.subscribe_bulk(subject, self._bulk_handler(self._appending.ingest)),
+        )
+        self._subjects: list[str] = []
         self.core = Leader(
             view=setup.view,
             broker=context.broker,
@@ -107,6 +117,7 @@ class LeaderDriver(ReadableRole):
             story=self.story,
         )
         self._appending = Appending(self, self.core, self.ids, self._run)
+        self._append_requests = AppendRequests(self, self.core, self._appending, self._run)
         self._followers = FollowerService(self, self.core, self._appending, self._run)
         self._marking = Marking(self, self.core, self._appending, self._run)
         self._own = OwnPartition(self, self.core, self._appending)
@@ -122,6 +133,7 @@ class LeaderDriver(ReadableRole):
         self._appending.repetitions.begin()
         is_subscribed = await self._subscribe()
         if self.is_over():  # meanwhile
+            await self._plain.drop()
             await self._subscriptions.drop()
         if self.is_over() or not is_subscribed:
             return
@@ -129,7 +141,7 @@ class LeaderDriver(ReadableRole):
             "partition %s: leading LeaderEpoch %d from offset %d, HW %d, ISR %s",
             view.key, view.leader_epoch, self.core.epoch_start, self.core.high_watermark, ",".join(view.isr),
         )  # fmt: skip
-        for subject in context.not_permitted(self.subjects):
+        for subject in context.not_permitted(self.subjects()):
             self.story.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
         self._is_heard = True
         context.on_led(self._own)
@@ -138,48 +150,59 @@ class LeaderDriver(ReadableRole):
 
     def give_up_starting(self) -> None:
         self._subscriptions.give_up()
+        self._plain.give_up()
 
     def begin_to_end(self, reason: str) -> asyncio.Task[None]:
         ending = super().begin_to_end(reason)
         self._own.end()
         return ending
 
+    def subjects(self) -> list[str]:
+        """That it listens on, from `start` on."""
+        return [*self._plain.wanted, *self._subjects]
+
+    def _follow_subjects(self) -> None:
+        if not is_of_internal(self.view.key, self.view.subject, self.context.subjects):
+            self._plain.follow(plain_subjects(self.view))
+
     async def _subscribe(self) -> bool:
         context, subjects, key = self.context, self.context.subjects, self.view.key
 
         def told(transport: Transport | PeerTransport, subject: str, handle: MessageHandler) -> Subscribe:
-            self.subjects.append(subject)
+            self._subjects.append(subject)
             return lambda: transport.subscribe(subject, self._handler(handle))
 
         peers, ingest = context.peers, context.ingest
         if is_of_internal(key, self.view.subject, subjects):
             of_publishers = [
-                told(peers, subjects.write(key.stream, key.partition), self._appending.on_append),
+                told(peers, subjects.write(key.stream, key.partition), self._append_requests.on_append),
                 told(peers, subjects.last(key.stream, key.partition), self._on_last),
             ]
         else:
-            self.subjects.append(self.view.subject)
             of_publishers = [
-                lambda: ingest.subscribe_bulk(self.view.subject, self._bulk_handler(self._appending.ingest)),
-                told(ingest, subjects.append(key.stream, key.partition), self._appending.on_append),
+                told(ingest, subjects.append(key.stream, key.partition), self._append_requests.on_append),
                 told(ingest, subjects.leader(key.stream, key.partition), self.on_leader_question),
                 told(peers, subjects.mark(key.stream, key.partition), self._marking.on_mark),
             ]
-        return await self._subscriptions.make(
+        self._follow_subjects()
+        made = self._subscriptions.make(
             *of_publishers,
             told(peers, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
             told(peers, subjects.offset(key.stream, key.partition), self._followers.on_offset),
             told(peers, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
+        return all(await asyncio.gather(made, self._plain.begin()))
 
     async def _let_go(self, reason: str) -> None:
         self._subscriptions.give_up()
+        self._plain.give_up()
         try:
             self._appending.abandon(reason)
+            self._append_requests.abandon(reason)
             self._run(self.core.resign(reason, self.context.now()))
         finally:
-            await self._subscriptions.drop()
+            await asyncio.gather(self._subscriptions.drop(), self._plain.drop())
 
     @property
     def high_watermark(self) -> Offset:
@@ -191,12 +214,14 @@ class LeaderDriver(ReadableRole):
         return self._is_heard and not self.ended and self.context.metadata.lease_valid(self.context.now())
 
     def on_view(self, view: PartitionView) -> None:
-        if view.readonly:
+        if view.readonly or view.awaits_cutover or not view.is_routed:
             self.carefully(self._appending.seal)  # the records of the open batch were accepted
         self.view = view
         self._appending.configure()
         if not self.ended:
             self._run(self.core.on_view(view, self.context.now()))
+            self._follow_subjects()
+            self.carefully(self._append_requests.on_view)
             self.timer.schedule()
 
     def on_connection(self, connected: bool) -> None:
@@ -360,6 +385,12 @@ class LeaderDriver(ReadableRole):
                 case ProposePause(change):
                     _log.info("partition %s: asks to be %s", self.view.key, "paused" if change.paused else "resumed")
                     self.context.metadata.alter_paused(change)
+                case ReportCutover(report):
+                    _log.info(
+                        "partition %s: partitioning version %d begins at offset %d",
+                        self.view.key, report.version, report.end_offset,
+                    )  # fmt: skip
+                    self.context.metadata.report_cutover(report)
                 case CompleteDrain(token, error):
                     assert isinstance(token, Mover)
                     _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wire.errors import TidelogError
-from wire.types import BrokerId, IsrChange, LeaderEpoch, LeaderReport, Offset, PauseChange
+from wire.types import BrokerId, CutoverReport, IsrChange, LeaderEpoch, LeaderReport, Offset, PauseChange
 
 
 # ---------------------------------------------------------------- leader
@@ -53,6 +53,11 @@ class ProposeIsr:
 @dataclass(frozen=True, slots=True)
 class ProposePause:
     change: PauseChange
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCutover:
+    report: CutoverReport
 
 
 @dataclass(slots=True)
@@ -187,6 +192,7 @@ LeaderEffect: TypeAlias = (
     | Notify
     | ProposeIsr
     | ProposePause
+    | ReportCutover
     | CompleteProduce
     | ServeConsumer
     | RefuseConsumer

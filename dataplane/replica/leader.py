@@ -10,6 +10,7 @@ to its parts, which share one `Leadership`:
     isr_keeping     which replicas are dropped from the ISR and which join it
     draining        a planned move of leadership
     pausing         a pause of the partition
+    cutover         where the layout before the newest one ends here
     consumers       consumers that read here
 
 Invariants, beside those of the parts
@@ -24,6 +25,7 @@ from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.admission import Admission
 from dataplane.replica.commits import Commits
 from dataplane.replica.consumers import ConsumerFetch, Consumers
+from dataplane.replica.cutover import Cutover
 from dataplane.replica.data_waiters import DataWaiters
 from dataplane.replica.draining import Draining
 from dataplane.replica.effects import (
@@ -110,7 +112,8 @@ class Leader:
         )
         self._epochs = epochs
         self._consumers = Consumers(epochs, settings, leads=True)
-        self._commits = Commits(state, self._consumers, shared or Uncommitted(settings))
+        self._cutover = Cutover(state, now)
+        self._commits = Commits(state, self._consumers, self._cutover, shared or Uncommitted(settings))
         self._waiters = DataWaiters(state, self._commits)
         self._isr_keeper = IsrKeeper(state)
         self._draining = Draining(state)
@@ -326,6 +329,7 @@ class Leader:
             if replica not in view.replicas:
                 del state.followers[replica]
         out: list[LeaderEffect] = []
+        self._cutover.on_view(now, out)
         if moved:
             self._pausing.on_view(was_paused, now, out)
             self._isr_keeper.on_view(view, now)
@@ -374,6 +378,7 @@ class Leader:
         self._last_tick = now
         self._pausing.tick(now, self._consumers.has_waiting, out)
         self._commits.advance(now, out)  # a leader without followers gets no fetch that would move its HW
+        self._cutover.look(now, out)
         self._draining.look(now, out)
         out.extend(self._commits.acks.expire(now))
         self._waiters.tick(now, out)

@@ -1,8 +1,8 @@
 """The facts of a leader during one LeaderEpoch: its own log, the ISR, and the progress of its followers.
 
 The parts of a leader share one `Leadership`: `commits` moves the watermarks, `isr_keeping` changes the ISR,
-`data_waiters` answers followers, `draining` hands leadership over, `admission` judges publishes, and `leader` passes
-the events to them.
+`data_waiters` answers followers, `draining` hands leadership over, `cutover` tells where a layout ends, `admission`
+judges publishes, and `leader` passes the events to them.
 """
 
 from __future__ import annotations

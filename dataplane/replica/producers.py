@@ -99,9 +99,16 @@ class Duplicate:
 @dataclass(frozen=True, slots=True)
 class Rejected:
     error: TidelogError
+    is_gap: bool = False
+    """Batches of the producer in front of it are missing: this one was never in the log."""
 
 
 Verdict: TypeAlias = Fresh | Duplicate | Rejected
+
+
+def may_be_stored(verdict: Verdict) -> bool:
+    """The batch may be in the log, or have been."""
+    return isinstance(verdict, Duplicate) or (isinstance(verdict, Rejected) and not verdict.is_gap)
 
 
 RememberedBatch: TypeAlias = tuple[int, int, int]
@@ -249,7 +256,7 @@ class ProducerTable:
         if known is None or epoch > known.epoch:
             if base_sequence == 0:
                 return Fresh()
-            return Rejected(_out_of_order(producer_id, base_sequence, 0))
+            return Rejected(_out_of_order(producer_id, base_sequence, 0), is_gap=True)
         if epoch < known.epoch:
             return Rejected(
                 TidelogError(
@@ -262,7 +269,8 @@ class ProducerTable:
         for sequence, base, span in known.batches:
             if sequence == base_sequence and span == record_count:
                 return Duplicate(Offset(base), Offset(base + span))
-        return Rejected(_out_of_order(producer_id, base_sequence, known.next_sequence))
+        error = _out_of_order(producer_id, base_sequence, known.next_sequence)
+        return Rejected(error, is_gap=base_sequence > known.next_sequence)
 
     def epoch_of(self, producer_id: int) -> int | None:
         """The epoch in which a transactional producer may write; None: it is not known here, and may in any."""

@@ -30,6 +30,7 @@ from dataplane.replica.effects import (
     ProposePause,
     Refuse,
     RefuseConsumer,
+    ReportCutover,
     ReportLeader,
     RequestSync,
     Respond,
@@ -76,6 +77,7 @@ from wire.types import (
     IsrChange,
     LeaderReport,
     Offset,
+    PartitionState,
     PartitionView,
     PauseChange,
     Withdrawal,
@@ -145,6 +147,8 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
             return f"the place that {token_shown(token)} expected is committed"
         case ProposePause(change):
             return f"ask to {'pause' if change.paused else 'resume'} at p{change.expected_epoch}"
+        case ReportCutover(report):
+            return f"report that version {report.version} begins at {report.end_offset}"
         case CompleteProduce(token, error):
             return f"ack {token_shown(token)}" if error is None else f"end {token_shown(token)} {error_shown(error)}"
         case CompleteDrain(token, error):
@@ -209,7 +213,7 @@ def message_shown(message: Message, outcome: str = "") -> str:
         case PauseChange():
             text = f"{'pause' if body.paused else 'resume'} at p{body.expected_epoch}"
         case CutoverReport():
-            text = f"cutover to version {body.version} at {body.end_offset}"
+            text = f"cutover to version {body.version} at {body.end_offset} in e{body.leader_epoch}"
         case Withdrawal():
             text = f"withdrawal at p{body.expected_epoch}: {body.reason}"
         case PartitionView():
@@ -286,8 +290,18 @@ def view_shown(view: PartitionView) -> str:
     purged = f" purged to {view.purged_end}" if view.purged_end else ""
     return (
         f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
-        f"{readonly}{purged}"
+        f"{readonly}{purged}{_layout_shown(view)}"
     )
+
+
+def _layout_shown(view: PartitionView) -> str:
+    """Nothing in the stream's first layout."""
+    version = f" version {view.partitioning_version}" if view.partitioning_version > 1 else ""
+    if view.state is not PartitionState.ACTIVE:
+        version += f" {view.state.value}"
+    elif not view.is_routed:
+        version += " made ready"
+    return version + (" cutover awaited" if view.awaits_cutover else "")
 
 
 def entries_shown(entries: Sequence[EpochEntry]) -> str:

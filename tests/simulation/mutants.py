@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.broker import broker, checkpoints
-from dataplane.broker.appending import Appending
+from dataplane.broker.append_requests import AppendRequests
 from dataplane.broker.broker import Broker
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Housekeeping
@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a duplicate is acknowledged before the original is committed",
         (
-            Appending._append_batch,
+            AppendRequests._append_batch,
             "self._run(self._await(request, level, end, response, inbox, now))",
             "self._role.answers.append(AppendReply(inbox, response, False))",
         ),
@@ -280,7 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a batch is stored at another offset than the one that it expects",
-        (Appending._append_batch, "request.expected_last_offset != self._core.log_end_offset - 1", "False"),
+        (AppendRequests._append_batch, "request.expected_last_offset != self._core.log_end_offset - 1", "False"),
     ),
     _mutant(
         "records behind one that expects an offset are sent before its answer",

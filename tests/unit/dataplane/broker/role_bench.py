@@ -26,6 +26,7 @@ from tests.views import A, partition_view
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.types import (
+    CutoverReport,
     Incarnation,
     LeaderEpoch,
     Offset,
@@ -121,10 +122,15 @@ class Bench:
         self.log, _ = PartitionLog.open(HOME, LogConfig(), files=self.disk)
         self.control, self.ingest, self.syncer = FakeTransport(), FakeTransport(), Syncer()
         self.withdrawn: list[Withdrawal] = []
+        self.cutovers: list[CutoverReport] = []
         self.has_lease = True
         self.damage: list[str] = []
         self.failures: list[str] = []
-        metadata = SimpleNamespace(withdraw=self.withdrawn.append, lease_valid=lambda _now: self.has_lease)
+        metadata = SimpleNamespace(
+            withdraw=self.withdrawn.append,
+            report_cutover=self.cutovers.append,
+            lease_valid=lambda _now: self.has_lease,
+        )
         space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))
         self.context = BrokerContext(
             broker=A,

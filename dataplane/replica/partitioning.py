@@ -1,0 +1,91 @@
+"""Whether a partition takes a publish, by the partitioning version that the publish names (R61).
+
+Routed is a partition over which the newest layout spreads keys. The other ones are made ready for the next layout
+(ACTIVE), or are left from an earlier one (DRAINING, then RETIRED); they take no records of `.append` requests.
+
+    the request names   the view: newest version, cutover told   newest version, cutover awaited   not routed
+    an older version    STALE_PARTITIONING                       STALE_PARTITIONING                STALE_PARTITIONING
+    the newest one      taken                                    held until it is told             refused by state
+    a newer one         held until it is applied                 held                              held
+    none (0)            taken                                    taken                             refused by state
+
+By state: STALE_PARTITIONING where it is made ready, PARTITION_DRAINING, PARTITION_RETIRED. Nothing that is held is in
+the log.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from wire.error_details import LEADER, RETRY_AFTER_MS, VERSION
+from wire.errors import Code, TidelogError
+from wire.types import PartitionState, PartitionView
+
+_WHY_NOT_ROUTED = {
+    PartitionState.ACTIVE: "made ready for the next layout",
+    PartitionState.DRAINING: "draining",
+    PartitionState.RETIRED: "retired",
+}
+
+
+class Held(Enum):
+    HELD = "held"
+    """The request is of a layout that has not begun here; it is judged again by the next view."""
+
+
+def judge(view: PartitionView, version: int) -> TidelogError | Held | None:
+    """Whether a batch that is no repetition is taken from an `.append` request that names `version`, 0: none. None: it
+    is. An error: it is not stored, and by no leader with this view or a later one."""
+    if version > view.partitioning_version:
+        return Held.HELD
+    if 0 < version < view.partitioning_version:
+        return _stale(
+            view,
+            f"stream {view.key.stream} is in partitioning version {view.partitioning_version}, the request in"
+            f" {version}; refresh the metadata",
+        )
+    if not view.is_routed:
+        sentence = (
+            f"partition {view.key} is {_WHY_NOT_ROUTED[view.state]}: in partitioning version"
+            f" {view.partitioning_version} keys are spread over partitions 0 to {view.partition_count - 1}; refresh the"
+            " metadata"
+        )
+        if view.state is PartitionState.ACTIVE:
+            return _stale(view, sentence)
+        is_draining = view.state is PartitionState.DRAINING
+        return TidelogError(Code.PARTITION_DRAINING if is_draining else Code.PARTITION_RETIRED, sentence)
+    return Held.HELD if version and view.awaits_cutover else None
+
+
+def not_applied(view: PartitionView, version: int) -> TidelogError:
+    """The answer to a request that was held in vain."""
+    return TidelogError(
+        Code.UNAVAILABLE,
+        f"{view.leader} has not applied partitioning version {version} of stream {view.key.stream} in partition"
+        f" {view.key.partition} yet; try again",
+        [VERSION.of(view.partitioning_version), RETRY_AFTER_MS.of(50)],
+    )
+
+
+def takes_plain(view: PartitionView) -> bool:
+    """Whether plain messages and envelopes are taken. A partition that keys are not spread over any more takes them
+    until its cutover is told: another one listens in its place from then on."""
+    return view.is_routed or (view.state is PartitionState.DRAINING and view.awaits_cutover)
+
+
+def plain_subjects(view: PartitionView) -> tuple[str, ...]:
+    """On which its leader listens for plain messages and envelopes, its own first."""
+    return (view.subject, *view.further_subjects) if takes_plain(view) else ()
+
+
+def stamped_version(view: PartitionView) -> int:
+    """For the headers of the batches that a leader appends; 0: the first. Until the cutover is told they are of the
+    layout before, so a batch of a version is in a log only where the cutover to it is known."""
+    version = view.partitioning_version - view.awaits_cutover
+    return version if version > 1 else 0
+
+
+def _stale(view: PartitionView, sentence: str) -> TidelogError:
+    return TidelogError(
+        Code.STALE_PARTITIONING, sentence, [VERSION.of(view.partitioning_version), LEADER.of(view.leader or "")]
+    )
