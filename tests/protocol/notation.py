@@ -57,7 +57,7 @@ from dataplane.replica.follower_states import (
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from dataplane.replica.leader import Leader
 from dataplane.replica.transactions import NO_TRANSACTIONS
-from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of
+from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of, versions_of
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header, sync_wanted
@@ -342,6 +342,9 @@ def broker_shown(broker: Broker) -> str:
     point = log.compaction_point
     if point.deleted_end:
         ends += f" (tombstones gone below {point.deletions_end}, what they delete below {point.deleted_end})"
+    versions = [f"{version}@{offset}" for offset, version in versions_of(log)]
+    if versions:
+        ends += f" of versions {' '.join(versions)}"
     if log.durable_end != log.log_end_offset:
         ends += f" synced {log.durable_end}"
     tail = ""

@@ -111,6 +111,8 @@ class ReplicaSet:
         brokers: str = "a b c",
         *,
         replicas: str | None = None,
+        partitions: int = 1,
+        number: int = 0,
         config: dict[str, str] | None = None,
         settings: ReplicaSettings | None = None,
         producers: ProducerLimits = DEFAULT_LIMITS,
@@ -125,9 +127,9 @@ class ReplicaSet:
         self.world = World(0)
         self.world.now = 100.0
         self.cluster = Cluster(*brokers.split())
-        self.cluster.create("s", [replicas or brokers], config=config)
-        self.key = self.cluster.key()
-        self.directory = DATA / "s-1" / "0-1"
+        self.cluster.create("s", [replicas or brokers] * partitions, config=config)
+        self.key = self.cluster.key(number)
+        self.directory = DATA / "s-1" / f"{number}-1"
         self.network: list[Message] = []
         self.held: set[str] = set()
         """Links on which everything waits; the name of a broker is its disk's."""
@@ -193,7 +195,8 @@ class ReplicaSet:
     def set_leader_epoch(self, leader_epoch: int) -> None:
         """As if there had been that many changes before."""
         stream = self.cluster.state.streams[self.key.stream]
-        stream.partitions[0] = replace(stream.partitions[0], leader_epoch=LeaderEpoch(leader_epoch))
+        number = self.key.partition
+        stream.partitions[number] = replace(stream.partitions[number], leader_epoch=LeaderEpoch(leader_epoch))
 
     def begin(self) -> None:
         for broker in self.brokers.values():
@@ -385,15 +388,18 @@ class ReplicaSet:
         expects: int | None = None,
         ids: list[str | None] | None = None,
         ticket: bytes | None = None,
+        version: int = 0,
     ) -> None:
         """An append request with one batch, a record for each character; `expects`: the offset of the first; `ids`:
-        their message ids; `ticket`: of a transactional batch, None for any other."""
+        their message ids; `ticket`: of a transactional batch, None for any other; `version`: the partitioning version
+        that it names."""
         view = self.brokers[name].life.replica.view
         assert view is not None
         request = AppendRequest(
             leader_epoch=view.leader_epoch,
             acks=AppendRequest.Acks.Value(acks.upper()),
             confirm_timeout_ms=round((timeout or 0) * 1000),
+            partitioning_version=version,
         )
         if durability:
             ask_durability(request, Durability.parse(durability))
@@ -405,14 +411,16 @@ class ReplicaSet:
         sent = batch_of(values, time_ns, producer, ids, is_transactional=ticket is not None)
         batch, _ = sent.stamp(Offset(0), LeaderEpoch(0))
         data = b"".join(encode_append(request, batch))
-        self._request(name, SUBJECTS.append(self.key.stream, 0), data, token or values)
+        self._request(name, SUBJECTS.append(self.key.stream, self.key.partition), data, token or values)
 
     def publish_bare(
-        self, name: str, values: str, token: str, ids: list[str | None], headers: Mapping[str, str]
+        self, name: str, values: str, token: str, ids: list[str | None], headers: Mapping[str, str], subject: str = ""
     ) -> None:
-        """NATS messages to the stream's subject, which arrive in one chunk."""
-        sink: BulkHandler | None = self.brokers[name].life.connection.subscribed.get(self.view().subject)
-        assert sink is not None, f"{name} does not lead"
+        """NATS messages to the partition's subject, or another one, which arrive in one chunk."""
+        sink: BulkHandler | None = self.brokers[name].life.connection.subscribed.get(subject or self.view().subject)
+        if sink is None:
+            self.tell(name, f"does not listen to {token}")
+            return
 
         def chunk() -> None:
             blocks = [_header_block({"Nats-Msg-Id": each, **headers} if each else headers) for each in ids]
@@ -424,13 +432,13 @@ class ReplicaSet:
 
     def mark(self, name: str, request: EndTransactionRequest, token: str) -> None:
         """A coordinator of transactions ends one."""
-        self._request(name, SUBJECTS.mark(self.key.stream, 0), request.SerializeToString(), token)
+        self._request(name, SUBJECTS.mark(self.key.stream, self.key.partition), request.SerializeToString(), token)
 
     def fetch(self, name: str, request: FetchRequest, token: str, *, tells_records: bool = False) -> None:
         """Of the replica itself. `tells_records`: those of the answer."""
         if tells_records:
             self._read.add(token)
-        subject = SUBJECTS.fetch_from(self.key.stream, 0, self.brokers[name].name)
+        subject = SUBJECTS.fetch_from(self.key.stream, self.key.partition, self.brokers[name].name)
         self._request(name, subject, request.SerializeToString(), token)
 
     def replicate(self, name: str, request: ReplicationRequest) -> None:
@@ -439,7 +447,7 @@ class ReplicaSet:
         request.stream_incarnation, request.partition_incarnation = key.stream_incarnation, key.partition_incarnation
         token = f"hand.{len(self._asked)}"
         self._asked[CLIENT + token] = Asked(request.replicaID, "replicate", request.sequence)
-        subject = SUBJECTS.replicate(key.stream, 0)
+        subject = SUBJECTS.replicate(key.stream, key.partition)
         self._request(name, subject, request.SerializeToString(), token)
 
     def drain(self, name: str, target: str, timeout: float) -> None:

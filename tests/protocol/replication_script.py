@@ -2,13 +2,16 @@
 
     stream a b c [min_isr=2] [durability=accepted] [push=false] [KEY=SECONDS]   replicas, the leader first
            [max_producers=2] [producer_expiration=SECONDS]
+           [partitions=3 number=2]    of the stream, and the one that is told
            [segment_bytes=512]    `retain` removes whole segments; 1: a segment for each batch, 512: for four
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
     epoch 5                                before `begin`: LeaderEpoch of the first view
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
               [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET] [ids=I/-/K]     an append request
+              [version=V]         the partitioning version that it names
     publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
+              [on=s.2]            to the subject of another partition
               [ids=I/-/K] [last=SEQUENCE] [last-id=I]     message ids; what they expect
     publish a xyz acks=all transaction=ID/EPOCH/SEQUENCE [ticket=none|expired|other-epoch|other-life]
                                            a batch of transactional producer ID
@@ -31,6 +34,8 @@
     alter KEY=VALUE …                      settings of the living stream
     readonly on|off                        the partition takes no records | takes them again
     pause | resume                         an operator pauses the partition | resumes it
+    prepare N | cutover | finish           steps of a repartition to N partitions
+    told P OFFSET                          another partition tells its cutover
     purge OFFSET [e=N]                     an operator deletes the records below it
     isr a,b                                the ISR is changed behind the leader's back
     kill b [power] | restart b             restart: a new life, registered
@@ -142,6 +147,10 @@ class ReplicationScript:
             "readonly": self._readonly,
             "pause": self._pause,
             "resume": self._pause,
+            "prepare": self._prepare,
+            "cutover": self._cutover,
+            "finish": self._finish,
+            "told": self._cutover_told,
             "purge": self._purge,
             "unclean": self._unclean,
             "isr": self._isr,
@@ -217,6 +226,8 @@ class ReplicationScript:
                 producers = replace(producers, expiration_ms=round(float(value) * 1000))
             elif key == "segment_bytes":
                 segment_bytes = int(value)
+            elif key in ("partitions", "number"):
+                continue
             elif key not in config:
                 raise ScriptError(f"unknown setting {key}")
         replicas = " ".join(command.words)
@@ -224,6 +235,8 @@ class ReplicationScript:
         self._world = ReplicaSet(
             " ".join(sorted(command.words)),
             replicas=replicas,
+            partitions=int(command.options.get("partitions", "1")),
+            number=int(command.options.get("number", "0")),
             config=config,
             settings=ReplicaSettings(**settings),  # type: ignore[arg-type]
             producers=producers,
@@ -367,6 +380,8 @@ class ReplicationScript:
             "ids",
             "transaction",
             "ticket",
+            "version",
+            "on",
             *_EXPECTATIONS.values(),
         )
         name, values, *how = command.words
@@ -379,7 +394,9 @@ class ReplicationScript:
         if "bare" in how:
             ids = _ids(options.get("ids"), values)
             headers = {f"Nats-Expected-{title}": options.get(key) for title, key in _EXPECTATIONS.items()}
-            world.publish_bare(name, values, token, ids, {name: text for name, text in headers.items() if text})
+            world.publish_bare(
+                name, values, token, ids, {name: text for name, text in headers.items() if text}, options.get("on", "")
+            )
         else:
             producer, ticket = None, None
             if "producer" in options:
@@ -399,6 +416,7 @@ class ReplicationScript:
                 ticket=ticket,
                 expects=int(options["expects"]) if "expects" in options else None,
                 ids=_ids(options.get("ids"), values) if "ids" in options else None,
+                version=int(options.get("version", "0")),
             )
         if len(self._lines) == before and not broker.has_lease:
             self._lines.append(f"  {name}: silent to {token}")
@@ -496,6 +514,26 @@ class ReplicationScript:
         self.world.cluster.set_paused(paused=command.name == "pause")
         self._decided(None)
 
+    def _prepare(self, command: Command) -> None:
+        cluster, count = self.world.cluster, int(command.words[0])
+        replicas = " ".join(self.world.view().replicas)
+        known = cluster.state.streams[self.world.key.stream].partitions
+        cluster.prepare(count, [replicas for number in range(count) if number not in known]).raise_for_refusal()
+        self._decided(None)
+
+    def _cutover(self, command: Command) -> None:
+        self.world.cluster.cut_over().raise_for_refusal()
+        self._decided(None)
+
+    def _finish(self, command: Command) -> None:
+        self.world.cluster.finish().raise_for_refusal()
+        self._decided(None)
+
+    def _cutover_told(self, command: Command) -> None:
+        number, end = map(int, command.words)
+        outcome = self.world.cluster.report_cutover(self.world.cluster.cutover_at(number, end))
+        self._decided(outcome.items[0].name if outcome.items[0] else None)
+
     def _purge(self, command: Command) -> None:
         command.check_options("e")
         epoch = int(command.options["e"]) if "e" in command.options else None
@@ -511,7 +549,9 @@ class ReplicationScript:
         self._decided(None)
 
     def _elect(self, command: Command) -> None:
-        outcome = self.world.cluster.elect(target=command.options.get("to", ""), planned="planned" in command.words)
+        outcome = self.world.cluster.elect(
+            self.world.key.partition, target=command.options.get("to", ""), planned="planned" in command.words
+        )
         self._decided(outcome.items[0].name if outcome.items[0] else None)
 
     def _drain(self, command: Command) -> None:

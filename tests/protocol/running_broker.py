@@ -132,6 +132,15 @@ def records_of(log: PartitionLog) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
         at = last.end_offset
 
 
+def versions_of(log: PartitionLog) -> Iterator[tuple[Offset, int]]:
+    """(offset, partitioning version) of each batch that says one."""
+    if log.log_start_offset < log.log_end_offset:
+        data = log.read_from_disk(log.log_start_offset, max_bytes=log.size_bytes, end_offset=log.log_end_offset)
+        for _, header in iter_batches(data):
+            if header.partitioning_version:
+                yield header.base_offset, header.partitioning_version
+
+
 def records_in(batches: Buffer) -> Iterator[tuple[Offset, LeaderEpoch, str]]:
     """As `records_of`."""
     for position, header in iter_batches(batches):
