@@ -5,9 +5,11 @@ reordered, never sent, or different on replicas.
     scripts/chaos --groups                                a consumer group reads meanwhile; its members are killed, too
     scripts/chaos --transactions                          a group's workers write in transactions, and are killed, too
     scripts/chaos --spark                                 a Spark query writes each record to another stream once
+    scripts/chaos --repartition                           the stream gets more partitions, and fewer
     scripts/chaos --seed 7                                replays a run's choices (broker, time, number)
     scripts/chaos --broken ack-before-commit              must end in FAIL, or the check would not see a loss
     scripts/chaos --transactions --broken offsets-outside    so must workers that commit offsets by themselves
+    scripts/chaos --repartition --broken no-fence         so must leaders that take records of any layout
     scripts/chaos --spark --broken at-least-once          so must a query that writes micro-batches again
 """
 
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import tidelog
 from scripts.chaos_groups import chaos_groups
+from scripts.chaos_repartition import chaos_repartition
 from scripts.chaos_spark import chaos_spark
 from scripts.chaos_transactions import chaos_transactions
 from scripts.verdict import judge
@@ -30,7 +33,7 @@ from tests.integration.workload import Ledger, acked_load, check, wait_in_isr, w
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "chaos"
-BROKEN_BROKERS = ("ack-before-commit",)
+BROKEN_BROKERS = ("ack-before-commit", "no-fence")
 BROKEN_WORKERS = ("offsets-outside",)
 BROKEN_QUERIES = ("at-least-once",)
 RECOVERY_TIMEOUT = 60.0
@@ -48,6 +51,7 @@ def arguments() -> argparse.Namespace:
     what.add_argument("--groups", action="store_true", help="a consumer group reads; members are killed, too")
     what.add_argument("--transactions", action="store_true", help="a group's workers write in transactions")
     what.add_argument("--spark", action="store_true", help="a Spark query writes to another stream, exactly once")
+    what.add_argument("--repartition", action="store_true", help="the number of partitions changes meanwhile")
     parser.add_argument(
         "--json", action="store_true", help="with --transactions: end with a line of JSON before the verdict"
     )
@@ -153,6 +157,8 @@ def main() -> int:
                 return asyncio.run(chaos_groups(cluster, folder, options))
             if options.spark:
                 return asyncio.run(chaos_spark(cluster, folder, options))
+            if options.repartition:
+                return asyncio.run(chaos_repartition(cluster, folder, options))
             if options.transactions:
                 return asyncio.run(chaos_transactions(cluster, folder, options))
             return asyncio.run(chaos(cluster, options))

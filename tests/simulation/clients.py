@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from wire.subjects import Subjects, ingest_subject
 from wire.tidelog_pb2 import AckPolicy
 from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import Message
-from wire.types import PartitionKey
+from wire.types import PartitionKey, StreamName
 
 MAX_WAITING = 64
 """Records of one producer without an answer; it waits at that many."""
@@ -68,15 +69,20 @@ class _Asked:
     """The end of the log, or it is refused; None: any."""
 
 
-def _told(message: Message) -> tuple[int, Code | None]:
-    """The offset of the stored record, or the error."""
+def _told(message: Message) -> tuple[int, int] | Code:
+    """(partition, offset) of the stored record, or the error."""
     if is_envelope(message.data):
         ack = decode_ack(message.data)
-        return ack.offset, Code[ack.errorCode] if ack.errorCode else None
+        return Code[ack.errorCode] if ack.errorCode else (ack.partition, ack.offset)
     answer = json.loads(message.data)
     if "error" in answer:
-        return -1, Code[answer["tidelog"]["code"]]
-    return int(answer["offset"]), None
+        return Code[answer["tidelog"]["code"]]
+    return int(answer["partition"]), int(answer["offset"])
+
+
+def _line(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{where.filename}:{where.lineno}"
 
 
 class Workload:
@@ -132,7 +138,10 @@ class Workload:
             self.process.create_task(self._guarded(work))
 
     async def _guarded(self, work: Callable[[], object]) -> None:
-        await work()  # type: ignore[misc]
+        try:
+            await work()  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - a program that has ended would be missed late, or never
+            self.world.fails("NoBugs", f"{self.process.name}: {error!r} at {_line(error)}")
 
     # ---- the stream
 
@@ -174,6 +183,14 @@ class Workload:
         before, self.incarnation = self.incarnation, 0
         self.spawn(lambda: self._recreate(before))
         return True
+
+    async def follow_partitions(self) -> None:
+        """Of a stream that is repartitioned: what publishers that choose partitions know of it, a little late."""
+        while True:
+            await asyncio.sleep(0.05 + self.rng.random() * 0.3)
+            stream = self.invariants.raft.truth.streams.get(StreamName(self.stream))
+            if stream is not None and stream.incarnation == self.incarnation:
+                self.partitions = stream.layouts[-1].partitions
 
     async def _recreate(self, before: int) -> None:
         while True:
@@ -439,8 +456,9 @@ class Workload:
     def _answered(self, asked: _Asked, message: Message) -> None:
         if message.status is not None:
             return
-        offset, code = _told(message)
-        if code is not None:
+        told = _told(message)
+        if isinstance(told, Code):
+            code = told
             # One that is deposed may not have heard that the partition takes records again (R43).
             is_certain = asked.promised or code is not Code.READONLY
             if not code.unknown_outcome and asked.is_sent_once and is_certain:
@@ -448,12 +466,15 @@ class Workload:
                 self.world.say(f"{asked.value[:12].decode()} was refused: {code.name}")
                 self.invariants.refused(self.stream, asked.partition, asked.value)
             return
+        partition, offset = told
         self.connection.on_inbox(asked.inbox, None)
         self.acknowledged += 1
+        if partition != asked.partition and self.invariants.has_zombie(self.stream, partition):
+            return  # the leader that took it in place of another one may be deposed
         if asked.expects not in (None, offset) and asked.promised:
             self.world.broken("ExpectedOffset", f"{asked.value[:12]!r} is at {offset}, not {asked.expects}")
         if asked.promised:
-            ack = Acknowledged(self.stream, asked.incarnation, asked.partition, offset, asked.value, self.process.name)
+            ack = Acknowledged(self.stream, asked.incarnation, partition, offset, asked.value, self.process.name)
             self._acked(ack, promised=True)
 
     # ---- consumers
@@ -465,7 +486,9 @@ class Workload:
             if not self.incarnation:
                 await asyncio.sleep(0.05)
                 continue
-            start = {p: self.consumed.get((self.incarnation, p), 0) for p in range(self.partitions)}
+            read = {p for incarnation, p in self.consumed if incarnation == self.incarnation}
+            known = sorted(read.union(range(self._made_with["partitions"])))
+            start = {p: self.consumed.get((self.incarnation, p), 0) for p in known}
             incarnation = self.incarnation
             consumer = self.client.consume(self.stream, start=start, read_from=read_from, on_gap="skip")
             missed: dict[int, int] = {}

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
 from tests.simulation.forger import Forger
+from tests.simulation.keyed import READERS
 from tests.simulation.members import MEMBERS
 from tests.simulation.messaging import Weather
-from tests.simulation.scenarios.catalog import SCENARIOS
+from tests.simulation.repartitions import CHANGES
+from tests.simulation.scenarios.catalog import LATER_SCENARIOS, SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
 from tests.simulation.transactors import TRANSACTORS
 
@@ -87,12 +89,25 @@ OPERATOR_SHARE = 0.4
 CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
 """Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
 SCENARIO_SHARE = 0.5
+LATER_SCENARIO_SHARE = 0.0
+"""Of the other half."""
 ALONE_SHARE = 0.6
 """Share of the runs with a scenario in which nothing else happens."""
 
 
 def draw_scenario(rng: Random) -> str | None:
     return rng.choice(sorted(SCENARIOS)) if rng.random() < SCENARIO_SHARE else None
+
+
+def draw_later_scenario(rng: Random) -> str | None:
+    """For the runs that have none of the others; from a source of its own, so that these stay as they are."""
+    return rng.choice(sorted(LATER_SCENARIOS)) if rng.random() < LATER_SCENARIO_SHARE else None
+
+
+def draw_around(rng: Random, scenario: str, schedule: list[Fault]) -> list[Fault]:
+    """The schedule of a run with a scenario of `draw_later_scenario`."""
+    first = Fault(at=rng.random() * 0.5, kind="scenario", detail=scenario)
+    return [first] if rng.random() < ALONE_SHARE else [first, *schedule]
 
 
 def draw(rng: Random, brokers: tuple[str, ...], duration: float, scenario: str | None) -> list[Fault]:
@@ -141,6 +156,26 @@ def draw_operator(rng: Random, duration: float) -> list[Fault]:
         Fault(at=rng.random() * duration, kind=rng.choice(kinds), lasts=rng.choice((0.05, 0.3, 1.0)))
         for _ in range(rng.randrange(1, 5))
     ]
+
+
+def with_repartitions(schedule: list[Fault], rng: Random, duration: float) -> list[Fault]:
+    """Repartitions, and what happens to the readers of keys; the rest is thinned, as below."""
+    schedule = schedule[:: rng.choice((1, 2, 4, 8))]
+    changes = [
+        Fault(at=rng.random() * duration, kind="repartition", detail=rng.choice(CHANGES))
+        for _ in range(rng.randrange(1, 5))
+    ]
+    readers = [
+        Fault(
+            at=rng.random() * duration,
+            kind="reader",
+            detail=rng.choice(("kill", "pause", "cut")),
+            lasts=rng.choice((0.1, 0.5, 1.5)) * (0.5 + rng.random()),
+            number=rng.randrange(READERS),
+        )
+        for _ in range(rng.randrange(4))
+    ]
+    return [*schedule, *changes, *readers]
 
 
 MEMBER_FAULTS = ("pause", "pause", "kill", "kill", "leave", "slow", "cut", "cut", "move")
@@ -466,7 +501,7 @@ def _scenario(fault: Fault, cluster: Cluster) -> bool:
         if to_its_end:
             cluster.faults[name] = cluster.faults.get(name, 0) + 1
 
-    ScenarioRun(cluster).begin(SCENARIOS[fault.detail], ended)
+    ScenarioRun(cluster).begin((SCENARIOS | LATER_SCENARIOS)[fault.detail], ended)
     return True
 
 
@@ -531,6 +566,30 @@ def _member(fault: Fault, cluster: Cluster) -> bool:
         case "slow":
             member.is_slow = True
             cluster.lift(fault.lasts * 2, lambda: setattr(member, "is_slow", False))
+        case _:
+            cluster.nats.block(member.connection, up=fault.lasts < 1.0, down=fault.lasts > 0.3)
+            cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(member.connection))
+    return True
+
+
+def _repartition(fault: Fault, cluster: Cluster) -> bool:
+    return cluster.repartitioner.change(fault.detail)
+
+
+def _reader(fault: Fault, cluster: Cluster) -> bool:
+    readers, number = cluster.readers, fault.number
+    if readers is None:
+        return False
+    member = readers.members[number]
+    if not member.process.alive or member.process.paused:
+        return False
+    match fault.detail:
+        case "pause":
+            member.process.pause()
+            cluster.lift(fault.lasts * 2, member.process.resume)
+        case "kill":
+            member.die()
+            cluster.lift(fault.lasts, lambda: readers.restart(number))
         case _:
             cluster.nats.block(member.connection, up=fault.lasts < 1.0, down=fault.lasts > 0.3)
             cluster.lift(fault.lasts * 2, lambda: cluster.nats.unblock(member.connection))
@@ -608,4 +667,6 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "scenario": _scenario,
     "member": _member,
     "transactor": _transactor,
+    "repartition": _repartition,
+    "reader": _reader,
 }

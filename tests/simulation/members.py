@@ -327,7 +327,8 @@ class SimGroup:
     # ---- the calm
 
     def unsettled(self) -> str | None:
-        wanted = {StreamPartition("s", self.clients.incarnation, number) for number in range(self.clients.partitions)}
+        stream = self.invariants.raft.truth.streams[StreamName("s")]
+        wanted = {StreamPartition("s", self.clients.incarnation, number) for number in stream.partitions}
         readers: dict[StreamPartition, list[str]] = {}
         for member in self.members:
             membership = member.membership

@@ -16,6 +16,10 @@ TRANSACTIONS_SHARE = 0.12
 """Of the runs without a scenario: these take ten times as long as others."""
 
 
+REPARTITIONS_SHARE = 0.0
+"""Of the runs without a scenario, of streams that are not compacted."""
+
+
 def draw_transactions(rng: Random, scenario: str | None) -> bool:
     return scenario is None and rng.random() < TRANSACTIONS_SHARE
 
@@ -61,6 +65,10 @@ class RunPlan:
     """A consumer group reads the first stream."""
     has_transactions: bool = False
     """Programs write to the streams in transactions, and copy the first one to another."""
+    has_repartitions: bool = False
+    """An operator changes the number of the first stream's partitions, producers write keys, and a group reads them in
+    their order."""
+    adoption_timeout_s: float = 30.0
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -149,6 +157,16 @@ class RunPlan:
             tombstone_retention_ms=rng.choice((0, 0, 300, 2000)),
             min_dirty_ratio=rng.choice((0.01, 0.3)),
         )
+
+    def of_later_scenario(self, scenario: str) -> RunPlan:
+        return replace(self, **({"duration": 6.0} | REQUIRED_PLANS.get(scenario, {})))
+
+    def repartitioning(self, rng: Random, scenario: str | None) -> RunPlan:
+        """Some runs have an operator who repartitions. Not where old records go: what was sent is sought in the end."""
+        timeout = rng.choice((0.1, 0.7, 3.0))
+        if scenario is not None or self.keys or self.retention or rng.random() >= REPARTITIONS_SHARE:
+            return self
+        return replace(self, has_repartitions=True, adoption_timeout_s=timeout, duration=max(self.duration, 3.0))
 
     def identifying(self, rng: Random) -> RunPlan:
         """Some runs have records with message ids; not where records go, for their ids go with them."""

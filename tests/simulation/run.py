@@ -28,18 +28,24 @@ from tests.simulation.faults import (
     Fault,
     carry_out,
     draw,
+    draw_around,
     draw_forger,
+    draw_later_scenario,
     draw_operator,
     draw_scenario,
     with_programs,
+    with_repartitions,
 )
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
+from tests.simulation.keyed import DEAF_SHARE, KeyedProducer, KeyReaders
 from tests.simulation.members import SimGroup, small_groups
 from tests.simulation.messaging import Nats, Weather
 from tests.simulation.operators import Operator
 from tests.simulation.plan import WINDOW_MS, RunPlan, draw_transactions
 from tests.simulation.raft import RaftGroup
+from tests.simulation.repartitions import Repartitioner
+from tests.simulation.scenarios.catalog import LATER_SCENARIOS
 from tests.simulation.transactors import SimTransactors, small_transactions
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
@@ -90,8 +96,12 @@ def _rng_of_plan(seed: int) -> Random:
     return Random(f"shape of {seed}")
 
 
+def _rng_of_later_scenario(seed: int) -> Random:
+    return Random(f"later scenario of {seed}")
+
+
 def scenario_of(seed: int) -> str | None:
-    return draw_scenario(_rng_of_plan(seed))
+    return draw_scenario(_rng_of_plan(seed)) or draw_later_scenario(_rng_of_later_scenario(seed))
 
 
 def _rng_of_transactions(seed: int) -> Random:
@@ -102,20 +112,34 @@ def has_transactions(seed: int) -> bool:
     return draw_transactions(_rng_of_transactions(seed), scenario_of(seed))
 
 
+def plan_of(seed: int) -> RunPlan:
+    return _drawn(seed, _rng_of_plan(seed))
+
+
+def _drawn(seed: int, rng: Random) -> RunPlan:
+    """`rng`: of the plan, from its beginning; afterwards the schedule may be drawn of it."""
+    first, scenario = draw_scenario(rng), scenario_of(seed)
+    plan = RunPlan.drawn(rng, first).keeping_less(Random(f"retention of {seed}"))
+    plan = plan.compacting(Random(f"compaction of {seed}"))
+    plan = plan.forgetting(Random(f"producers of {seed}"))
+    plan = plan.identifying(Random(f"message ids of {seed}"))
+    plan = plan.pausing(Random(f"pause of {seed}"))
+    plan = plan.grouping(Random(f"group of {seed}"), scenario)
+    plan = plan.transacting(_rng_of_transactions(seed), scenario)
+    plan = plan.repartitioning(Random(f"repartitions of {seed}"), scenario)
+    return plan.of_later_scenario(scenario) if scenario in LATER_SCENARIOS else plan
+
+
 class Cluster:
     def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
         rng = _rng_of_plan(world.seed)
-        scenario = draw_scenario(rng)
-        self.plan = RunPlan.drawn(rng, scenario).keeping_less(Random(f"retention of {world.seed}"))
-        self.plan = self.plan.compacting(Random(f"compaction of {world.seed}"))
-        self.plan = self.plan.forgetting(Random(f"producers of {world.seed}"))
-        self.plan = self.plan.identifying(Random(f"message ids of {world.seed}"))
-        self.plan = self.plan.pausing(Random(f"pause of {world.seed}"))
-        self.plan = self.plan.grouping(Random(f"group of {world.seed}"), scenario)
-        self.plan = self.plan.transacting(_rng_of_transactions(world.seed), scenario)
+        self.plan = _drawn(world.seed, rng)
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
-            schedule = draw(rng, names, self.plan.duration, scenario)
+            scenario = scenario_of(world.seed)
+            schedule = draw(rng, names, self.plan.duration, scenario if scenario not in LATER_SCENARIOS else None)
+            if scenario in LATER_SCENARIOS:
+                schedule = draw_around(_rng_of_later_scenario(world.seed), scenario, schedule)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
                 if self.plan.has_group:
@@ -125,6 +149,8 @@ class Cluster:
                     chance = Random(f"transactors of {world.seed}")
                     schedule = with_programs(schedule, chance, names, self.plan.duration, "transactor")
                 schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
+            if self.plan.has_repartitions and scenario is None:
+                schedule = with_repartitions(schedule, Random(f"changes of {world.seed}"), self.plan.duration)
         self.schedule = schedule
         self.data = DATA
         self.world = world
@@ -166,6 +192,10 @@ class Cluster:
             )
             if self.plan.quick:
                 broker.metadata_settings = QUICK_METADATA
+            if self.plan.has_repartitions:
+                broker.metadata_settings = replace(
+                    broker.metadata_settings, repartition_adoption_timeout_s=self.plan.adoption_timeout_s
+                )
         self.workloads = [
             Workload(
                 self.world,
@@ -190,6 +220,9 @@ class Cluster:
         self.transactors = (
             SimTransactors(self.workloads, self.subjects, settings) if self.plan.has_transactions else None
         )
+        settings = Random(f"settings of the readers of {world.seed}")
+        self.readers = KeyReaders(self.clients, self.subjects, settings) if self.plan.has_repartitions else None
+        self.repartitioner = Repartitioner(self.clients)
         metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
@@ -318,6 +351,12 @@ class Cluster:
         clients.spawn(clients.ask_for_the_end)
         if self.group is not None:
             self.group.begin(START_LIMIT)
+        if self.readers is not None:
+            self.readers.begin(START_LIMIT)
+            clients.spawn(clients.follow_partitions)
+            is_one_deaf = Random(f"deaf producer of {world.seed}").random() < DEAF_SHARE
+            for number in (0, 1):
+                KeyedProducer(clients, self.subjects, number, is_deaf=is_one_deaf and number == 1)
         for other in self.workloads[1:]:
             self._create("t", other, config)
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
@@ -424,7 +463,7 @@ class Cluster:
                 return f"{key} has ends {sorted(ends)}"
             if partition.readonly:
                 return f"{key} is read-only"
-        if (unsettled := self.operator.unsettled()) is not None:
+        if (unsettled := self.operator.unsettled() or self.repartitioner.unsettled()) is not None:
             return unsettled
         waiting = sum(clients.open for clients in self.workloads)
         if waiting:
@@ -435,8 +474,9 @@ class Cluster:
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
                 if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
-        if self.transactors is not None and (unsettled := self.transactors.unsettled()) is not None:
-            return unsettled
+        for programs in (self.transactors, self.readers):
+            if programs is not None and (unsettled := programs.unsettled()) is not None:
+                return unsettled
         return self.group.unsettled() if self.group is not None else None
 
     def _is_empty(self, key: PartitionKey) -> bool:

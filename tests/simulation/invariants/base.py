@@ -206,6 +206,12 @@ class Invariant:
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""
 
+    def on_key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
+        """A member was given a record of `tests.simulation.keyed`."""
+
+    def on_key_acked(self, value: bytes, sent_at: float) -> None:
+        """One was acknowledged."""
+
     # ---- transactions
 
     def on_transaction_told(self, told: Ended) -> None:

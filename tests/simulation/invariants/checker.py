@@ -54,6 +54,12 @@ from tests.simulation.invariants.replicas import (
     SyncedStays,
 )
 from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWhatHasOutlivedItsLimitsIsRemoved
+from tests.simulation.invariants.routing import (
+    CutoversAreExact,
+    KeysAreGivenInOrder,
+    KeysAreStoredInOrder,
+    RepartitionsFinishWhenTold,
+)
 from tests.simulation.invariants.transactions import (
     DecidedOnce,
     Ended,
@@ -137,6 +143,10 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     OffsetsMoveWithTransactions,
     FamiliesCommitWhole,
     InputsAreProcessedOnce,
+    RepartitionsFinishWhenTold,
+    CutoversAreExact,
+    KeysAreStoredInOrder,
+    KeysAreGivenInOrder,
 )
 """The first that falls is the one that is named."""
 
@@ -177,6 +187,8 @@ def _state_of(replica: Replica) -> tuple[object, ...]:
 
 
 class Invariants:
+    """It has more than thirty methods because each event that an invariant can look at is one."""
+
     def __init__(self, world: World, raft: RaftGroup, brokers: dict[str, SimBroker]) -> None:
         self.world = world
         self.raft = raft
@@ -208,6 +220,8 @@ class Invariants:
         self._on_readers = self._that_override("on_readers")
         self._on_offset_committed = self._that_override("on_offset_committed")
         self._on_offset_told = self._that_override("on_offset_told")
+        self._on_key_given = self._that_override("on_key_given")
+        self._on_key_acked = self._that_override("on_key_acked")
         self._on_transaction_told = self._that_override("on_transaction_told")
         self._on_transactional_offset = self._that_override("on_transactional_offset")
         self._on_transactional_offset_told = self._that_override("on_transactional_offset_told")
@@ -426,6 +440,14 @@ class Invariants:
     def offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         for invariant in self._on_offset_told:
             invariant.on_offset_told(of, offset, floor)
+
+    def key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
+        for invariant in self._on_key_given:
+            invariant.on_key_given(who, where, key, value)
+
+    def key_acked(self, value: bytes, sent_at: float) -> None:
+        for invariant in self._on_key_acked:
+            invariant.on_key_acked(value, sent_at)
 
     # ---- transactions
 

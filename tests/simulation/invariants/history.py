@@ -89,11 +89,13 @@ class CommittedHistory:
         return found
 
     def named(self, stream: str, incarnation: int, partition: int) -> tuple[PartitionKey, History] | None:
-        """As clients name a partition."""
-        for key, history in self.of.items():
-            if (key.stream, key.stream_incarnation, key.partition) == (stream, incarnation, partition):
-                return key, history
-        return None
+        """As clients name a partition: its newest life."""
+        lives = [
+            (key, history)
+            for key, history in self.of.items()
+            if (key.stream, key.stream_incarnation, key.partition) == (stream, incarnation, partition)
+        ]
+        return max(lives, key=lambda life: life[0].partition_incarnation, default=None)
 
     def removed(self, key: PartitionKey, end: int) -> None:
         """A broker keeps nothing below `end` any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.scenarios import disks, leadership, membership, removed_records
+from tests.simulation.scenarios import disks, leadership, membership, partitions, removed_records
 from tests.simulation.scenarios.running import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -42,6 +42,11 @@ SCENARIOS: dict[str, Scenario] = {
         removed_records.compacted_below_a_tail_that_is_cut,
     )
 }
+
+LATER_SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__.replace("_", " "): scenario for scenario in (partitions.repartitioned_under_kills,)
+}
+"""Drawn for runs that have none of the others, which so stay as they were."""
 
 REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     "see saw": {"brokers": 5, "min_isr": 2},
@@ -82,6 +87,15 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "keys": 5,
         "min_dirty_ratio": 0.01,
         "housekeeping_interval": 0.05,
+    },
+    "repartitioned under kills": {
+        "partitions": 3,
+        "min_isr": 2,
+        "keys": 0,
+        "retention": (),
+        "has_repartitions": True,
+        "adoption_timeout_s": 0.3,
+        "duration": 12.0,
     },
 }
 """Values that the plan of a run must have for the scenario to work."""

@@ -16,10 +16,11 @@ from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from wire import metadata_pb2 as pb
-from wire.types import PartitionKey
+from wire.layouts import NOT_TOLD
+from wire.types import PartitionKey, StreamName
 
 if TYPE_CHECKING:
-    from metadata.model import Partition
+    from metadata.model import Partition, Stream
     from tests.simulation.run import Cluster
 
 POLL = 0.002
@@ -170,6 +171,26 @@ class ScenarioRun:
         key = self.key
         history = self.cluster.invariants.history.of.get(key) if key is not None else None
         return history.end if history is not None else 0
+
+    @property
+    def stream(self) -> Stream:
+        """The stream, which no run with these scenarios deletes."""
+        return self.cluster.raft.truth.streams[StreamName("s")]
+
+    @property
+    def are_in_sync(self) -> bool:
+        """All partitions of the stream have all their replicas in the ISR."""
+        return all(
+            partition.leader is not None and len(partition.isr) == len(partition.replicas)
+            for partition in self.stream.partitions.values()
+        )
+
+    def leader_of(self, partition: int) -> str | None:
+        return self.stream.partitions[partition].leader
+
+    def untold(self) -> list[int]:
+        """Partitions whose leaders have not reported where the layout before the newest ends."""
+        return [number for number, start in enumerate(self.stream.layouts[-1].starts) if start == NOT_TOLD]
 
     @property
     def is_alone(self) -> bool:

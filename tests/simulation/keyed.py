@@ -1,0 +1,230 @@
+"""Programs that know keys and no partitions, while the stream's partitions become more and fewer: producers, and the
+members of a group that reads with order="key". Each is a process of its own with the production client.
+
+Values are `<name>:<number>:<padding>`, where names begin with `k`; keys are `<name>-<which>`, which this producer alone
+writes, or `shared-<which>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Final, Literal
+
+from tests.simulation.invariants import Acknowledged
+from tests.simulation.invariants.history import rows
+from tests.simulation.invariants.routing import SHARED, is_keyed
+from tests.simulation.messaging import SimConnection
+from tests.simulation.world import Process
+from tidelog.client.connection import Client
+from tidelog.client.group_consumer import GroupConsumer
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Workload
+    from tidelog.client.producer import Producer
+    from tidelog.client.records import Batch, Receipt
+    from wire.subjects import Subjects
+    from wire.types import PartitionKey
+
+KEYS: Final = 4
+"""Of each producer."""
+MAX_WAITING: Final = 32
+READERS: Final = 2
+GROUP: Final = "keys"
+DEAF_SHARE: Final = 0.5
+"""Of the runs in which one of the two producers hears no pushes, as clients of an earlier version."""
+
+
+class KeyedProducer:
+    """A producer; one that fails is replaced by another one with other keys."""
+
+    def __init__(self, clients: Workload, subjects: Subjects, number: int, *, is_deaf: bool) -> None:
+        self.clients = clients
+        self.world = clients.world
+        self.number = number
+        self.rng = Random(f"{self.world.seed}-keyed-{number}")
+        self.process = Process.begun(self.world, f"k{number}", rate=1.0 + (self.rng.random() - 0.5) * 0.01)
+        self._lives = 0
+        with self.process.running():
+            nats = clients.connection.nats
+            self.connection = SimConnection(nats, self.process, self.process.name)
+            if is_deaf:
+                nats.deafen(self.connection, f".push.{clients.stream}")
+            self.client = Client(self.connection, subjects, server="nats://simulated", name=self.process.name)
+            self.process.create_task(self._live())
+
+    async def _live(self) -> None:
+        await self.connection.connected()
+        while True:
+            incarnation = self.clients.incarnation
+            if self.clients.stopped or not incarnation:
+                await asyncio.sleep(0.05)
+                continue
+            producer = self.client.producer(self.clients.stream, delivery_timeout_ms=60_000)
+            try:
+                await producer.start()
+                if self.clients._is_of(producer, incarnation):
+                    self._lives += 1
+                    await self._write(producer, incarnation, f"k{self.number}_{self._lives}")
+            except TidelogError as error:
+                self.world.say(f"{self.process.name} fails: {error}")
+            producer._abort(TidelogError(Code.UNAVAILABLE, "given up"))
+            await asyncio.sleep(0.2)
+
+    async def _write(self, producer: Producer[bytes, bytes], incarnation: int, name: str) -> None:
+        """Until one record fails, or no more is to be written and all that was is answered."""
+        failed = asyncio.Event()
+        waiting = number = 0
+
+        def answered(value: bytes, losses: int, sent_at: float, future: asyncio.Future[Receipt]) -> None:
+            nonlocal waiting
+            waiting -= 1
+            self.clients.open -= 1
+            if (error := future.exception()) is not None:
+                self.clients.failed += 1
+                self.world.say(f"{value[:12]!r} failed: {error}")
+                failed.set()
+                return
+            self.clients.acknowledged += 1
+            receipt = future.result()
+            place = self.clients.stream, incarnation, receipt.partition, receipt.offset
+            self.clients._acked(Acknowledged(*place, value, self.process.name, None, losses), promised=True)
+            self.clients.invariants.key_acked(value, sent_at)
+
+        while not failed.is_set() and (waiting or self.clients._goes_on(incarnation)):
+            await asyncio.sleep(self.clients._pause())
+            if not self.clients._goes_on(incarnation):
+                if incarnation != self.clients.incarnation:
+                    return
+                continue
+            for _ in range(self.rng.choice((1, 1, 3, 8))):
+                if waiting >= MAX_WAITING:
+                    break
+                number += 1
+                value = self.clients._value(name, number)
+                owner = name.encode() if self.rng.random() < 0.6 else SHARED
+                key = b"%s-%d" % (owner, self.rng.randrange(KEYS))
+                future = producer.send_nowait(value, key=key)
+                waiting += 1
+                self.clients.sent += 1
+                self.clients.open += 1
+                future.add_done_callback(partial(answered, value, self.clients.invariants.losses, self.world.now))
+
+
+class KeyReader:
+    """One life of a member."""
+
+    def __init__(self, readers: KeyReaders, number: int, life: int) -> None:
+        world = readers.world
+        self.readers = readers
+        self.name = f"r{number}-{life}"
+        self.rng = Random(f"{world.seed}-{self.name}")
+        self.process = Process.begun(world, self.name, rate=1.0 + (self.rng.random() - 0.5) * 0.01)
+        self.consumer: GroupConsumer[bytes, bytes] | None = None
+        with self.process.running():
+            self.connection = SimConnection(readers.nats, self.process, self.name)
+            self.client = Client(self.connection, readers.subjects, server="nats://simulated", name=self.name)
+            self.process.create_task(self._live())
+
+    async def _live(self) -> None:
+        await self.connection.connected()
+        while True:
+            consumer: GroupConsumer[bytes, bytes] = self.client.subscribe(
+                self.readers.clients.stream,
+                group=GROUP,
+                start=self.readers.start,
+                auto_commit_interval=self.readers.commit_interval,
+                session_timeout=self.readers.session_timeout,
+                rebalance_timeout=self.readers.session_timeout,
+                read_from=self.rng.choice(("leader", "follower")),
+            )
+            consumer._clock = consumer._stopwatch = self.process.time
+            self.consumer = consumer
+            try:
+                async for batch in consumer.batches():
+                    self._got(batch)
+                    if self.rng.random() < 0.2:
+                        await asyncio.sleep(self.rng.random() * 0.2)
+            except TidelogError as error:
+                self.readers.world.say(f"{self.name} fails: {error}")
+            self.consumer = None
+            try:
+                await consumer.aclose()
+            except TidelogError as error:
+                self.readers.world.say(f"{self.name} is not closed: {error}")
+            await asyncio.sleep(0.1)
+
+    def _got(self, batch: Batch) -> None:
+        for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
+            if key is not None and is_keyed(key) and value is not None:
+                where = f"{batch.stream}/{batch.partition} offset {offset}"
+                self.readers.given.add(value)
+                self.readers.clients.invariants.key_given(self.name, where, key, value)
+
+    @property
+    def assignment(self) -> set[int]:
+        """The partitions that it reads, or is about to."""
+        return {partition for _, partition in self.consumer.assignment} if self.consumer is not None else set()
+
+    def die(self) -> None:
+        self.process.kill()
+        self.readers.nats.process_died(self.connection)
+
+
+class KeyReaders:
+    """A group that reads the stream of `clients` with order="key"."""
+
+    def __init__(self, clients: Workload, subjects: Subjects, rng: Random) -> None:
+        self.world = clients.world
+        self.nats = clients.connection.nats
+        self.clients = clients
+        self.subjects = subjects
+        self.session_timeout = rng.choice((1.0, 2.0, 4.0))
+        self.commit_interval = rng.choice((0.05, 0.3, 1.0))
+        self.start: Literal["earliest", "latest"] = rng.choice(("earliest", "latest"))
+        self.given: set[bytes] = set()
+        """Values that some member was given."""
+        self._awaited: set[bytes] = set()
+        """Committed, and not given as far as was looked at."""
+        self._looked_at: dict[PartitionKey, int] = {}
+        """Batches of its history."""
+        self.lives = [0] * READERS
+        self.members: list[KeyReader] = []
+
+    def begin(self, limit: float) -> None:
+        """Returns when all partitions are read, before any record with a key is written."""
+        self.members = [KeyReader(self, number, 0) for number in range(READERS)]
+        wanted = set(range(self.clients.partitions))
+
+        def read_all() -> bool:
+            positions: set[int] = set()
+            for member in self.members:
+                if member.consumer is not None:
+                    positions |= {partition for _, partition in member.consumer.positions}
+            return positions == wanted
+
+        if not self.world.run_until(self.world.now + limit, read_all):
+            self.world.broken("Liveness", f"no group {GROUP} after {limit} s")
+
+    def restart(self, number: int) -> None:
+        member = self.members[number]
+        if member.process.alive:
+            member.die()
+        self.lives[number] += 1
+        self.members[number] = KeyReader(self, number, self.lives[number])
+
+    def unsettled(self) -> str | None:
+        """What was written with a key and is committed was given to a member."""
+        for key, history in self.clients.invariants.history.of.items():
+            if key.stream != self.clients.stream or self.clients.incarnation != key.stream_incarnation:
+                continue
+            seen = self._looked_at.setdefault(key, 0)
+            for _, data in history.batches[seen:]:
+                self._awaited |= {row.value for row in rows(data) if is_keyed(row.key) and row.value is not None}
+            self._looked_at[key] = len(history.batches)
+        self._awaited -= self.given
+        if self._awaited:
+            return f"no member of {GROUP} was given {min(self._awaited)[:20]!r}; {len(self._awaited)} are missing"
+        return None
