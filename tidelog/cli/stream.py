@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
+from tidelog.cli.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tidelog.client.connection import Client
     from wire.operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
     from wire.partition_operations import ChangedPartition
+    from wire.repartition_operations import RepartitionStatus
 
 
 ENDS = ("committed end", "log end")
@@ -119,13 +121,60 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
 
 @stream.command(cls=SettingsCommand)
 @click.argument("name")
+@click.option(
+    "--partitions",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Spread keys over N partitions from now on. What was written stays where it is.",
+)
+@click.option("--dry-run", "only_plan", is_flag=True, help="Only show what --partitions would do.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the change of --partitions is finished.")
+@yes_option
 @alteration_options
 @cluster_options
 def alter(
-    name: str, settings: tuple[str, ...], unset: tuple[str, ...], server: str | None, namespace: str, as_json: bool
+    name: str,
+    partitions: int | None,
+    only_plan: bool,
+    no_wait: bool,
+    yes: bool,
+    settings: tuple[str, ...],
+    unset: tuple[str, ...],
+    server: str | None,
+    namespace: str,
+    as_json: bool,
 ) -> None:
-    """Change settings of a stream while it is used. All that is given is done, or nothing."""
+    """Change settings of a stream, or its number of partitions, while it is used.
+
+    All settings that are given are changed, or none.
+
+    --partitions shows what it will do, asks for the stream's name (elsewhere than on a terminal it needs --yes), and
+    waits until it is done: some milliseconds, or up to half a minute where old clients have to hear of it. Producers go
+    on meanwhile, and the records of a key stay in their order for consumers that read by key, as groups do.
+
+    \b
+    Examples:
+      tidelog stream alter orders --config retention_max_age_ms=604800000 --unset max_record_bytes
+      tidelog stream alter orders --partitions 6 --dry-run
+      tidelog stream alter orders --partitions 6
+    """
     config = config_of(settings)
+    if partitions is not None:
+        if config or unset:
+            raise click.UsageError("--partitions stands alone; change settings before it, or after it")
+        alter_partitions(
+            name,
+            partitions,
+            only_plan=only_plan,
+            yes=yes,
+            waits=not no_wait,
+            server=server,
+            namespace=namespace,
+            as_json=as_json,
+        )
+        return
+    if only_plan or no_wait:
+        raise click.UsageError(f"{'--dry-run' if only_plan else '--no-wait'} is about --partitions; add --partitions N")
 
     async def work(client: Client) -> None:
         changed = await client.alter_stream(name, config=config, unset=unset)
@@ -137,6 +186,7 @@ def alter(
     run(server, namespace, work)
 
 
+stream.add_command(repartition)
 stream.add_command(copy)
 
 
@@ -334,13 +384,18 @@ def _show_description(found: StreamDescription) -> None:
 
     settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
     console().print(f"stream [bold]{found['name']}[/]  subject {found['subject']}\n{settings}", highlight=False)
-    table = Table("partition", "leader", "leader epoch", "in sync", "behind or away", "log start", *ENDS)
+    # A broker of a version without repartitions tells no layouts.
+    layouts, begun = found.get("layouts", []), found.get("repartition")
+    has_states = len(layouts) > 1 or begun is not None
+    states = ("state",) if has_states else ()
+    table = Table("partition", *states, "leader", "leader epoch", "in sync", "behind or away", "log start", *ENDS)
     for partition in found["partitions"]:
         last, stable = partition["high_watermark"], partition.get("last_stable_offset")
         committed = None if last is None else last + 1
         waits = committed is not None and stable is not None and stable < committed
         table.add_row(
             str(partition["partition"]),
+            *([state_of(partition, layouts)] if has_states else []),
             partition["leader"] or "[red]none[/]",
             str(partition["leader_epoch"]),
             " ".join(partition["isr"]),
@@ -350,6 +405,15 @@ def _show_description(found: StreamDescription) -> None:
             _number(partition["log_end_offset"]),
         )
     console().print(table)
+    show_layouts(layouts)
+    if begun is not None:
+        status: RepartitionStatus = {
+            "stream": found["name"],
+            "partitioning_version": found["partitioning_version"],
+            "partitions": layouts[-1]["partitions"],
+            "repartition": begun,
+        }
+        click.echo(in_words(status))
     readonly = [partition["partition"] for partition in found["partitions"] if partition.get("readonly")]
     if readonly:
         click.echo(f"{_partitions_of(found['name'], readonly)} {_takes(readonly)} no records (read-only)")

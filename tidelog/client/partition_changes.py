@@ -9,6 +9,8 @@ from typing import Literal
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_whole, shown
 from tidelog.client.metadata import stream_name
+from wire.error_details import REPEATED
+from wire.errors import TidelogError
 from wire.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
@@ -91,7 +93,20 @@ class PartitionChanges(ABC):
             raise bad(f"dry_run={shown(dry_run)} is neither True nor False")
         check_whole("partitions", partitions, 1, _MOST_PARTITION)
         name = stream_name(stream)
-        return await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=dry_run)
+        planned = await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=True)
+        if dry_run:
+            return planned
+        try:
+            return await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=False)
+        except TidelogError as error:
+            if not error.detail(REPEATED):
+                raise
+            # The answer was lost on the way, or takes longer than one attempt: what is under way may be ours.
+            status = await self.repartition_status(name)
+            begun = status["repartition"]
+            if partitions != (status["partitions"] if begun is None else begun["partitions"]):
+                raise
+            return {"plan": planned["plan"], "status": status}
 
     async def repartition_status(self, stream: str) -> RepartitionStatus:
         """How far the repartition of a stream is; its field `repartition` is None while none is under way. Raises

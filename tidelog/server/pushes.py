@@ -128,7 +128,7 @@ class Pushes:
         """A command was applied, or a snapshot."""
         if not self._is_controller:
             return
-        names = {key.stream for key in (*changes.partitions, *changes.gone)}
+        names = {*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))}
         self._due.on_applied((name, self._generation(name)) for name in sorted(names))
         if self._due.next() is not None:
             self._came.set()

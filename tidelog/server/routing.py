@@ -27,6 +27,7 @@ from wire.json_codec import decode, encode
 from wire.operation import Refusal
 from wire.subjects import Subjects
 from wire.transport import Message, Transport
+from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class RoutingRequests:
         self._transport = transport
         self._now = now
         self.sessions = AdoptionSessions()
+        self._repartitioned: set[StreamName] = set()
+        """Streams that are being repartitioned."""
         self.unqueued = 0
         """Requests that found their queue full."""
         self._pages = TopologyPages(
@@ -88,11 +91,17 @@ class RoutingRequests:
     def observe(self, changes: Changes) -> None:
         """A command was applied, or a snapshot."""
         self._pages.on_changes(changes)
+        for name in {*changes.repartitioned, *(key.stream for key in changes.gone)}:
+            stream = self._metadata.state.streams.get(name)
+            if stream is not None and stream.repartition is not None:
+                self._repartitioned.add(name)
+            else:
+                self._repartitioned.discard(name)
 
     def adopted(self) -> dict[str, int]:
         """By stream that is being repartitioned, the oldest routing generation that a session has applied; streams that
         no session names are missing."""
-        return self.sessions.minimum(self._repartitioned(), self._now())
+        return self.sessions.minimum(self._repartitioned, self._now())
 
     def counters(self) -> dict[str, int]:
         """Of the broker's status."""
@@ -102,9 +111,6 @@ class RoutingRequests:
             "refused_adoption_reports": self.sessions.refused,
             "dropped_routing_requests": self.unqueued,
         }
-
-    def _repartitioned(self) -> list[str]:
-        return []
 
     def _answering(self, serve: Callable[[Message], Awaitable[bytes]]) -> Callable[[Message], Awaitable[Answer]]:
         async def answer(message: Message) -> Answer:

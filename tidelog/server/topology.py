@@ -49,8 +49,8 @@ class TopologyPages:
 
     def on_changes(self, changes: Changes) -> None:
         """The state has changed there."""
-        for key in (*changes.partitions, *changes.gone):
-            kept = self._kept.pop(key.stream, None)
+        for name in (*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))):
+            kept = self._kept.pop(name, None)
             if kept is not None:
                 self._kept_bytes -= len(kept)
 

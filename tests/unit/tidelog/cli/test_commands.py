@@ -30,19 +30,23 @@ def invoke(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 def every_command() -> Iterator[tuple[str, ...]]:
     """Groups, too."""
-    for name in _COMMANDS:
-        yield (name,)
-        command = main.get_command(click.Context(main), name)
+
+    def below(path: tuple[str, ...], command: click.Command | None) -> Iterator[tuple[str, ...]]:
+        yield path
         if isinstance(command, click.Group):
-            yield from ((name, each) for each in command.commands)
+            for name, each in command.commands.items():
+                yield from below((*path, name), each)
+
+    for name in _COMMANDS:
+        yield from below((name,), main.get_command(click.Context(main), name))
 
 
-GROUPS = {command[0] for command in every_command() if len(command) == 2}
+EVERY_GROUP = {command[:-1] for command in every_command()} - {()}
+GROUPS = {command[0] for command in EVERY_GROUP}
 OF_A_CLUSTER = [
     command
     for command in every_command()
-    if command[0] not in ("up", "server", "log", "security", "context", "completion")
-    and (len(command) == 2 or command[0] not in GROUPS)
+    if command[0] not in ("up", "server", "log", "security", "context", "completion") and command not in EVERY_GROUP
 ]
 
 
@@ -63,7 +67,7 @@ def test_every_command_of_a_cluster_takes_server_and_json(command: tuple[str, ..
 def test_the_help_names_every_subcommand() -> None:
     _, out, _ = invoke("--help")
     text = " ".join(out.split())
-    assert "stream Streams and their settings: create, list, describe, alter, copy, delete, set-" in text
+    assert "stream Streams and their settings: create, list, describe, alter, repartition, copy, delete, set-" in text
     assert "subscribe Print the committed records of STREAM." in text
     for group in GROUPS:
         command = main.get_command(click.Context(main), group)

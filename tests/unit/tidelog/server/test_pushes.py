@@ -215,3 +215,33 @@ def test_a_stream_that_was_pushed_is_not_repeated() -> None:
     assert due.next() == (t, True)
     due.published(t, Generation(5))
     assert due.next() is None
+
+
+async def test_each_step_of_a_repartition_is_pushed_that_changes_routes(world: World) -> None:
+    cluster = world.cluster
+    world.create("s", 2)
+    world.pushes.on_controller(True)
+    assert await world.quiet() == ["s"]
+    pushed: list[tuple[int, list[int], list[str]]] = []
+    steps: list[Callable[[], Outcome]] = [
+        lambda: cluster.prepare(1),
+        cluster.cut_over,
+        lambda: cluster.report_cutover(cluster.cutover_at(0, 17)),
+        lambda: cluster.report_cutover(cluster.cutover_at(1, 4)),
+        cluster.finish,
+    ]
+    for step in steps:
+        world.applied(step())
+        await world.until(lambda: world.pushes._due.next() is None)
+        assert len(world.transport.sent) <= 1
+        for _, body, _ in world.transport.sent:
+            routes = json_codec.decode(StreamRoutes, body, "the push")
+            states = [partition["state"] for partition in routes["partitions"]]
+            pushed.append((routes["partitioning_version"], routes["layouts"][-1]["starts"], states))
+        world.transport.sent.clear()
+    assert pushed[-4:] == [
+        (2, [-1, -1], ["active", "draining"]),
+        (2, [17, -1], ["active", "draining"]),
+        (2, [17, 4], ["active", "draining"]),
+        (2, [17, 4], ["active", "retired"]),
+    ]
