@@ -98,10 +98,13 @@ class ActivityWatch:
             for key in gone:
                 self._partitions.pop(key, None)
             name, incarnation = stream
-            self._streams.pop(name, None)
-            yield {"event": activity.STREAM_DELETED, "stream": name, "stream_incarnation": incarnation}
-        for name, changed in groupby(changes.partitions, key=lambda key: key.stream):
-            yield from self._of_stream(state, name, [*changed])
+            left = state.streams.get(name)
+            if left is None or left.incarnation != incarnation:  # else partitions of it are gone
+                self._streams.pop(name, None)
+                yield {"event": activity.STREAM_DELETED, "stream": name, "stream_incarnation": incarnation}
+        changed = {name: [*keys] for name, keys in groupby(changes.partitions, key=lambda key: key.stream)}
+        for name in sorted({*changed, *changes.repartitioned}):
+            yield from self._of_stream(state, name, changed.get(name, []))
 
     @staticmethod
     def _of_broker(new: Broker | None, old: Broker | None) -> Iterator[ActivityEvent]:
@@ -144,6 +147,7 @@ class ActivityWatch:
                 "config": {key: stream.config.get(key, "") for key in names},
                 "before": {key: old.config.get(key, "") for key in names},
             }
+        yield from ({**about, **event} for event in _of_repartition(stream, old))
         together: dict[str, list[int]] = {}
         each: list[ActivityEvent] = []
         for key in keys:
@@ -162,6 +166,29 @@ class ActivityWatch:
             for first in range(0, len(numbers), MAX_NUMBERS):
                 yield {**about, "event": event, "partitions": numbers[first : first + MAX_NUMBERS]}
         yield from each
+
+
+def _of_repartition(new: Stream, old: Stream) -> Iterator[ActivityEvent]:
+    marker, before = new.repartition, old.repartition
+    if before is not None and (marker is None or marker.version != before.version):
+        is_over = new.partitioning_version >= before.version
+        yield {
+            "event": activity.REPARTITION_FINISHED if is_over else activity.REPARTITION_CANCELLED,
+            "partition_count": before.partitions,
+            "partitioning_version": before.version,
+        }
+    if marker is not None and (before is None or marker.version != before.version):
+        yield {
+            "event": activity.REPARTITION_PREPARED,
+            "partition_count": marker.partitions,
+            "partitioning_version": marker.version,
+        }
+    if new.partitioning_version != old.partitioning_version:
+        yield {
+            "event": activity.REPARTITION_CUTOVER,
+            "partition_count": new.partition_count,
+            "partitioning_version": new.partitioning_version,
+        }
 
 
 def _of_partition(new: Partition, old: Partition) -> Iterator[ActivityEvent]:

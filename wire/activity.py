@@ -28,6 +28,10 @@ READONLY_LIFTED = "readonly_lifted"
 PAUSED = "paused"
 RESUMED = "resumed"
 RECORDS_DELETED = "records_deleted"
+REPARTITION_PREPARED = "repartition_prepared"
+REPARTITION_CANCELLED = "repartition_cancelled"
+REPARTITION_CUTOVER = "repartition_cutover"
+REPARTITION_FINISHED = "repartition_finished"
 EVENTS_LOST = "events_lost"
 
 
@@ -65,6 +69,9 @@ class ActivityEvent(TypedDict, total=False):
     """The controller epoch."""
     subject: str
     partition_count: int
+    """Of a new stream; of the layout that a repartition begins."""
+    partitioning_version: int
+    """Of that layout."""
     replication_factor: int
     config: dict[str, str]
     """Settings of a new stream, and those of a stream that have another value now; "" where one is unset."""

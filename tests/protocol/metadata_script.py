@@ -10,6 +10,10 @@
     pause s [N …] [resume-all] | resume s [N …]     partitions of a stream (all)
     leader-resumes N [p=N] [e=N] | leader-pauses N ...      the leader of partition N asks for it
     purge s N=OFFSET … [e=N] [epoch=N]     records of partition N below the offset go, as a leader of epoch e told
+    repartition s N ["a b c" …] [version=N] [epoch=N]     prepared, with a placement for each partition that is missing
+    cancel s | cutover s | finish s [version=N] [epoch=N]     the other commands of a repartition
+    leader-tells N=OFFSET … [e=N] [version=N]     the leaders of partitions N report where the layout before ends
+    routes s                               layouts, and the repartition that is under way
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
     die b c [life=N] [epoch=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
@@ -39,6 +43,7 @@ With the controller's core, whose probes are answered as told:
     successors none                        no voter can take over
     wait S                                 time passes
     probing S                              as `wait`, and says how many probes went to each broker
+    adoption b s=N …|nothing               b tells which generation its clients know, in an answer to a probe
     disk b hangs|answers                   b tells of its disk in an answer to a probe
     drained                                the leaders that were asked to hand over have drained
     asking S                               as `wait`, and says how often the founder asked
@@ -74,6 +79,7 @@ from metadata.settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
+from wire.layouts import NOT_TOLD
 from wire.types import (
     BrokerId,
     Generation,
@@ -82,6 +88,7 @@ from wire.types import (
     LeaderReport,
     PartitionEpoch,
     PartitionKey,
+    PartitionState,
     PauseChange,
     Room,
     StreamName,
@@ -121,6 +128,12 @@ class MetadataScript:
             "leader-resumes": self._leader_pauses,
             "leader-pauses": self._leader_pauses,
             "purge": self._purge,
+            "repartition": self._repartition,
+            "cancel": self._step_of_repartition,
+            "cutover": self._step_of_repartition,
+            "finish": self._step_of_repartition,
+            "leader-tells": self._leader_tells,
+            "routes": self._routes,
             "register": self._register,
             "die": self._die,
             "alter": self._alter,
@@ -144,6 +157,7 @@ class MetadataScript:
             "wait": self._wait,
             "probing": self._probing,
             "asking": self._asking,
+            "adoption": self._adoption,
             "disk": self._disk,
             "drained": self._drained,
             "questions": self._questions,
@@ -219,8 +233,18 @@ class MetadataScript:
         purged = f" purged to {partition.purged_end}" if partition.purged_end else ""
         return (
             f"{key} p{partition.epoch} e{partition.leader_epoch} leader {partition.leader or '-'}"
-            f" ISR {','.join(partition.isr)}{eligible}{withdrawn}{readonly}{purged}"
+            f" ISR {','.join(partition.isr)}{eligible}{withdrawn}{readonly}{purged}{self._routing_shown(key)}"
         )
+
+    def _routing_shown(self, key: PartitionKey) -> str:
+        stream, view = self.cluster.state.streams[key.stream], self.cluster.state.view(key)
+        assert view is not None
+        state = "" if view.state is PartitionState.ACTIVE else f" {view.state.value}"
+        if stream.is_made_ready(key.partition):
+            state = " made ready"
+        waits = " awaits cutover" if view.awaits_cutover else " awaits sources" if view.awaits_sources else ""
+        also = f" also on {','.join(view.further_subjects)}" if view.further_subjects else ""
+        return f"{state}{waits}{also}"
 
     def _ended(self, outcome: Outcome) -> None:
         """The outcome of a command, and its changes."""
@@ -305,6 +329,61 @@ class MetadataScript:
     def _explained(self, outcome: Outcome) -> None:
         if outcome.code is not None:
             self._lines.append(f"  {outcome.message}")
+
+    def _repartition(self, command: Command) -> None:
+        words = [word for word in shlex.split(command.line)[1:] if "=" not in word]
+        name, count, *assignments = words
+        outcome = self.cluster.prepare(
+            int(count),
+            assignments,
+            name=name,
+            version=self._number(command, "version"),
+            epoch=self._number(command, "epoch"),
+        )
+        self._ended(outcome)
+        self._explained(outcome)
+
+    def _step_of_repartition(self, command: Command) -> None:
+        command.check_options("version", "epoch")
+        take = {"cancel": self.cluster.cancel, "cutover": self.cluster.cut_over, "finish": self.cluster.finish}
+        outcome = take[command.name](
+            command.words[0], version=self._number(command, "version"), epoch=self._number(command, "epoch")
+        )
+        self._ended(outcome)
+        self._explained(outcome)
+
+    def _leader_tells(self, command: Command) -> None:
+        reports = [
+            self.cluster.cutover_at(
+                int(number),
+                int(end),
+                leader_epoch=self._number(command, "e"),
+                version=self._number(command, "version"),
+            )
+            for number, end in command.options.items()
+            if number.isdigit()
+        ]
+        self._ended(self.cluster.report_cutover(*reports))
+
+    def _routes(self, command: Command) -> None:
+        stream = self.cluster.state.streams[StreamName(command.words[0])]
+        for layout in stream.layouts:
+            starts = ",".join(str(start) if start != NOT_TOLD else "?" for start in layout.starts)
+            self._lines.append(
+                f"version {layout.version}: {layout.partitions} partitions, generation {layout.generation}"
+                f"{f', starts {starts}' if starts else ''}"
+            )
+        marker = stream.repartition
+        if marker is not None:
+            adoption = f", adoption {marker.adoption_generation}" if marker.adoption_generation else ""
+            self._lines.append(
+                f"{marker.phase.value} to {marker.partitions} partitions, version {marker.version}{adoption}"
+            )
+        self._lines.append(f"routing generation {stream.routing_generation}")
+
+    def _adoption(self, command: Command) -> None:
+        generations = {stream: int(generation) for stream, generation in command.options.items()}
+        self.core.repartitioning.on_adoption(BrokerId(command.words[0]), generations)
 
     def _register(self, command: Command) -> None:
         command.check_options("life", "folder", "cache", "unsound")
@@ -445,6 +524,12 @@ class MetadataScript:
                     f"{item.partition.stream}/{item.partition.partition}@e{item.leader_epoch}" for item in items
                 )
                 return f"elect {moved} (epoch {command.elect_leaders.office})"
+            case "cutover":
+                cutover = command.cutover
+                return f"cutover of {cutover.name} to version {cutover.version} (epoch {cutover.office})"
+            case "finish_repartition":
+                finish = command.finish_repartition
+                return f"finish {finish.name} version {finish.version} (epoch {finish.office})"
             case kind:
                 return str(kind)
 

@@ -56,6 +56,25 @@ def test_brokers_and_controllers() -> None:
     ]
 
 
+def test_repartitions() -> None:
+    cluster = Watched("a", "b", "c")
+    cluster.create("s", ["a b c", "b c a"])
+    cluster.told()
+    cluster.prepare(3, ["c a b"])
+    cluster.cancel()
+    cluster.prepare(1)
+    cluster.cut_over()
+    cluster.report_cutover(cluster.cutover_at(0, 3), cluster.cutover_at(1, 4))
+    cluster.finish()
+    assert [(event["event"], event["partition_count"], event["partitioning_version"]) for event in cluster.told()] == [
+        ("repartition_prepared", 3, 2),
+        ("repartition_cancelled", 3, 2),
+        ("repartition_prepared", 1, 2),
+        ("repartition_cutover", 1, 2),
+        ("repartition_finished", 1, 2),
+    ]
+
+
 def test_the_life_of_a_stream() -> None:
     cluster = Watched("a", "b", "c")
     cluster.told()

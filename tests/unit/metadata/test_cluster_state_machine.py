@@ -3,16 +3,20 @@ states that apply the same bytes are the same bytes, and a restored snapshot is 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from metadata.model import Outcome, Partition
+from metadata.model import Outcome, Partition, RepartitionPhase
 from metadata.references import ref_of
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, PartitionKey, StreamName
+from wire.layouts import NOT_TOLD, sources
+from wire.types import BrokerId, PartitionKey, PartitionState, PartitionView, StreamName
 
 BROKERS = ("a", "b", "c", "d")
 broker_ids = st.sampled_from(BROKERS)
@@ -27,9 +31,41 @@ class _Twin(Cluster):
         super().__init__(*BROKERS)
 
     def apply(self, command: pb.Command) -> Outcome:
+        before, routes = self._views(), self._routes()
         outcome = super().apply(command)
         assert self.twin.apply(command.SerializeToString(deterministic=True)) == outcome
+        after = self._views()
+        changed = {key for key, view in after.items() if before.get(key) != view}
+        assert changed <= {*outcome.changes.partitions}, "a view has changed, and nobody is told"
+        assert all(key not in before or after[key].epoch > before[key].epoch for key in changed)
+        assert {key for key in before if key not in after} == {*outcome.changes.gone}
+        for name, (route, generation) in self._routes().items():
+            if routes.get(name, (None, 0))[0] != route:
+                assert generation == self.state.generation, "routes have changed, and look as old as before"
+            else:
+                assert generation == routes[name][1]
         return outcome
+
+    def _views(self) -> dict[PartitionKey, PartitionView]:
+        keys = [key for key, _ in self.state.partitions()]
+        return {key: view for key in keys if (view := self.state.view(key)) is not None}
+
+    def _routes(self) -> dict[StreamName, tuple[object, int]]:
+        return {
+            name: (
+                (
+                    stream.incarnation,
+                    stream.layouts,
+                    stream.repartition,
+                    {
+                        number: (partition.incarnation, partition.leader, partition.leader_epoch, partition.state)
+                        for number, partition in stream.partitions.items()
+                    },
+                ),
+                stream.routing_generation,
+            )
+            for name, stream in self.state.streams.items()
+        }
 
 
 class ClusterStateMachine(RuleBasedStateMachine):
@@ -181,6 +217,62 @@ class ClusterStateMachine(RuleBasedStateMachine):
                 )
             )
         )
+
+    @rule(name=st.sampled_from(["s", "t"]), partitions=st.integers(1, 5), order=st.permutations(BROKERS), back=small)
+    def prepare(self, name: str, partitions: int, order: list[str], back: int) -> None:
+        stream = self.cluster.state.streams.get(StreamName(name))
+        if stream is None:
+            return
+        missing = [number for number in range(partitions) if number not in stream.partitions]
+        live = [broker for broker in order if self.cluster.state.is_alive(BrokerId(broker))]
+        placement = " ".join(live[: stream.replication_factor])
+        outcome = self.cluster.prepare(
+            partitions, [placement] * len(missing), name=name, version=stream.partitioning_version - back // 3
+        )
+        if outcome.code is None:
+            assert stream.repartition is None
+            now = self.cluster.state.streams[StreamName(name)]
+            assert now.partition_count == stream.partition_count
+            assert all(now.is_made_ready(number) for number in missing)
+
+    @rule(name=st.sampled_from(["s", "t"]), step=st.sampled_from(["cancel", "cut_over", "finish"]))
+    def go_on(self, name: str, step: str) -> None:
+        if StreamName(name) in self.cluster.state.streams:
+            getattr(self.cluster, step)(name)
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=4), end=st.integers(-1, 5), back=small)
+    def tell_cutovers(self, numbers: list[int], end: int, back: int) -> None:
+        reports = []
+        for number in numbers:
+            key = self._key(number)
+            if key is not None:
+                report = self.cluster.cutover_at(key.partition, end, name=key.stream)
+                reports.append(replace(report, version=max(0, report.version - back // 3)))
+        self.cluster.report_cutover(*reports)
+
+    @invariant()
+    def layouts_are_whole(self) -> None:
+        for stream in self.cluster.state.streams.values():
+            layouts = stream.layouts
+            assert [layout.version for layout in layouts] == [
+                *range(layouts[-1].version - len(layouts) + 1, layouts[-1].version + 1)
+            ]
+            assert stream.partitioning_version == layouts[-1].version
+            assert all(layout.is_told for layout in layouts[:-1])
+            assert all(before.generation < layout.generation for before, layout in pairwise(layouts))
+            count = layouts[-1].partitions
+            assert all(stream.partitions[number].state is PartitionState.ACTIVE for number in range(count))
+            beyond = [number for number in stream.partitions if number >= count]
+            marker = stream.repartition
+            assert not any(stream.is_made_ready(number) for number in beyond) or (
+                marker is not None and marker.phase is RepartitionPhase.PREPARED
+            )
+            for number in range(count):
+                expected = any(
+                    layouts[-1].start(source) == NOT_TOLD
+                    for source in sources(number, layouts[-2].partitions if len(layouts) > 1 else 1, count)
+                )
+                assert stream.awaits_sources(number) == expected
 
     @rule(broker=broker_ids)
     def take_office(self, broker: str) -> None:
