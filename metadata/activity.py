@@ -147,7 +147,8 @@ class ActivityWatch:
                 "config": {key: stream.config.get(key, "") for key in names},
                 "before": {key: old.config.get(key, "") for key in names},
             }
-        yield from ({**about, **event} for event in _of_repartition(stream, old))
+        for step in _of_repartition(stream, old):
+            yield {**about, **step}
         together: dict[str, list[int]] = {}
         each: list[ActivityEvent] = []
         for key in keys:

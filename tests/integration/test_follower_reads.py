@@ -221,7 +221,7 @@ async def test_a_change_of_role_waits_for_no_subscription_of_consumers(
             await asyncio.Event().wait()
         return await subscribe(subject, handler)
 
-    b.ingest.subscribe = hangs  # type: ignore[method-assign]
+    b.ingest.subscribe = hangs  # type: ignore[method-assign, assignment]
     try:
         await in_sync(a, b, 1, client)
         assert (await ask(client, B, offset=0)).status == NO_RESPONDERS

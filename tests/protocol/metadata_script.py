@@ -51,6 +51,8 @@ With the controller's core, whose probes are answered as told:
                                            delivered again
 
 `p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
+
+The module has more than 600 lines because each command is a method here.
 """
 
 from __future__ import annotations

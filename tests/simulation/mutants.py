@@ -57,14 +57,16 @@ from dataplane.replica.reconciling import Reconciler
 from dataplane.replica.refusals import told_without_epoch
 from dataplane.replica.transactions import TransactionTable
 from metadata import election
-from metadata.commands import brokers, partitions, streams
+from metadata.commands import brokers, partitions, repartition, streams
 from metadata.commands.ledger import Ledger
 from metadata.controller import ControllerCore
 from metadata.failover import Failover
 from metadata.founding import Founding
 from metadata.lease import Lease
 from metadata.liveness import Liveness
+from metadata.model import Stream
 from metadata.relief import Relief
+from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
@@ -959,6 +961,98 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (partitions._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
         ),
         "metadata/partitions_are_paused",
+    ),
+    (
+        _mutant(
+            "the adoption generation is stamped when all have told",
+            (Repartitioning._next_step, "adopted >= marker.adoption_generation", "adopted >= self._state.generation"),
+        ),
+        "metadata/adoption_is_stamped_at_the_cutover",
+    ),
+    (
+        _mutant(
+            "a cutover does not wait for its leaders",
+            (Repartitioning._next_step, "if self.not_ready(stream):", "if False:"),
+        ),
+        "metadata/a_repartition_waits_for_leaders",
+    ),
+    (
+        _mutant(
+            "a cutover is cancelled",
+            (repartition.why_not_cancelled, "marker.phase is not RepartitionPhase.PREPARED", "False"),
+        ),
+        "metadata/a_repartition_is_cancelled",
+    ),
+    (
+        _mutant(
+            "a layout follows one that is not told",
+            (repartition.cut_over, "if not stream.layouts[-1].is_told:", "if False:"),
+        ),
+        "metadata/a_cutover_is_told_anew_after_a_loss",
+    ),
+    (
+        _mutant(
+            "a cutover is told by a leader of another LeaderEpoch",
+            (repartition._why_not_told, "item.leader_epoch != partition.leader_epoch", "False"),
+        ),
+        "metadata/cutovers_are_told_by_leaders",
+    ),
+    (
+        _mutant(
+            "a cutover is told twice",
+            (
+                repartition._why_not_told,
+                "stream.layouts[-1].start(item.partition.partition) != NOT_TOLD",
+                "item.partition.partition >= len(stream.layouts[-1].starts)",
+            ),
+        ),
+        "metadata/cutovers_are_told_by_leaders",
+    ),
+    (
+        _mutant(
+            "an old report counts for a later cutover",
+            (repartition._why_not_told, "item.version != stream.partitioning_version", "False"),
+        ),
+        "metadata/cutovers_are_told_by_leaders",
+    ),
+    (
+        _mutant(
+            "the newest version is taken before all sources have told",
+            (Stream.awaits_sources, "number % self._step in self._untold", "False"),
+        ),
+        "metadata/a_stream_grows",
+    ),
+    (
+        _mutant(
+            "after an unclean election the old cutover stays",
+            (repartition.untell, "if layout.start(key.partition) <= 0:", "if True:"),
+        ),
+        "metadata/a_cutover_is_told_anew_after_a_loss",
+    ),
+    (
+        _mutant(
+            "the label of a dead broker counts",
+            (
+                Repartitioning.adopted,
+                "for broker in self._live() if broker in self._adoption",
+                "for broker in self._adoption",
+            ),
+        ),
+        "metadata/adoption_counts_live_brokers",
+    ),
+    (
+        _mutant(
+            "no label is taken for adoption",
+            (Repartitioning._next_step, "adopted is not None and adopted >=", "adopted is None or adopted >="),
+        ),
+        "metadata/a_stream_shrinks",
+    ),
+    (
+        _mutant(
+            "a repartition is finished before all have told",
+            (repartition.finish, "or not stream.layouts[-1].is_told", ""),
+        ),
+        "metadata/cutovers_are_told_by_leaders",
     ),
     (
         _mutant(

@@ -225,6 +225,8 @@ class ClusterStateMachine(RuleBasedStateMachine):
             return
         missing = [number for number in range(partitions) if number not in stream.partitions]
         live = [broker for broker in order if self.cluster.state.is_alive(BrokerId(broker))]
+        if missing and not live:
+            return
         placement = " ".join(live[: stream.replication_factor])
         outcome = self.cluster.prepare(
             partitions, [placement] * len(missing), name=name, version=stream.partitioning_version - back // 3
