@@ -49,6 +49,16 @@ Invariants:
     (`tidelog.client.transaction`). It gives no session for rules 4 to 6: there the transaction ends, and what was
     written of it will not be read.
 
+11. A leader compares the partitioning version that a batch names with its own, and whether its partition takes records,
+    only for a batch that it does not have: a repetition gets its receipt before, whatever version it names, and a
+    producer that the leader may have forgotten hears UNKNOWN_PRODUCER_ID before (rule 6). So when a leader that can
+    know (rule 7) refuses the first batch of the window for its version (`_is_of_layout`), none of its attempts was
+    stored, also of those without an answer, and hence nothing behind it.
+12. When the stream has a newer layout (`outdate`) no further batch begins. The window is sent on, to the same leader
+    and under the same sequences, until its first batch is known not to be stored, or nothing is left. Then everything
+    that is not resolved is taken back (`take_back`), and goes to the partitions of the newer layout
+    (`tidelog.client.rerouting`). A transaction cannot go on elsewhere: its batches fail.
+
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
 waited `probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one
 the batch was sent under resends, the same epoch means that the leader is at work and is waited for. After
@@ -66,16 +76,18 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tidelog.client.accumulator_settings import AccumulatorSettings
+from tidelog.client.batch_failures import as_told, begin_again, forgotten, given_up, too_late
 from tidelog.client.batches import BatchState, Gathering, PendingBatch, ProducerSession
-from tidelog.client.errors import DeliveryTimeout, OutOfOrderSequence, typed
+from tidelog.client.errors import OutOfOrderSequence, typed
 from tidelog.client.leader_link import LeaderLink
-from wire.error_details import LEADER_EPOCH, OUTCOME, REASON, REMEMBERED_MS
+from wire.error_details import LEADER_EPOCH, OUTCOME, REMEMBERED_MS, VERSION
 from wire.errors import Code, TidelogError
 from wire.types import REMEMBERED_BATCHES, Acks
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
 
+_OF_LAYOUTS = (Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED)
 _CLOCKS_APART = 3600.0
 """Seconds. The clocks of leaders of one partition differ by less; only then is the time believed that one tells."""
 
@@ -119,7 +131,8 @@ Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | WantTicket | R
 
 
 class PartitionAccumulator:
-    """The state machine of one partition; see the module's text."""
+    """The state machine of one partition; see the module's text. It has more than thirty methods because each event has
+    one, and each of the rules."""
 
     def __init__(self, name: str, settings: AccumulatorSettings, leader_epoch: int = 0) -> None:
         self.name = name
@@ -140,12 +153,21 @@ class PartitionAccumulator:
         self._session_wanted = False
         self._next_sequence = 0
         self._begun = 0
+        self.is_outdated = False
+        """The stream has a newer layout (rule 12)."""
+        self.is_over = False
+        """Everything was taken back, and nothing may be given to this partition any more."""
         self.link = LeaderLink(settings)
 
     @property
     def is_idle(self) -> bool:
         """Everything given to this partition is resolved."""
         return self.gathering.is_empty and not self._window
+
+    @property
+    def delivery_timeout(self) -> float:
+        """Seconds."""
+        return self._settings.delivery_timeout
 
     @property
     def is_available(self) -> bool:
@@ -160,7 +182,7 @@ class PartitionAccumulator:
 
     def next_send(self, now: float) -> PendingBatch | None:
         """The batch to publish now, marked as sent; None when there is none. Repetitions come first, in order."""
-        if not self.link.may_send(now):
+        if not self.link.may_send(now) or self.is_drained:
             return None
         for batch in self._window:
             if batch.state is BatchState.RESEND:
@@ -193,6 +215,8 @@ class PartitionAccumulator:
     @property
     def _may_begin(self) -> bool:
         """A batch that was never sent may go out."""
+        if self.is_outdated:
+            return False
         if self._window and (self.link.is_cautious or _goes_alone(self._window[-1], self.gathering)):
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
@@ -230,7 +254,7 @@ class PartitionAccumulator:
     def on_acknowledged(
         self, batch: PendingBatch, base_offset: int, leader_epoch: int, originals: Mapping[int, int] | None = None
     ) -> list[Effect]:
-        if batch.state is BatchState.RESOLVED or not _is_credible(batch, base_offset, leader_epoch):
+        if batch.state in (BatchState.RESOLVED, BatchState.MOVED) or not _is_credible(batch, base_offset, leader_epoch):
             return []
         self._acknowledged_epoch = max(self._acknowledged_epoch, leader_epoch)
         self.link.succeeded()
@@ -256,6 +280,8 @@ class PartitionAccumulator:
                 self.link.back_off(now, error)
                 return [RefreshMetadata()]
             return self._out_of_order(batch, error, now) if is_out_of_order else self._forgotten(batch, error, now)
+        if _is_of_layout(error):
+            return self._of_another_layout(batch, error, now)
         if code is Code.INCORRECT_OFFSET and batch.expected_offset is not None and not batch.uncertain:
             self._next_sequence = batch.base_sequence
             self._resolve(batch)
@@ -266,7 +292,7 @@ class PartitionAccumulator:
             return [WantTicket()]
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
         if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.confirm_timeout is not None):
-            return [*effects, *self._fail(batch, typed(_as_told(error, batch))), *self._renew_session()]
+            return [*effects, *self._fail(batch, typed(as_told(error, batch))), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
             return effects  # the answer itself named the newer epoch: no reason to wait
@@ -326,12 +352,40 @@ class PartitionAccumulator:
         self._next_sequence = 0
         self._acknowledged_epoch = 0
 
+    def expect_session(self) -> None:
+        """One was asked for, and comes with `on_session`."""
+        self._session_wanted = True
+
+    # A newer layout
+
+    def outdate(self) -> None:
+        """The stream has a newer layout. `take_back` is to follow as soon as it `is_drained`."""
+        self.is_outdated = True
+
+    @property
+    def is_drained(self) -> bool:
+        """It is outdated, and nothing that is not resolved is in the log, or will be."""
+        if not self.is_outdated or not self._window:
+            return self.is_outdated
+        first = self._window[0]
+        return first.state is BatchState.RESEND and not first.uncertain
+
+    def take_back(self) -> list[PendingBatch]:
+        """Everything that is not resolved, in its order. Nothing may be given to this partition any more."""
+        taken = self.pending_batches
+        self._window.clear()
+        self.gathering.clear()
+        self.is_over = True
+        for batch in taken:
+            batch.state = BatchState.MOVED
+        return taken
+
     def fail_all(self, error: TidelogError) -> list[Effect]:
         """Give everything up, for an error that concerns the whole stream. The errors of batches that may have been
         written say so."""
         effects: list[Effect] = []
         for batch in self.pending_batches:
-            effects += self._fail(batch, _given_up(error, batch))
+            effects += self._fail(batch, given_up(error, batch))
         return effects
 
     # Time
@@ -422,14 +476,18 @@ class PartitionAccumulator:
         if batch.is_transactional or not batch.uncertain or remembered > now - batch.created_at + _CLOCKS_APART:
             self.link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
-        unknown = DeliveryTimeout(
-            Code.OUTCOME_UNKNOWN,
-            f"{len(batch)} records for {self.name} were sent again for want of an answer, and the leader has forgotten "
-            "this producer: they may or may not have been written; read the stream to find out before sending them "
-            "again",
-            [OUTCOME.of("unknown")],
-        )
-        return [*self._fail(batch, unknown), *self._renew_session()]
+        return [*self._fail(batch, forgotten(batch, self.name)), *self._renew_session()]
+
+    def _of_another_layout(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
+        if batch.is_transactional:
+            return [RefreshMetadata(), *self._fail(batch, begin_again(error, self.name))]
+        if self._window[0] is not batch:
+            return [RefreshMetadata(), *self._resend_up_to(batch, now)]
+        batch.state = BatchState.RESEND
+        if batch.sent_epoch >= max(batch.newest_epoch, self._acknowledged_epoch):
+            batch.uncertain = False
+        self.link.back_off(now, error)
+        return [RefreshMetadata()]
 
     def _begin_anew(self) -> list[Effect]:
         """The first batch of the window is not in the log, hence none behind it."""
@@ -456,7 +514,9 @@ class PartitionAccumulator:
     @property
     def _needs_session(self) -> bool:
         """Something is to be sent, it has no session, and nothing of the old one is unresolved (rules 4 to 6)."""
-        return not self._has_session and not self._session_wanted and not self._window and not self.is_idle
+        if self.is_outdated or self._session_wanted or self._has_session:
+            return False
+        return not self._window and not self.is_idle
 
     def _renew_session(self) -> list[Effect]:
         if not self._needs_session:
@@ -472,31 +532,18 @@ def _goes_alone(newest: PendingBatch, gathering: Gathering) -> bool:
     return newest.expected_offset is not None or bool(sealed and sealed[0].expected_offset is not None)
 
 
+def _is_of_layout(error: TidelogError) -> bool:
+    """Whether the partition does not take the batch for the version that it names (rule 11). UNAVAILABLE with a
+    version: the leader has not applied that of the batch yet."""
+    return error.code in _OF_LAYOUTS or (error.code is Code.UNAVAILABLE and error.detail(VERSION) is not None)
+
+
 def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bool:
     """Whether a leader can have said it: only one of the LeaderEpoch that the request named stores the batch, and an
     earlier attempt may have named an earlier one."""
     if batch.sent_epoch and leader_epoch > batch.sent_epoch:
         return False
     return 0 <= base_offset < (1 << 63) - len(batch)
-
-
-def _as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
-    """A refusal says that this attempt was not stored; an earlier one whose answer was lost may have been."""
-    if not batch.uncertain or batch.is_transactional or error.code.unknown_outcome:
-        return error
-    return TidelogError(
-        Code.OUTCOME_UNKNOWN,
-        f"an earlier attempt to send these records may have been stored; the last one was refused: {error.message}",
-        [*error.details.items(), REASON.of(error.code.name), OUTCOME.of("unknown")],
-    )
-
-
-def _given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
-    """The error of a batch that nothing more is done for."""
-    if not batch.may_be_written or batch.is_transactional:
-        return error.with_details(OUTCOME.of("not_written"))
-    message = f"{error.message}; these records were sent, and may or may not have been written"
-    return type(error)(error.code, message, error.details).with_details(OUTCOME.of("unknown"))
 
 
 def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
@@ -520,37 +567,3 @@ def delay(core: PartitionAccumulator, now: float) -> tuple[float, str] | None:
     else:
         why = f"the leader of {core.name} could not confirm records in time, and is asked again"
     return now - max(link.troubled_since, core.pending_batches[0].created_at), why
-
-
-def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
-    """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
-    refusal = link.refusal
-    if batch.may_be_written and not batch.is_transactional:
-        at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
-        return DeliveryTimeout(
-            Code.OUTCOME_UNKNOWN,
-            f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
-            f"have been written; read the stream to find out before sending them again{at_present}",
-            [OUTCOME.of("unknown")],
-        )
-    why = batch.last_error
-    if why is None and batch.attempts == 0:
-        why = refusal  # of the batch before it, which it must follow
-    if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
-        count = "1 record was" if len(batch) == 1 else f"{len(batch)} records were"
-        message = f"{why.message}; given up after {seconds:g} s, and {count} not written"
-        told = typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
-        return told if type(told) is not TidelogError else DeliveryTimeout(told.code, told.message, told.details)
-    if link.is_down:
-        reason = f"the partition has no leader for {seconds:g} s"
-    elif why is not None and batch.session is None:
-        reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"
-    elif why is not None:
-        reason = f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"
-    else:
-        reason = f"the partition could not be reached for {seconds:g} s"
-    return DeliveryTimeout(
-        Code.OUTCOME_UNKNOWN,
-        f"{len(batch)} records for {name} were not written: {reason}; see `tidelog cluster status`",
-        [OUTCOME.of("not_written")],
-    )

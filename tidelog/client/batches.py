@@ -3,6 +3,8 @@
 GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
                 ^                  |
                 +------------------+  on under a new session
+
+Every state but RESOLVED can become MOVED: the batch is in no log, and its records are in other batches.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class BatchState(Enum):
     SENT = "sent"
     RESEND = "resend"
     RESOLVED = "resolved"
+    MOVED = "moved"
 
 
 Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
@@ -63,7 +66,9 @@ class PendingBatch:
         "headers",
         "keys",
         "last_error",
+        "moved_to",
         "newest_epoch",
+        "pinned",
         "place",
         "sent_at",
         "sent_epoch",
@@ -85,6 +90,10 @@ class PendingBatch:
         self.claims: list[Claim] = []
         self.expected_offset = expected_offset
         """That of its first record, or it is refused; None: any."""
+        self.pinned: list[int] | None = None
+        """Places of the records for which the program has chosen this partition, ascending; None: of none."""
+        self.moved_to: dict[PendingBatch, None] = {}
+        """Once it is MOVED: the batches that its records are in."""
         self.has_message_ids = False
         """Some header may be one; then there are at most MAX_MESSAGE_IDS records."""
         self.place = 0
@@ -160,6 +169,13 @@ class PendingBatch:
             self.timestamps.extend([None] * count)
         self.size += size
 
+    def pin(self, count: int) -> None:
+        """The program has chosen the partition of the last `count` records."""
+        places = range(len(self.values) - count, len(self.values))
+        if self.pinned is None:
+            self.pinned = []
+        self.pinned += places
+
     def doubt(self) -> None:
         """Send it again; the attempt before may have been written."""
         self.state = BatchState.RESEND
@@ -176,6 +192,13 @@ class PendingBatch:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def is_settled(self) -> bool:
+        """Each of its records is acknowledged or has failed."""
+        if self.state is BatchState.MOVED:
+            return all(batch.is_settled for batch in self.moved_to)
+        return self.state is BatchState.RESOLVED
 
     @property
     def may_be_written(self) -> bool:
@@ -286,6 +309,11 @@ class Gathering:
         batch.add_run(values, keys, headers, size, indices, future)
         return sealed or ends_open
 
+    def pin(self, count: int) -> None:
+        """The program has chosen this partition for the last `count` records of the open batch."""
+        assert self.open is not None
+        self.open.pin(count)
+
     def has_room(self, size: int) -> bool:
         """In the open batch, or there is none."""
         return self.open is None or self.open.size + size <= self._batch_bytes
@@ -311,6 +339,10 @@ class Gathering:
             self.open.state = BatchState.SEALED
             self.sealed.append(self.open)
             self.open = None
+
+    def clear(self) -> None:
+        self.open = None
+        self.sealed.clear()
 
     def remove(self, batch: PendingBatch) -> None:
         if batch is self.open:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,6 @@ from tidelog.client.accumulator import (
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.encoding import encode_batch
 from tidelog.client.errors import typed
-from tidelog.client.metadata import StreamMetadata
 from tidelog.client.upkeep import Upkeep
 from wire.append import encode_append
 from wire.batch import Compression
@@ -46,13 +45,14 @@ PUBLISH_RETRY = 0.002
 class Sender:
     """The producer, as its pipes see it."""
 
-    compression: Compression
     stop_gathering: Callable[[], object]
     """A pipe is about to send."""
-    leave_partition: Callable[[int], object]
-    """A batch of the partition left for the first time."""
+    left: Callable[[Pipe], object]
+    """A batch of the pipe left for the first time."""
     settle: Callable[[int, Acknowledged | Failed], object]
     """A batch of the partition is resolved."""
+    drained: Callable[[Pipe], object]
+    """The pipe is of an older layout, and is to be handed over (`Routes.hand_over`)."""
 
 
 class Pipe:
@@ -67,6 +67,7 @@ class Pipe:
         core: PartitionAccumulator,
         request: AppendRequest,
         *,
+        compression: Compression,
         append_subject: str,
         leader_subject: str,
     ) -> None:
@@ -75,6 +76,7 @@ class Pipe:
         self.touched_at = 0.0
         """When the records of this turn of the loop began to come in."""
         self._sender = sender
+        self._compression = compression
         self._upkeep = upkeep
         self._request = request
         self._transport = transport
@@ -114,6 +116,8 @@ class Pipe:
 
     def pump(self) -> None:
         """Send every batch that may be sent, and set the timer."""
+        if self.core.is_over:
+            return
         self._sender.stop_gathering()
         if self._transport.is_connected:
             while (batch := self.core.next_send(self._loop.time())) is not None:
@@ -126,10 +130,20 @@ class Pipe:
                     self.core.on_publish_refused(batch, self._loop.time(), PUBLISH_RETRY)
                     break
                 if batch.attempts == 1:
-                    self._sender.leave_partition(self.partition)
+                    self._sender.left(self)
                 if not self._acknowledged:
                     self._carry_out(self.core.on_published(batch))
-        self._arm()
+        self._settle_down()
+
+    def _settle_down(self) -> None:
+        """Everything is sent that may be sent now."""
+        core = self.core
+        if core.is_over:  # handed over because of an effect
+            return
+        if core.is_drained:
+            self._sender.drained(self)
+        else:
+            self._arm()
 
     def run(self, effects: list[Effect]) -> None:
         self._carry_out(effects)
@@ -177,7 +191,7 @@ class Pipe:
         if batch.encoded is None:
             if batch.timestamp == 0:
                 batch.timestamp = time.time_ns()
-            batch.encoded = encode_batch(batch, self._sender.compression).stamp(Offset(0), LeaderEpoch(0))[0]
+            batch.encoded = encode_batch(batch, self._compression).stamp(Offset(0), LeaderEpoch(0))[0]
         self._request.leader_epoch = self.core.leader_epoch
         if batch.expected_offset is None:
             self._request.ClearField("expected_last_offset")
@@ -268,11 +282,3 @@ class Pipe:
         if self._probe_inbox is not None:
             self._transport.on_inbox(self._probe_inbox, None)
             self._probe_inbox = None
-
-
-def tell_epochs(pipes: Mapping[int, Pipe], layout: StreamMetadata) -> None:
-    """The controller's word on the leaders of these partitions."""
-    for partition, pipe in pipes.items():
-        known = layout.partitions.get(partition)
-        if known is not None:
-            pipe.run(pipe.core.on_metadata(known.leader_epoch))

@@ -1,14 +1,16 @@
 """The producer: records in, batches out, receipts back.
 
     send / send_nowait / send_many
-        └─ Partitioner ─> PartitionAccumulator (per partition: window, sequence, repetitions)
-                             └─ Pipe (per partition: encodes, publishes with a reply inbox, one timer)
+        └─ Routes ─> PartitionAccumulator (per partition of a layout: window, sequence, repetitions)
+                             └─ Pipe (per partition of a layout: encodes, publishes with a reply inbox, one timer)
 
 Everything happens in plain callbacks of the event loop; there is no task per batch. Gathered records are sent when
 the loop comes round, so records given in one go share batches without lingering; a batch that is full leaves at once.
 
 Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `send` and `send_many` wait,
 `send_nowait` raises BufferFull.
+
+The module has more than 600 lines because the calls of a program say here what they promise.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Generic, Self, cast
 
-from tidelog.client.accumulator import Acknowledged, Failed, PartitionAccumulator, delay
+from tidelog.client.accumulator import Acknowledged, Failed, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_whole, shown
-from tidelog.client.batches import BatchState, PendingBatch
+from tidelog.client.batches import PendingBatch
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
     MAX_BATCH_BYTES,
@@ -35,29 +37,29 @@ from tidelog.client.encoding import (
 )
 from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
-from tidelog.client.metadata import MetadataCache
+from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partitioner import KEY_HASHES, Partitioner
-from tidelog.client.pipe import Pipe, Sender, tell_epochs
+from tidelog.client.pipe import Pipe
+from tidelog.client.pipe_maker import PipeMaker
 from tidelog.client.positions import Moment, timestamp_ns
-from tidelog.client.receipts import Receipts
+from tidelog.client.producer_layouts import ProducerLayouts, tell_epochs
+from tidelog.client.receipts import Receipts, all_of
 from tidelog.client.records import BatchReceipt, K, Receipt, V
-from tidelog.client.refusals import check_level, check_partition, closed, no_key, no_partition
+from tidelog.client.refusals import check_level, closed, no_key, no_partition
+from tidelog.client.rerouting import Routes, Split
 from tidelog.client.runs import Rooms, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
 from tidelog.client.upkeep import Upkeep
-from wire.append import ask_durability
 from wire.batch import Compression, GivenHeaders
 from wire.durability import Durability
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.record_limit import RecordLimit
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest
 from wire.transport import Transport
 from wire.types import Acks, StreamName
 
-_WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
 _MAX_OFFSET = (1 << 63) - 1
 _COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
@@ -66,7 +68,10 @@ class Producer(Generic[K, V]):
     """Appends records to a stream. Use it with `async with`, or `await start()` and `await close()`.
 
     With acks "all" and "leader" a record that is sent again after a lost answer or a change of leader is written once.
-    Records of one key, and of one partition, keep the order in which they were given.
+    Records of one key, and of one partition, keep the order in which they were given; those of a key also while the
+    stream is repartitioned.
+
+    It has more than thirty methods because it takes records in several forms, each as fast as it can be.
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Producer(Generic[K, V]):
         self._settings = settings
         self._buffer = buffer
         self._receipts = Receipts()
-        self._upkeep = Upkeep(api, metadata, stream, self._give_up, lambda layout: tell_epochs(self._pipes, layout))
+        self._upkeep = Upkeep(api, metadata, stream, self._give_up, self._on_metadata)
         self._compression = _COMPRESSION[compression]
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
@@ -109,8 +114,13 @@ class Producer(Generic[K, V]):
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
         self._starting: asyncio.Task[None] | None = None
+        self._layouts: ProducerLayouts | None = None
         self._partitioner: Partitioner | None = None
+        """Of the newest layout."""
         self._pipes: dict[int, Pipe] = {}
+        """Of the newest layout."""
+        self._has_older = False
+        """Pipes of an older layout may still have records (`tidelog.client.rerouting`)."""
         self._record_limit = RecordLimit(0)
         self._max_size = 0
         self._batch_bytes = 0
@@ -166,7 +176,7 @@ class Producer(Generic[K, V]):
         """For how many seconds records have waited because a leader refuses them for the time being (a quota, too few
         replicas) or is not there, and why, in a sentence; the longest wait of all partitions. None: none waits."""
         now = self._loop.time()
-        return max((waits for pipe in self._pipes.values() if (waits := delay(pipe.core, now))), default=None)
+        return max((waits for pipe in self._all_pipes if (waits := delay(pipe.core, now))), default=None)
 
     async def _start(self) -> None:
         layout = await self._metadata.refresh(self._stream)
@@ -184,38 +194,57 @@ class Producer(Generic[K, V]):
             settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
         session = await self._upkeep.first_session() if settings.acks is not Acks.NONE else None
         stored = Compression[layout.config.compression.name]
-        sender = Sender(
+        maker = PipeMaker(
+            upkeep=self._upkeep,
+            transport=self._transport,
+            subjects=self._subjects,
+            settings=settings,
+            asked_acks=self._settings.acks,
+            durability=self._durability,
+            confirm_timeout_ms=self._confirm_timeout_ms,
             compression=stored if self._compression is None else self._compression,
-            stop_gathering=self._stop_gathering,
-            leave_partition=self._leave_partition,
-            settle=self._settle,
         )
-        for partition, known in layout.partitions.items():
-            core = PartitionAccumulator(f"{self._stream}/{partition}", settings, known.leader_epoch)
-            if session is not None:
-                core.on_session(session)
-            request = AppendRequest(
-                cluster_id=layout.cluster_id,
-                stream_incarnation=layout.incarnation,
-                partition_incarnation=known.incarnation,
-                partitioning_version=layout.partitioning_version,
-                acks=_WIRE_ACKS[self._settings.acks],
-                confirm_timeout_ms=self._confirm_timeout_ms,
-            )
-            if self._durability is not None:
-                ask_durability(request, self._durability)
-            self._pipes[partition] = Pipe(
-                sender,
-                self._upkeep,
-                self._transport,
-                partition,
-                core,
-                request,
-                append_subject=self._subjects.append(self._stream, partition),
-                leader_subject=self._subjects.leader(self._stream, partition),
-            )
+        self._layouts = ProducerLayouts(
+            layout,
+            self._upkeep,
+            maker=maker,
+            make_waiting=self._loop.create_future,
+            stop_gathering=self._stop_gathering,
+            settle=self._settle,
+            on_switch=self._on_switch,
+            key_hash=self._key_hash,
+            spread=self._spread,
+            with_sessions=session is not None,
+        )
         self._upkeep.layout = layout
-        self._partitioner = Partitioner(tuple(layout.partitions), key_hash=self._key_hash, start=self._spread)
+        self._on_switch()
+        for pipe in self._pipes.values():
+            if session is not None:
+                pipe.core.on_session(session)
+
+    def _on_metadata(self, layout: StreamMetadata) -> None:
+        """The stream, as a broker tells it."""
+        tell_epochs(self._all_pipes, layout)
+        self._adopt(layout)
+
+    def _adopt(self, layout: StreamMetadata) -> None:
+        """Send by its newest layout."""
+        if self._layouts is not None and self._fatal is None:
+            self._layouts.adopt(layout)
+
+    def _on_switch(self) -> None:
+        """The newest layout is another one, or records have moved."""
+        layouts = self._layouts
+        assert layouts is not None
+        self._stop_gathering()
+        self._partitioner, self._pipes = layouts.newest.partitioner, layouts.newest.targets
+        self._has_older = bool(layouts.routes.older)
+        self._settled.set()
+
+    @property
+    def _all_pipes(self) -> list[Pipe]:
+        """With those of older layouts."""
+        return [] if self._layouts is None else [*self._layouts.routes.targets]
 
     async def send(
         self,
@@ -359,7 +388,7 @@ class Producer(Generic[K, V]):
         if self._is_compacted and values and (keys is None or None in keys):
             raise no_key(self._stream)
         positions: list[Sequence[int]] = []
-        futures: list[asyncio.Future[BatchReceipt]] = []
+        futures: list[asyncio.Future[BatchReceipt | Split]] = []
         try:
             for run in self._runs(data, key_data, headers, partition):
                 if not self._buffer.has_room(run.size):
@@ -367,8 +396,8 @@ class Producer(Generic[K, V]):
                 futures.append(self._append_run(run))
                 positions.append(run.indices)
         finally:
-            results = await asyncio.gather(*futures, return_exceptions=True)
-        return [(at, _outcome(result)) for at, result in zip(positions, results, strict=True)]
+            results = await all_of(positions, futures)
+        return results
 
     async def flush(self) -> None:
         """Send lingering records and wait until everything given before is acknowledged or has failed.
@@ -376,12 +405,10 @@ class Producer(Generic[K, V]):
         Raises the first failure of a record given to `send_nowait` since the last flush.
         """
         self._home.check()
-        for pipe in self._pipes.values():
-            pipe.core.gathering.seal()
-            pipe.pump()
+        self._hurry()
         # Records given while this waits are not waited for.
-        before = [batch for pipe in self._pipes.values() for batch in pipe.core.pending_batches]
-        await self._until(lambda: all(batch.state is BatchState.RESOLVED for batch in before))
+        before = [batch for pipe in self._all_pipes for batch in pipe.core.pending_batches]
+        await self._until(lambda: all(batch.is_settled for batch in before))
         failure = self._receipts.take_failure()
         if failure is not None:
             raise failure
@@ -393,10 +420,8 @@ class Producer(Generic[K, V]):
         self._home.check()
         self._closed = self._upkeep.is_closing = True
         try:
-            for pipe in self._pipes.values():
-                pipe.core.gathering.seal()
-                pipe.pump()
-            await self._until(lambda: all(pipe.core.is_idle for pipe in self._pipes.values()))
+            self._hurry()
+            await self._until(lambda: all(pipe.core.is_idle for pipe in self._all_pipes))
         finally:
             self._give_up(closed(self._stream))
             self._release()
@@ -407,6 +432,12 @@ class Producer(Generic[K, V]):
         self._give_up(error)
         self._release()
 
+    def _hurry(self) -> None:
+        """Send what lingers."""
+        for pipe in self._all_pipes:
+            pipe.core.gathering.seal()
+            pipe.pump()
+
     async def _until(self, condition: Callable[[], bool]) -> None:
         """`condition` can become true when a batch is resolved."""
         while not condition():
@@ -414,7 +445,7 @@ class Producer(Generic[K, V]):
             await self._settled.wait()
 
     def _release(self) -> None:
-        for pipe in self._pipes.values():
+        for pipe in self._all_pipes:
             pipe.close()
         self._upkeep.cancel()
         if self._starting is not None:
@@ -451,19 +482,18 @@ class Producer(Generic[K, V]):
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
                 raise no_partition(self._stream, expected_offset)
-        if partition is None and key is not None:
-            partition = partitioner.for_key(key)
-        elif partition is None:
-            partition = partitioner.sticky
-            full = self._pipes[partition]
-            if not full.core.gathering.has_room(size):  # what does not fit goes to the next partition
-                full.core.gathering.seal()
-                self._leave_partition(partition)
-                full.pump()
-                partition = partitioner.sticky
-        elif type(partition) is not int or partition not in self._pipes:
-            check_partition(partition, self._stream, self._pipes)
-        pipe = self._pipes[partition]
+        is_pinned = partition is not None
+        if partition is not None:
+            pipe = self._chosen(partition)
+        elif key is not None:
+            pipe = self._routes.for_key(key) if self._has_older else self._pipes[partitioner.for_key(key)]
+        else:
+            pipe = self._pipes[partitioner.sticky]
+            if not pipe.core.gathering.has_room(size):  # what does not fit goes to the next partition
+                pipe.core.gathering.seal()
+                self._routes.left(pipe)
+                pipe.pump()
+                pipe = self._pipes[partitioner.sticky]
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self._buffer.used += size
         if pipe not in self._dirty:
@@ -472,12 +502,27 @@ class Producer(Generic[K, V]):
         if expected_offset is not None:
             self._stop_gathering()
             gathering.append_expecting(expected_offset, value, key, headers or None, timestamp, size, future, taken_at)
-        elif gathering.append(value, key, headers or None, timestamp, size, future, taken_at):
-            self._leave_partition(partition)
+            return future
+        is_sealed = gathering.append(value, key, headers or None, timestamp, size, future, taken_at)
+        if is_pinned:
+            gathering.pin(1)
+        if is_sealed:
+            self._routes.left(pipe)
             pipe.pump()
-        elif partition == partitioner.sticky:
+        elif pipe.partition == partitioner.sticky and not pipe.core.is_outdated:
             self._gather_into(gathering.open)
         return future
+
+    @property
+    def _routes(self) -> Routes[Pipe]:
+        assert self._layouts is not None
+        return self._layouts.routes
+
+    def _chosen(self, partition: int) -> Pipe:
+        """Raises BadRequest, and PARTITION_RETIRED."""
+        pipe = self._pipes.get(partition) if type(partition) is int and not self._has_older else None
+        assert self._layouts is not None
+        return pipe or self._layouts.chosen(partition)
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
         """`batch` has just taken a record that was given alone."""
@@ -492,39 +537,46 @@ class Producer(Generic[K, V]):
 
     def _runs(
         self, values: Values, keys: Values | None, headers: Values | None, partition: int | None
-    ) -> Iterator[Run]:
-        partitioner = self._partitioner
-        assert partitioner is not None
-        if partition is not None:
-            check_partition(partition, self._stream, self._pipes)
-        rooms = Rooms(lambda target, size: self._pipes[target].core.gathering.room_for(size), self._check_size)
+    ) -> Iterator[Run[Pipe]]:
+        rooms: Rooms[Pipe] = Rooms(lambda pipe, size: pipe.core.gathering.room_for(size), self._check_size)
+        if partition is None:
+            if keys is None:
+                return unkeyed_runs(values, self._sticky_pipe, rooms, headers)
+            sticky = self._sticky_pipe()
+            return keyed_runs(
+                values, keys, lambda key: sticky if key is None else self._routes.for_key(key), rooms, headers
+            )
+        chosen = self._chosen(partition)
         if keys is None:
-            return unkeyed_runs(values, lambda: partitioner.sticky if partition is None else partition, rooms, headers)
-        if partition is not None:
-            return keyed_runs(values, keys, lambda _: partition, rooms, headers)
-        sticky = partitioner.sticky
-        return keyed_runs(values, keys, lambda key: sticky if key is None else partitioner.for_key(key), rooms, headers)
+            return unkeyed_runs(values, lambda: chosen, rooms, headers, is_pinned=True)
+        return keyed_runs(values, keys, lambda _: chosen, rooms, headers, is_pinned=True)
 
-    def _append_run(self, run: Run) -> asyncio.Future[BatchReceipt]:
+    def _sticky_pipe(self) -> Pipe:
+        """Where records without a key go now."""
+        assert self._partitioner is not None
+        return self._pipes[self._partitioner.sticky]
+
+    def _append_run(self, run: Run[Pipe]) -> asyncio.Future[BatchReceipt | Split]:
         self._check_usable()
         if self._barred is not None:
             raise self._barred
         self._stop_gathering()
-        pipe = self._pipes[run.partition]
-        future: asyncio.Future[BatchReceipt] = self._loop.create_future()
+        pipe = run.target
+        future: asyncio.Future[BatchReceipt | Split] = self._loop.create_future()
         self._buffer.used += run.size
         gathering, now = pipe.core.gathering, self._loop.time()
-        if gathering.append_run(run.values, run.keys, run.headers, run.size, run.indices, future, now):
-            self._leave_partition(run.partition)
+        if pipe.core.is_over:  # while the call waited for room
+            assert self._layouts is not None
+            self._layouts.carry_out(pipe.partition, self._routes.place_run(run, future, now))
+            return future
+        is_sealed = gathering.append_run(run.values, run.keys, run.headers, run.size, run.indices, future, now)
+        if run.is_pinned:
+            gathering.pin(len(run.values))
+        if is_sealed:
+            self._routes.left(pipe)
             pipe.pump()
         self._touch(pipe)
         return future
-
-    def _leave_partition(self, partition: int) -> None:
-        """A batch of it is complete: records without a key go elsewhere now."""
-        assert self._partitioner is not None
-        if partition == self._partitioner.sticky:
-            self._partitioner.move_on(lambda p: self._pipes[p].core.is_available)
 
     def _touch(self, pipe: Pipe) -> None:
         """Send the gathered records of the partition when the loop comes round."""
@@ -551,14 +603,14 @@ class Producer(Generic[K, V]):
         self._settled.set()
 
     def _on_connection_change(self, connected: bool) -> None:
-        for pipe in self._pipes.values():
+        for pipe in self._all_pipes:
             if connected:
                 pipe.run(pipe.core.on_reconnected(self._loop.time()))
 
     def _give_up(self, error: TidelogError) -> None:
         self._fatal = error
         self._buffer.fail_waiting(error)
-        for pipe in self._pipes.values():
+        for pipe in self._all_pipes:
             pipe.run(pipe.core.fail_all(error))
 
     # Refusals
@@ -574,10 +626,3 @@ class Producer(Generic[K, V]):
         """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""
         if size > self._max_size:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))
-
-
-def _outcome(result: BatchReceipt | BaseException) -> BatchReceipt | TidelogError:
-    """Raises what is no failure of the records, such as CancelledError."""
-    if isinstance(result, BatchReceipt | TidelogError):
-        return result
-    raise result

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
 from tidelog.client.batches import PendingBatch
 from tidelog.client.records import BatchReceipt, Receipt
+from tidelog.client.rerouting import Split
 from wire.errors import TidelogError
 
 NO_ORIGINALS: Final[Mapping[int, int]] = {}
@@ -59,6 +60,22 @@ class Receipts:
         """The first failure since the last call of this."""
         failure, self._first_failure = self._first_failure, None
         return failure
+
+
+async def all_of(
+    positions: Sequence[Sequence[int]], futures: Sequence[asyncio.Future[BatchReceipt | Split]]
+) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
+    """The outcomes of runs with these positions in the caller's list, and of the parts of those that were split. Raises
+    what is no failure of the records, such as CancelledError."""
+    outcomes: list[tuple[Sequence[int], BatchReceipt | TidelogError]] = []
+    for at, result in zip(positions, await asyncio.gather(*futures, return_exceptions=True), strict=True):
+        if isinstance(result, Split):
+            outcomes += await all_of(*zip(*result.parts, strict=True))
+        elif isinstance(result, BatchReceipt | TidelogError):
+            outcomes.append((at, result))
+        else:
+            raise result
+    return outcomes
 
 
 def _give_originals(

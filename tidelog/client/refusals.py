@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from tidelog.client.arguments import bad, shown, whole
+from tidelog.client.arguments import bad
 from tidelog.client.errors import BadRequest, Closed
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
@@ -13,15 +11,6 @@ from wire.types import StreamName
 
 def closed(stream: StreamName) -> TidelogError:
     return Closed(Code.BAD_REQUEST, f"this producer for {stream!r} is closed; make a new one")
-
-
-def check_partition(partition: int, stream: StreamName, partitions: Collection[int]) -> None:
-    number = whole(partition)
-    if number is None:
-        raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
-    if number not in partitions:
-        known = ", ".join(map(str, partitions))
-        raise bad(f"there is no partition {partition!r} in {stream!r}; it has {known}")
 
 
 def check_level(durability: Durability | None, stream: StreamName, replicas: int) -> None:

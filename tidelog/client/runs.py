@@ -1,4 +1,4 @@
-"""Lists of records cut into runs, each of one batch of one partition.
+"""Lists of records cut into runs, each of one batch of one target, which stands for a partition.
 
 The generators are lazy: a run is cut when the one before it has been taken, so that it fits into the room that its
 batch has by then.
@@ -7,7 +7,7 @@ batch has by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -19,8 +19,11 @@ Values = Sequence[bytes | None]
 """One of each record: values, keys, or headers as they are encoded."""
 
 
-class Run(NamedTuple):
-    partition: int
+_T = TypeVar("_T")
+
+
+class Run(NamedTuple, Generic[_T]):
+    target: _T
     values: Values
     keys: Values | None
     headers: Values | None
@@ -29,13 +32,15 @@ class Run(NamedTuple):
     """Upper bound of the encoded size of the records, in bytes."""
     indices: Sequence[int]
     """Positions of the records in the caller's list."""
+    is_pinned: bool = False
+    """The program has chosen the partition."""
 
 
-class Rooms(NamedTuple):
-    """The producer's partitions as the runs need them. All sizes in bytes."""
+class Rooms(NamedTuple, Generic[_T]):
+    """The producer's targets as the runs need them. All sizes in bytes."""
 
-    room_for: Callable[[int, int], int]
-    """(partition, size of the next record) -> bytes that the record's batch still takes."""
+    room_for: Callable[[_T, int], int]
+    """(target, size of the next record) -> bytes that the record's batch still takes."""
     check_size: Callable[[int], None]
     """Raises RecordTooLarge."""
 
@@ -61,9 +66,14 @@ def check_bytes(values: Values, keys: Values | None) -> None:
 
 
 def unkeyed_runs(
-    values: Values, target: Callable[[], int], rooms: Rooms, headers: Values | None = None
-) -> Iterator[Run]:
-    """Fill batch after batch; `target` gives the partition of the next one."""
+    values: Values,
+    target: Callable[[], _T],
+    rooms: Rooms[_T],
+    headers: Values | None = None,
+    *,
+    is_pinned: bool = False,
+) -> Iterator[Run[_T]]:
+    """Fill batch after batch; `target` gives the target of the next one."""
     filled = [value or b"" for value in values] if None in values else cast("Sequence[bytes]", values)
     sizes = np.fromiter(map(len, filled), np.int64, len(values)) + RECORD_OVERHEAD
     most = len(values)
@@ -76,27 +86,34 @@ def unkeyed_runs(
     at = before = 0
     """The first `at` values are taken, `before` bytes of records."""
     while at < len(values):
-        partition = target()
-        room = rooms.room_for(partition, int(sizes[at]))
+        goal = target()
+        room = rooms.room_for(goal, int(sizes[at]))
         end = max(min(int(np.searchsorted(ends, before + room, "right")), at + most), at + 1)
         size = int(ends[end - 1]) - before
-        yield Run(partition, values[at:end], None, headers and headers[at:end], size, range(at, end))
+        yield Run(goal, values[at:end], None, headers and headers[at:end], size, range(at, end), is_pinned)
         at, before = end, before + size
 
 
 def keyed_runs(
     values: Values,
     keys: Values,
-    target: Callable[[bytes | None], int],
-    rooms: Rooms,
+    target: Callable[[bytes | None], _T],
+    rooms: Rooms[_T],
     headers: Values | None = None,
-) -> Iterator[Run]:
-    """Group the records by partition, in order; `target` gives the partition of a key."""
-    groups: dict[int, list[int]] = {}
+    *,
+    is_pinned: bool = False,
+) -> Iterator[Run[_T]]:
+    """Group the records by target, in order; `target` gives the target of a key."""
+    groups: dict[_T, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(target(key), []).append(index)
     most = len(values) if headers is None else MAX_MESSAGE_IDS
-    for partition, indices in groups.items():
+
+    def cut(indices: list[int], size: int) -> Run[_T]:
+        chosen = None if headers is None else [headers[i] for i in indices]
+        return Run(goal, [values[i] for i in indices], [keys[i] for i in indices], chosen, size, indices, is_pinned)
+
+    for goal, indices in groups.items():
         run: list[int] = []
         size = 0
         room = 0
@@ -104,15 +121,10 @@ def keyed_runs(
             each = size_of(values[index], keys[index], None if headers is None else headers[index])
             rooms.check_size(each)
             if run and (size + each > room or len(run) >= most):
-                yield _run(partition, values, keys, headers, size, run)
+                yield cut(run, size)
                 run, size = [], 0
             if not run:
-                room = rooms.room_for(partition, each)
+                room = rooms.room_for(goal, each)
             run.append(index)
             size += each
-        yield _run(partition, values, keys, headers, size, run)
-
-
-def _run(partition: int, values: Values, keys: Values, headers: Values | None, size: int, indices: list[int]) -> Run:
-    chosen = None if headers is None else [headers[i] for i in indices]
-    return Run(partition, [values[i] for i in indices], [keys[i] for i in indices], chosen, size, indices)
+        yield cut(run, size)

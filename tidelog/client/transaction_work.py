@@ -52,6 +52,11 @@ class TransactionWork(Generic[K, V]):
             raise
         return writer
 
+    async def catch_up(self) -> None:
+        """Returns when the writers know what they have asked about their streams."""
+        for writer in self.writers:
+            await writer.catch_up()
+
     def begin(self) -> None:
         """Another transaction has begun. A stream that is gone, or another one now, is opened anew when it is used."""
         self._offsets.clear()

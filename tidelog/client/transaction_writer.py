@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tidelog.client.accumulator import Acknowledged, Failed
+from tidelog.client.metadata import StreamMetadata
 from tidelog.client.pipe import Pipe
 from tidelog.client.producer import Producer
 from tidelog.client.records import K, V
@@ -33,6 +34,8 @@ class TransactionWriter(Producer[K, V]):
     """`serve` says whose it is, before anything else."""
 
     _owner: Owner
+    _adopted_next: StreamMetadata | None = None
+    """With another layout, which the next transaction goes by: the sequences of a transaction belong to one."""
 
     def serve(self, owner: Owner, barred: TidelogError | None) -> None:
         """`barred`: why no records are taken yet."""
@@ -56,11 +59,21 @@ class TransactionWriter(Producer[K, V]):
         """Everything that it took is acknowledged or has failed."""
         return all(pipe.is_idle for pipe in self._pipes.values())
 
+    async def catch_up(self) -> None:
+        """Returns when it knows what it has asked about its stream."""
+        await self._upkeep.checked()
+
     def begin(self) -> None:
         """A transaction has begun."""
         for pipe in self._pipes.values():
             pipe.core.on_session(None)
+        if self._adopted_next is not None:
+            super()._adopt(self._adopted_next)
+            self._adopted_next = None
         self._barred = None
+
+    def _adopt(self, layout: StreamMetadata) -> None:
+        self._adopted_next = layout
 
     def bar(self, error: TidelogError) -> None:
         """Take no more records, also of the calls that wait for room."""

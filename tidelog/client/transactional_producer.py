@@ -140,6 +140,7 @@ class TransactionalProducer(Generic[K, V]):
         self._check_usable()
         if self._machine.state is State.NEW:
             await self.start()
+        await self._work.catch_up()
         await self._session.begin()
         self._work.begin()
 

@@ -93,6 +93,11 @@ class Upkeep:
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = self._spawn(self._check_layout())
 
+    async def checked(self) -> None:
+        """Returns when what `check_layout` has asked is answered."""
+        if self._refresh_task is not None and not self._refresh_task.done():
+            await asyncio.wait([self._refresh_task])
+
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -20,7 +20,7 @@ from tests.fake_nats import FakeTransport, Hub
 from tidelog.client.connection import Client
 from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
-from wire.error_details import LAST_OFFSET
+from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.layouts import NOT_TOLD
 from wire.operations import OPERATIONS, StreamDescription
@@ -125,6 +125,22 @@ class FakeBroker:
                 for p in range(partitions)
             ],
         }
+        self._listen(name)
+
+    def repartition(self, name: str, partitions: int) -> None:
+        """All of it at once; partitions that are left over take no records."""
+        stream = self.streams[name]
+        there = len(stream["partitions"])
+        version = stream["partitioning_version"] = stream["partitioning_version"] + 1
+        stream["routing_generation"] += 1
+        starts = [self.logs[name, p].end for p in range(there)]
+        layout = {"version": version, "partitions": partitions, "generation": 30 + version, "starts": starts}
+        stream["layouts"] = [*stream["layouts"], layout]
+        stream["partitions"] = [
+            {**(stream["partitions"][min(p, there - 1)]), "partition": p, "incarnation": 20 + p}
+            | {"state": "active" if p < partitions else "draining"}
+            for p in range(max(there, partitions))
+        ]
         self._listen(name)
 
     def kill(self) -> None:
@@ -241,6 +257,10 @@ class FakeBroker:
         )
         if isinstance(verdict, Duplicate):
             base = int(verdict.base_offset)
+        elif request.partitioning_version != (newest := self.streams[key[0]]["partitioning_version"]):
+            stale = TidelogError(Code.STALE_PARTITIONING, f"the version is {newest}", [VERSION.of(newest)])
+            self._refuse(message.reply, stale)
+            return
         elif isinstance(verdict, Fresh):
             last = self.logs[key].end - 1
             if request.HasField("expected_last_offset") and request.expected_last_offset != last:

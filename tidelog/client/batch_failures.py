@@ -1,0 +1,103 @@
+"""The errors of batches that fail, with what they say about whether the records were written."""
+
+from __future__ import annotations
+
+from tidelog.client.batches import PendingBatch
+from tidelog.client.errors import DeliveryTimeout, typed
+from tidelog.client.leader_link import LeaderLink
+from wire.error_details import OUTCOME, REASON
+from wire.errors import Code, TidelogError
+
+
+def as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
+    """A refusal says that this attempt was not stored; an earlier one whose answer was lost may have been."""
+    if not batch.uncertain or batch.is_transactional or error.code.unknown_outcome:
+        return error
+    return TidelogError(
+        Code.OUTCOME_UNKNOWN,
+        f"an earlier attempt to send these records may have been stored; the last one was refused: {error.message}",
+        [*error.details.items(), REASON.of(error.code.name), OUTCOME.of("unknown")],
+    )
+
+
+def given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
+    """The error of a batch that nothing more is done for."""
+    if not batch.may_be_written or batch.is_transactional:
+        return error.with_details(OUTCOME.of("not_written"))
+    message = f"{error.message}; these records were sent, and may or may not have been written"
+    return type(error)(error.code, message, error.details).with_details(OUTCOME.of("unknown"))
+
+
+def forgotten(batch: PendingBatch, name: str) -> TidelogError:
+    """The leader of partition `name` cannot know whether an earlier attempt was stored."""
+    return DeliveryTimeout(
+        Code.OUTCOME_UNKNOWN,
+        f"{len(batch)} records for {name} were sent again for want of an answer, and the leader has forgotten "
+        "this producer: they may or may not have been written; read the stream to find out before sending them "
+        "again",
+        [OUTCOME.of("unknown")],
+    )
+
+
+def begin_again(error: TidelogError, name: str) -> TidelogError:
+    """Partition `name` takes no records of the layout under which the transaction began."""
+    return TidelogError(
+        error.code,
+        f"the stream of partition {name} was repartitioned while the transaction was open: begin the transaction again"
+        f" ({error.message})",
+        error.details,
+    )
+
+
+def expectation_is_void(stream: str, offset: int) -> TidelogError:
+    """The stream was repartitioned before a record could be written that expects an offset."""
+    return TidelogError(
+        Code.STALE_PARTITIONING,
+        f"stream {stream!r} was repartitioned before a record with expected_offset={offset} could be written: it was"
+        " not written; read what is there, and decide again",
+        [OUTCOME.of("not_written")],
+    )
+
+
+def not_routed(stream: str, partition: int, count: int) -> TidelogError:
+    """Records with an explicit partition, which a repartition has taken out of use."""
+    return TidelogError(
+        Code.PARTITION_RETIRED,
+        f"partition {partition} of stream {stream!r} takes no records since the stream has {count} partitions: they"
+        " were not written; leave partition= out, or give one below that",
+        [OUTCOME.of("not_written")],
+    )
+
+
+def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
+    """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
+    refusal = link.refusal
+    if batch.may_be_written and not batch.is_transactional:
+        at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
+        return DeliveryTimeout(
+            Code.OUTCOME_UNKNOWN,
+            f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
+            f"have been written; read the stream to find out before sending them again{at_present}",
+            [OUTCOME.of("unknown")],
+        )
+    why = batch.last_error
+    if why is None and batch.attempts == 0:
+        why = refusal  # of the batch before it, which it must follow
+    if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
+        count = "1 record was" if len(batch) == 1 else f"{len(batch)} records were"
+        message = f"{why.message}; given up after {seconds:g} s, and {count} not written"
+        told = typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
+        return told if type(told) is not TidelogError else DeliveryTimeout(told.code, told.message, told.details)
+    if link.is_down:
+        reason = f"the partition has no leader for {seconds:g} s"
+    elif why is not None and batch.session is None:
+        reason = f"for {seconds:g} s the leader took each new id of this producer for one that it has forgotten"
+    elif why is not None:
+        reason = f"for {seconds:g} s an earlier batch of this producer, which they must follow, was not acknowledged"
+    else:
+        reason = f"the partition could not be reached for {seconds:g} s"
+    return DeliveryTimeout(
+        Code.OUTCOME_UNKNOWN,
+        f"{len(batch)} records for {name} were not written: {reason}; see `tidelog cluster status`",
+        [OUTCOME.of("not_written")],
+    )

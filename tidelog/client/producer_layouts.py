@@ -1,0 +1,161 @@
+"""The layouts that a producer sends by, with a pipe for each partition of each: the driver of `Routes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tidelog.client.accumulator import Acknowledged, Failed
+from tidelog.client.arguments import bad, shown, whole
+from tidelog.client.batches import ProducerSession
+from tidelog.client.metadata import StreamMetadata
+from tidelog.client.partitioner import KeyHash, Partitioner
+from tidelog.client.pipe import Pipe, Sender
+from tidelog.client.pipe_maker import PipeMaker
+from tidelog.client.rerouting import Moved, RoutedLayout, Routes, Split
+from tidelog.client.upkeep import Upkeep
+
+
+class ProducerLayouts:
+    """`settle`: a batch of a partition is resolved. `on_switch`: the newest
+    layout is another one now, or records have moved."""
+
+    def __init__(
+        self,
+        first: StreamMetadata,
+        upkeep: Upkeep,
+        *,
+        maker: PipeMaker,
+        make_waiting: Callable[[], object],
+        stop_gathering: Callable[[], object],
+        settle: Callable[[int, Acknowledged | Failed], object],
+        on_switch: Callable[[], object],
+        key_hash: KeyHash,
+        spread: int,
+        with_sessions: bool,
+    ) -> None:
+        self._upkeep = upkeep
+        self._maker = maker
+        self._stop_gathering = stop_gathering
+        self._settle = settle
+        self._on_switch = on_switch
+        self._key_hash = key_hash
+        self._spread = spread
+        self._with_sessions = with_sessions
+        self._next: StreamMetadata | None = None
+        """Is adopted when a pipe is handed over: too many layouts are in use."""
+        self._left_over: frozenset[int] = frozenset()
+        self.routes: Routes[Pipe] = Routes(first.name, self._made(first), make_waiting)
+
+    @property
+    def newest(self) -> RoutedLayout[Pipe]:
+        return self.routes.newest
+
+    def adopt(self, metadata: StreamMetadata) -> None:
+        """Send by the newest layout of these metadata, where that is another one."""
+        if not self.routes.wants(metadata.partitioning_version) or not is_whole(metadata):
+            return
+        if self.routes.is_full:
+            self._next = metadata
+            return
+        self._next = None
+        layout = self._made(metadata)
+        outdated = self.routes.switch(layout)
+        self._on_switch()
+        if self._with_sessions:
+            pipes = _Pipes([*layout.targets.values()])
+            for pipe in pipes.pipes:
+                pipe.core.expect_session()
+            self._upkeep.renew_session(pipes)
+        for pipe in outdated:
+            pipe.pump()
+
+    def chosen(self, partition: object) -> Pipe:
+        """The pipe of a partition that the program has chosen. Raises BadRequest, PARTITION_RETIRED."""
+        number = whole(partition)
+        if number is None:
+            raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
+        pipe = self.routes.for_partition(number)
+        if pipe is not None:
+            return pipe
+        if number in self._left_over:
+            raise self.routes.not_routed(number)
+        known = ", ".join(map(str, self.newest.targets))
+        raise bad(f"there is no partition {partition!r} in {self.routes.stream!r}; it has {known}")
+
+    def carry_out(self, partition: int, moved: Moved[Pipe]) -> None:
+        """Records of the partition went to others."""
+        for effect in moved.effects:
+            match effect:
+                case Failed():
+                    self._settle(partition, effect)
+                case Split(waiting):
+                    if not waiting.done():
+                        waiting.set_result(effect)
+        self._on_switch()
+        for pipe in moved.targets:
+            pipe.pump()
+
+    def _made(self, metadata: StreamMetadata) -> RoutedLayout[Pipe]:
+        version, count = metadata.partitioning_version, metadata.layouts[-1].partitions
+        self._left_over = frozenset(partition for partition in metadata.partitions if partition >= count)
+        layout: RoutedLayout[Pipe] = RoutedLayout(
+            version, Partitioner(range(count), key_hash=self._key_hash, start=self._spread), {}
+        )
+        sender = Sender(
+            stop_gathering=self._stop_gathering,
+            left=self._left,
+            settle=partial(self._settled, metadata),
+            drained=self._hand_over,
+        )
+        for partition in range(count):
+            layout.targets[partition] = self._maker.make(metadata, metadata.partitions[partition], sender)
+        return layout
+
+    def _left(self, pipe: Pipe) -> None:
+        self.routes.left(pipe)
+
+    def _settled(self, metadata: StreamMetadata, partition: int, effect: Acknowledged | Failed) -> None:
+        if (
+            isinstance(effect, Acknowledged)
+            and effect.base_offset >= 0
+            and self.routes.on_acknowledged(metadata.partitioning_version)
+        ):
+            self.adopt(metadata)
+        self._settle(partition, effect)
+
+    def _hand_over(self, pipe: Pipe) -> None:
+        moved = self.routes.hand_over(pipe)
+        pipe.close()
+        self.carry_out(pipe.partition, moved)
+        if self._next is not None:
+            self.adopt(self._next)
+
+
+def is_whole(metadata: StreamMetadata) -> bool:
+    """Whether each partition is there that records are to go to."""
+    return all(partition in metadata.partitions for partition in range(metadata.layouts[-1].partitions))
+
+
+class _Pipes:
+    """Pipes that get one session together."""
+
+    def __init__(self, pipes: Sequence[Pipe]) -> None:
+        self.pipes = pipes
+
+    @property
+    def is_idle(self) -> bool:
+        return all(pipe.is_idle for pipe in self.pipes)
+
+    def on_session(self, session: ProducerSession) -> None:
+        for pipe in self.pipes:
+            if not pipe.core.is_over:
+                pipe.on_session(session)
+
+
+def tell_epochs(pipes: Sequence[Pipe], layout: StreamMetadata) -> None:
+    """The controller's word on the leaders of their partitions."""
+    for pipe in pipes:
+        known = layout.partitions.get(pipe.partition)
+        if known is not None:
+            pipe.run(pipe.core.on_metadata(known.leader_epoch))
