@@ -52,8 +52,8 @@ Invariants:
 11. A leader compares the partitioning version that a batch names with its own, and whether its partition takes records,
     only for a batch that it does not have: a repetition gets its receipt before, whatever version it names, and a
     producer that the leader may have forgotten hears UNKNOWN_PRODUCER_ID before (rule 6). So when a leader that can
-    know (rule 7) refuses the first batch of the window for its version (`_is_of_layout`), none of its attempts was
-    stored, also of those without an answer, and hence nothing behind it.
+    know (rule 7) refuses a batch for its version (`_is_of_layout`), none of its attempts was stored, also of those
+    without an answer.
 12. When the stream has a newer layout (`outdate`) no further batch begins. The window is sent on, to the same leader
     and under the same sequences, until its first batch is known not to be stored, or nothing is left. Then everything
     that is not resolved is taken back (`take_back`), and goes to the partitions of the newer layout
@@ -481,8 +481,6 @@ class PartitionAccumulator:
     def _of_another_layout(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         if batch.is_transactional:
             return [RefreshMetadata(), *self._fail(batch, begin_again(error, self.name))]
-        if self._window[0] is not batch:
-            return [RefreshMetadata(), *self._resend_up_to(batch, now)]
         batch.state = BatchState.RESEND
         if batch.sent_epoch >= max(batch.newest_epoch, self._acknowledged_epoch):
             batch.uncertain = False

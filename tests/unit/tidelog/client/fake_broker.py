@@ -127,22 +127,6 @@ class FakeBroker:
         }
         self._listen(name)
 
-    def repartition(self, name: str, partitions: int) -> None:
-        """All of it at once; partitions that are left over take no records."""
-        stream = self.streams[name]
-        there = len(stream["partitions"])
-        version = stream["partitioning_version"] = stream["partitioning_version"] + 1
-        stream["routing_generation"] += 1
-        starts = [self.logs[name, p].end for p in range(there)]
-        layout = {"version": version, "partitions": partitions, "generation": 30 + version, "starts": starts}
-        stream["layouts"] = [*stream["layouts"], layout]
-        stream["partitions"] = [
-            {**(stream["partitions"][min(p, there - 1)]), "partition": p, "incarnation": 20 + p}
-            | {"state": "active" if p < partitions else "draining"}
-            for p in range(max(there, partitions))
-        ]
-        self._listen(name)
-
     def kill(self) -> None:
         self.alive = False
         for name in self.streams:
