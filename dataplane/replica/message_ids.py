@@ -166,7 +166,8 @@ class MessageIds:
             if part.last >= end:
                 part.offsets = {message_id: offset for message_id, offset in part.offsets.items() if offset < end}
                 part.last = max(part.offsets.values(), default=-1)
-        self._parts = deque(part for part in self._parts if part.offsets)
+        # A part may hold only ids that have left the window, and whose tick is gone.
+        self._parts = deque(part for part in self._parts if self._ticks and part.last >= self._ticks[0].first)
         self.count = sum(len(part.offsets) for part in self._parts)
 
     def clear(self) -> None:

@@ -44,6 +44,16 @@ def test_an_id_that_was_stored_again_after_its_window_counts_anew() -> None:
     assert ids.find(b"a", 2 * WINDOW - 1) == 3
 
 
+def test_a_cut_that_leaves_only_ids_of_before_the_window_leaves_none() -> None:
+    ids = MessageIds(WINDOW_MS, 100)
+    ids.add(b"old", Offset(0), 0)
+    ids.add(b"kept", Offset(1), 3 * TICK)
+    ids.add(b"cut", Offset(2), WINDOW + TICK)
+    ids.cut(Offset(1))
+    assert (ids.find(b"old", 0), ids.find(b"kept", 0), ids.count) == (None, None, 0)
+    ids.validate()
+
+
 def test_without_a_window_only_the_last_id_is_known() -> None:
     ids = MessageIds(0, 100)
     ids.add(b"a", Offset(4), 0)
