@@ -3,14 +3,15 @@
 Routed is a partition over which the newest layout spreads keys. The other ones are made ready for the next layout
 (ACTIVE), or are left from an earlier one (DRAINING, then RETIRED); they take no records of `.append` requests.
 
-    the request names   the view: newest version, cutover told   newest version, cutover awaited   not routed
+    the request names   the view: newest version, all told       newest version, cutovers awaited  not routed
     an older version    STALE_PARTITIONING                       STALE_PARTITIONING                STALE_PARTITIONING
-    the newest one      taken                                    held until it is told             refused by state
+    the newest one      taken                                    held until they are told          refused by state
     a newer one         held until it is applied                 held                              held
     none (0)            taken                                    taken                             refused by state
 
-By state: STALE_PARTITIONING where it is made ready, PARTITION_DRAINING, PARTITION_RETIRED. Nothing that is held is in
-the log.
+All told: the cutover of this partition, and those of all partitions from which keys come to it. A leader there that has
+not heard of the newest version may still acknowledge older records of the same keys. By state: STALE_PARTITIONING where
+it is made ready, PARTITION_DRAINING, PARTITION_RETIRED. Nothing that is held is in the log.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def judge(view: PartitionView, version: int) -> TidelogError | Held | None:
             return _stale(view, sentence)
         is_draining = view.state is PartitionState.DRAINING
         return TidelogError(Code.PARTITION_DRAINING if is_draining else Code.PARTITION_RETIRED, sentence)
-    return Held.HELD if version and view.awaits_cutover else None
+    return Held.HELD if version and _awaits(view) else None
 
 
 def not_applied(view: PartitionView, version: int) -> TidelogError:
@@ -79,10 +80,14 @@ def plain_subjects(view: PartitionView) -> tuple[str, ...]:
 
 
 def stamped_version(view: PartitionView) -> int:
-    """For the headers of the batches that a leader appends; 0: the first. Until the cutover is told they are of the
-    layout before, so a batch of a version is in a log only where the cutover to it is known."""
-    version = view.partitioning_version - view.awaits_cutover
+    """For the headers of the batches that a leader appends; 0: the first. Until all is told they are of the layout
+    before, so a batch of a version is in a log only where it is known what has to be read before."""
+    version = view.partitioning_version - _awaits(view)
     return version if version > 1 else 0
+
+
+def _awaits(view: PartitionView) -> bool:
+    return view.awaits_cutover or view.awaits_sources
 
 
 def _stale(view: PartitionView, sentence: str) -> TidelogError:

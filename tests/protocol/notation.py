@@ -301,7 +301,9 @@ def _layout_shown(view: PartitionView) -> str:
         version += f" {view.state.value}"
     elif not view.is_routed:
         version += " made ready"
-    return version + (" cutover awaited" if view.awaits_cutover else "")
+    if view.awaits_cutover:
+        return version + " cutover awaited"
+    return version + (" sources awaited" if view.awaits_sources else "")
 
 
 def entries_shown(entries: Sequence[EpochEntry]) -> str:

@@ -14,6 +14,7 @@ from wire.types import PartitionState, PartitionView
 
 ROUTED: dict[str, Any] = {"partition_count": 2}
 AWAITED: dict[str, Any] = {"partition_count": 2, "awaits_cutover": True}
+SOURCES_AWAITED: dict[str, Any] = {"partition_count": 2, "awaits_sources": True}
 PREPARED: dict[str, Any] = {"number": 2, "partition_count": 2}
 DRAINING: dict[str, Any] = {"number": 2, "partition_count": 2, "state": PartitionState.DRAINING}
 RETIRED: dict[str, Any] = {"number": 2, "partition_count": 2, "state": PartitionState.RETIRED}
@@ -30,6 +31,7 @@ def view(*, number: int = 0, version: int = 3, **fields: Any) -> PartitionView:
     [
         (ROUTED, TAKEN, STALE, TAKEN, HELD),
         (AWAITED, TAKEN, STALE, HELD, HELD),
+        (SOURCES_AWAITED, TAKEN, STALE, HELD, HELD),
         (PREPARED, STALE, STALE, STALE, HELD),
         (DRAINING, LEAVES, STALE, LEAVES, HELD),
         ({**DRAINING, "awaits_cutover": True}, LEAVES, STALE, LEAVES, HELD),
@@ -63,6 +65,7 @@ def test_what_was_held_in_vain_is_to_be_tried_again() -> None:
     [
         (ROUTED, True),
         (AWAITED, True),
+        (SOURCES_AWAITED, True),
         (PREPARED, False),
         (DRAINING, False),
         ({**DRAINING, "awaits_cutover": True}, True),
@@ -87,3 +90,4 @@ def test_a_leader_listens_in_the_place_of_partitions_that_were_left_behind() -> 
 )
 def test_batches_are_stamped_with_a_version_once_its_cutover_is_told(version: int, awaits: bool, stamped: int) -> None:
     assert stamped_version(view(version=version, awaits_cutover=awaits)) == stamped
+    assert stamped_version(view(version=version, awaits_sources=awaits)) == stamped
