@@ -1,6 +1,7 @@
 """A Spark query reads a stream and writes another one, each record once. Leaders, the controller and the coordinator of
-the query's transactions are killed, and the query itself: with -9, also between the sink's commit and Spark's, and in
-order. In the end each input is in the output exactly once, in the order of its key.
+the query's transactions are killed, an executor of the query, and the query itself: with -9, also between the sink's
+commit and Spark's, and in order. Once all brokers and NATS stand still for a minute. In the end each input is in the
+output exactly once, in the order of its key.
 
     scripts/chaos --spark --minutes 5 --interval 10
     scripts/chaos --spark --broken at-least-once     must end in FAIL, since micro-batches are written again
@@ -39,7 +40,12 @@ RATE: Final = 2000
 CATCH_UP_S: Final = 240.0
 """For the query to write what was published."""
 RECOVERY_S: Final = 60.0
-PLANNED: Final = ("between the commits", "query -9", "query in order")
+STANDSTILL_S: Final = 60.0
+MASTER: Final = "local-cluster[2,1,1024]"
+"""Two executors with one slot each."""
+PLANNED: Final = (
+    "between the commits", "query in order", "executor", "standstill", "query -9", "query in order", "query in order",
+)  # fmt: skip
 """Each of them happens, in this order, between the others."""
 
 
@@ -68,16 +74,16 @@ class SparkChaos:
             self.query = subprocess.Popen(
                 [
                     sys.executable, "-m", "tests.integration.spark_query", self.cluster.nats_url, SOURCE, TARGET,
-                    str(self.folder), guarantee,
+                    str(self.folder), guarantee, MASTER,
                 ],
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     async def run(self, client: tidelog.Client) -> None:
         rng, end = random.Random(self.options.seed), time.monotonic() + self.options.minutes * 60
-        await self._until_written(client, 1, CATCH_UP_S)
+        await self._until_it_writes()
         planned, number = [*PLANNED], 0
-        while time.monotonic() < end or planned:
+        while time.monotonic() < end or (planned and not self.options.broken):
             dice, chosen = rng.random(), rng.randrange(PARTITIONS)
             number += 1
             if planned and number % 2 == 0:
@@ -102,6 +108,11 @@ class SparkChaos:
                 assert self.query is not None
                 self.query.send_signal(signal.SIGTERM)
                 await self._until_query_ended()
+            case "executor":
+                os.kill(await self._executor(), signal.SIGKILL)
+                await self._until_it_writes()
+            case "standstill":
+                await self._stand_still(client)
             case "coordinator" if self.options.broken != "at-least-once":
                 await self._kill_broker(client, TRANSACTIONS.name, coordinator_partition(self._query_id()))
             case "controller":
@@ -116,13 +127,55 @@ class SparkChaos:
         with suppress(ProcessLookupError):
             os.killpg(self.query.pid, signal.SIGKILL)
 
+    async def _executor(self) -> int:
+        """The process of one; waits until there is one."""
+        assert self.query is not None
+        deadline = time.monotonic() + CATCH_UP_S
+        while True:
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    if (
+                        b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes()
+                        and os.getpgid(int(process.name)) == self.query.pid
+                    ):
+                        return int(process.name)
+            assert time.monotonic() < deadline, "the query has no executor"
+            await asyncio.sleep(0.1)
+
+    async def _stand_still(self, client: tidelog.Client) -> None:
+        """Of all processes of the cluster at once: connections stay, and nobody answers."""
+        found = [self.cluster.nats_pid, *(self.cluster.pid(broker) for broker in self.cluster.broker_ids)]
+        pids = [pid for pid in found if pid is not None]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STANDSTILL_S)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        self.say("the cluster goes on")
+        await self._until_in_isr(client)
+        await self._until_it_writes()
+
     async def _until_query_ended(self) -> None:
         assert self.query is not None
         deadline = time.monotonic() + CATCH_UP_S
         while self.query.poll() is None:
             assert time.monotonic() < deadline, "the query goes on"
             await asyncio.sleep(0.1)
-        self.keep_up()
+        await self._until_it_writes()
+
+    async def _until_it_writes(self) -> None:
+        """It has ended another micro-batch, so that the next fault meets a query at work: Spark starts slowly."""
+        written, deadline = self._micro_batches(), time.monotonic() + CATCH_UP_S
+        while self._micro_batches() == written:
+            self.keep_up()
+            assert time.monotonic() < deadline, f"the query writes nothing for {CATCH_UP_S:g} s"
+            await asyncio.sleep(0.1)
+
+    def _micro_batches(self) -> int:
+        """That Spark has committed."""
+        return max((int(path.name) for path in (self.folder / "checkpoint" / "commits").glob("[0-9]*")), default=-1)
 
     def _query_id(self) -> str:
         """The family of its transactions."""
@@ -137,6 +190,9 @@ class SparkChaos:
         self.cluster.kill(broker)
         await asyncio.sleep(self.options.interval * 0.3)
         self.cluster.start_broker(broker)
+        await self._until_in_isr(client)
+
+    async def _until_in_isr(self, client: tidelog.Client) -> None:
         for stream in (SOURCE, TARGET):
             await wait_in_isr(client, stream, self.options.nodes, timeout=RECOVERY_S)
 

@@ -1,9 +1,10 @@
 """A streaming query from one stream to another, as a process that can be killed:
 
-    python -m tests.integration.spark_query SERVERS SOURCE TARGET FOLDER GUARANTEE
+    python -m tests.integration.spark_query SERVERS SOURCE TARGET FOLDER GUARANTEE [MASTER]
 
 It runs until SIGTERM. The checkpoint is in the folder. The file `pids` there has the process ids of this program and of
-Spark's JVM. Where the file `die` is there, both are killed between the sink's commit and Spark's.
+Spark's JVM. Where the file `die` is there, both are killed between the sink's commit and Spark's. The master
+local-cluster[2,1,1024] gives it two executors, which are processes of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_connector.sinks import TidelogStreamWriter
@@ -54,12 +56,13 @@ def kill(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def main(servers: str, source: str, target: str, where: str, guarantee: str) -> None:
+def main(servers: str, source: str, target: str, where: str, guarantee: str, master: str = "local[2]") -> None:
     folder = Path(where)
     os.environ[FOLDER] = where
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with local_spark("spark_query") as spark:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)  # for executors
+    with local_spark("spark_query", spark__master=master) as spark:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         (folder / "pids").write_text(f"{os.getpid()} {jvm.java.lang.ProcessHandle.current().pid()}")
