@@ -215,6 +215,13 @@ def _show_description(found: DescribedGroup) -> None:
             f"pending: {each['stream']}/{each['partition']} at {each['offset']}, in a transaction of producer"
             f" {each['producer_id']} (`tidelog transaction list`)"
         )
+    for entry in found["progress"]:
+        if entry["waits_for"]:
+            sources = ", ".join(f"{n} up to {'its cutover' if at < 0 else at}" for n, at in entry["waits_for"].items())
+            click.echo(
+                f"{entry['stream']}/{entry['partition']} waits, where keys keep their order, until the group has"
+                f" committed {sources}"
+            )
     if found["progress"]:
         table = Table("stream", "partition", "committed", "end", "lag", "member", "committed at", "metadata")
         for entry in found["progress"]:

@@ -20,6 +20,7 @@ from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
 from wire.groups_pb2 import CommitResponse
+from wire.types import StreamName
 
 Target: TypeAlias = str | int | datetime | AtTime | Mapping[Name, int]
 Which: TypeAlias = str | datetime | AtTime
@@ -44,6 +45,9 @@ class GroupProgress(TypedDict):
     metadata: str
     committed_at_ns: int
     """0: nothing is committed."""
+    waits_for: dict[str, int]
+    """Its members read it no further, if they keep the order of keys, before the group has committed these partitions
+    of the stream (by number, as text) up to these offsets; -1: that is not known yet."""
 
 
 class DescribedGroup(op.GroupDescription):
@@ -80,6 +84,7 @@ class GroupAdmin:
         offsets = {(entry["stream"], entry["partition"]): entry for entry in found["offsets"]}
         streams = sorted({stream for stream, _ in (*owners, *offsets)})
         ends = dict(zip(streams, await asyncio.gather(*map(self._ends, streams)), strict=True))
+        waiting = {stream: self._waiting(stream, offsets) for stream in streams}
         progress = []
         for name in sorted({*owners, *offsets}):
             stream, partition = name
@@ -95,6 +100,7 @@ class GroupAdmin:
                     member=owners.get(name),
                     metadata="" if entry is None else entry["metadata"],
                     committed_at_ns=0 if entry is None else entry["committed_at_ns"],
+                    waits_for={str(number): upto for number, upto in waiting[stream].get(partition, {}).items()},
                 )
             )
         return {**found, "progress": progress}
@@ -178,6 +184,19 @@ class GroupAdmin:
             if not error.retriable and error.code not in (Code.UNKNOWN_STREAM, Code.NOT_PERMITTED):
                 raise
             return {}
+
+    def _waiting(self, stream: str, offsets: Mapping[Name, op.GroupOffset]) -> dict[int, Mapping[int, int]]:
+        """By partition that is committed up to where it has to wait, what it waits for."""
+        known = self._metadata.last_seen(StreamName(stream))
+        if known is None or len(known.layouts) == 1:
+            return {}
+        order = known.key_order
+
+        def committed(partition: int) -> int:
+            return offsets[stream, partition]["offset"] if (stream, partition) in offsets else 0
+
+        found = {partition: order.waits_for(partition, committed) for partition in known.partitions}
+        return {p: wait[1] for p, wait in found.items() if wait is not None and wait[0] == committed(p)}
 
     async def _look_up(self, stream: str, which: Which) -> dict[int, int]:
         """As `Client.offsets`. An admin who may not read the stream is told by the brokers' reports, which know no

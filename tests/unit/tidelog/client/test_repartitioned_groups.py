@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -244,3 +245,17 @@ async def test_members_that_come_and_go_while_partitions_wait_hang_nobody(world:
         await asyncio.gather(*(read() for _ in range(3)))
     for partition in (2, 3):
         assert found.index(("s", partition, 0)) > found.index(("s", partition - 2, 4))
+
+
+async def test_a_description_tells_what_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def described(_: str) -> Any:
+        offsets = [
+            {"stream": "s", "partition": p, "offset": 4 + p, "metadata": "", "committed_at_ns": 1} for p in (0, 1)
+        ]
+        return {"details": [{"id": "m", "assigned": {"s": [0, 1, 2, 3]}, "revoking": {}}], "offsets": offsets}
+
+    repartition(world, 4)
+    client = world.client()
+    monkeypatch.setattr(client._groups, "_describe", described)
+    progress = (await client.describe_group("g"))["progress"]
+    assert [entry["waits_for"] for entry in progress] == [{}, {}, {"0": 5}, {}]

@@ -47,6 +47,26 @@ async def test_offsets_of_a_consumer_go_with_the_transaction(world: World) -> No
     assert [*world.adds[-1].groups] == ["g"]
 
 
+async def test_offsets_of_a_transaction_open_the_next_partition(world: World) -> None:
+    world.broker.seed("s", 0, [b"%d" % number for number in range(5)])
+    world.broker.repartition("s", 2)
+    world.groups.streams["s"] = world.groups.streams["s"][0], 2
+    world.broker.seed("s", 1, [b"5"])
+    async with (
+        world.client.subscribe("s", group="g", auto_commit=False) as consumer,
+        world.producer() as producer,
+    ):
+        while len(consumer.positions) < 2 or consumer.positions["s", 0] < 5:
+            await consumer.getmany(5, timeout=0.05)
+        assert await consumer.getone(timeout=0.05) is None
+        assert consumer.waiting == {("s", 1): {("s", 0): 5}}
+        async with producer.transaction():
+            await producer.send_offsets(group=consumer)
+        record = await consumer.getone(timeout=5)
+        assert record is not None
+        assert record.partition == 1
+
+
 async def test_a_consumer_that_commits_by_itself_is_refused(world: World) -> None:
     async with world.client.subscribe("s", group="g") as consumer, world.producer() as producer:
         with pytest.raises(BadRequest, match="auto_commit=False"):
