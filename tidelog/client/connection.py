@@ -59,7 +59,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._subjects = subjects
         self._name = name
         self._api = Api(transport, subjects, server=server, timeout=api_timeout)
-        self._metadata = MetadataCache(self._api)
+        self._metadata = MetadataCache(self._api, transport, subjects)
         self._admin = Admin(self._api, self._metadata, subjects)
         self._link = CoordinatorLink(transport, subjects, self._api)
         self._transactions_link = CoordinatorLink(transport, subjects, self._api, OF_TRANSACTIONS)
@@ -96,6 +96,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
                 producer._abort(gone)
         for consumer in tuple(self._consumers):
             await consumer.aclose()
+        self._metadata.close()
         await self._transport.close()
 
     @property

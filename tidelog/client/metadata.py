@@ -8,17 +8,19 @@ answer; when the last call that waits for it gives up, it is asked for no longer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tidelog.client.api import Api
 from tidelog.client.errors import WrongIncarnation, typed
+from tidelog.client.route_updates import RouteUpdates, RouteWatch
 from wire.errors import Code, TidelogError
 from wire.layouts import KeyOrder, Layout
 from wire.operations import METADATA, StreamRoutes
 from wire.stream_config import StreamConfig
-from wire.subjects import check_stream_name
+from wire.subjects import Subjects, check_stream_name
+from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
 
 _MOST_PARTITIONS = 1 << 20
@@ -130,10 +132,28 @@ class _Asking:
 
 
 class MetadataCache:
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, transport: Transport, subjects: Subjects) -> None:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
         self._asking: dict[StreamName, _Asking] = {}
+        self._updates = RouteUpdates(api, transport, subjects, self._on_push)
+        self._pushed: set[StreamName] = set()
+        """Streams of which what is known was pushed."""
+        self._checks: dict[StreamName, asyncio.Task[None]] = {}
+        """Pushes that only the controller can judge."""
+
+    async def watch(self, stream: StreamName, on_routes: Callable[[StreamMetadata], object]) -> RouteWatch:
+        """`on_routes` is called with the stream's metadata whenever they were pushed or fetched. Who watches before the
+        first `get` misses no change. It says in `applied` what it goes by, which brokers hear of."""
+        return await self._updates.watch(stream, on_routes)
+
+    def end_watch(self, watch: RouteWatch) -> None:
+        self._updates.end(watch)
+
+    def close(self) -> None:
+        self._updates.close()
+        for check in self._checks.values():
+            check.cancel()
 
     async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
         """Asks anew. Why a producer or consumer that knows the stream as `known` cannot go on; None when it can, or
@@ -177,14 +197,77 @@ class MetadataCache:
         self._known.pop(StreamName(stream), None)
 
     async def _ask(self, name: StreamName) -> StreamMetadata:
-        try:
-            routes = await self._api.call(METADATA, name)
-        except TidelogError as error:
-            if not error.retriable:
-                self._known.pop(name, None)
-            raise
-        found = self._known[name] = StreamMetadata.of(routes, self._api.cluster_id)
+        found = await self._ask_any(name)
+        if found is None:
+            try:
+                routes = await self._api.call(METADATA, name)
+            except TidelogError as error:
+                if not error.retriable:
+                    self._known.pop(name, None)
+                raise
+            found = StreamMetadata.of(routes, self._api.cluster_id)
+        self._known[name] = found
+        self._pushed.discard(name)
+        self._updates.tell(name, found)
         return found
+
+    async def _ask_any(self, name: StreamName) -> StreamMetadata | None:
+        """As some broker has applied them. None: none tells, or it is behind what is known; the controller is asked."""
+        routes = await self._updates.ask(name)
+        known = self._known.get(name)
+        if routes is None or (known is not None and routes["routing_generation"] < known.routing_generation):
+            return None
+        try:
+            found = StreamMetadata.of(routes, self._api.cluster_id)
+        except TidelogError:
+            return None
+        return found if known is None else replace(found, racks=found.racks or known.racks)
+
+    def _on_push(self, name: StreamName, routes: StreamRoutes) -> None:
+        """Anybody may have made it who may publish there."""
+        known = self._known.get(name)
+        if known is None:
+            return
+        try:
+            pushed = StreamMetadata.of(routes, self._api.cluster_id)
+        except TidelogError:
+            self._updates.dropped_pushes += 1
+            return
+        if not _is_sound(pushed) or pushed.incarnation < known.incarnation:
+            self._updates.dropped_pushes += 1
+        elif pushed.incarnation > known.incarnation:
+            self._check(name)
+        elif pushed.routing_generation > known.routing_generation:
+            self._known[name] = replace(pushed, racks=pushed.racks or known.racks)
+            self._pushed.add(name)
+            self._updates.tell(name, self._known[name])
+        elif name in self._pushed and pushed.routing_generation < known.routing_generation:
+            self._check(name)  # one of the two is old, or invented
+
+    def _check(self, name: StreamName) -> None:
+        """Ask the controller, once a second at most."""
+        if name not in self._checks:
+            task = self._checks[name] = asyncio.create_task(self._checked(name))
+            task.add_done_callback(lambda _: self._checks.pop(name, None))
+
+    async def _checked(self, name: StreamName) -> None:
+        known = self._known.pop(name, None)  # so that an older answer is taken, too
+        try:
+            await self.refresh(name)
+        except TidelogError as error:
+            if error.retriable and known is not None:
+                self._known.setdefault(name, known)
+        await asyncio.sleep(1.0)
+
+
+def _is_sound(pushed: StreamMetadata) -> bool:
+    """Whether these can be the routes of a stream."""
+    newest = pushed.layouts[-1]
+    return (
+        newest.version == pushed.partitioning_version
+        and len(pushed.partitions) <= _MOST_PARTITIONS
+        and all(partition in pushed.partitions for partition in range(newest.partitions))
+    )
 
 
 def stream_name(name: str) -> StreamName:

@@ -47,6 +47,7 @@ from tidelog.client.receipts import Receipts, all_of
 from tidelog.client.records import BatchReceipt, K, Receipt, V
 from tidelog.client.refusals import check_level, closed, no_key, no_partition
 from tidelog.client.rerouting import Routes, Split
+from tidelog.client.route_updates import RouteWatch
 from tidelog.client.runs import Rooms, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
@@ -131,6 +132,7 @@ class Producer(Generic[K, V]):
         one by one, and is sent in this turn of the loop anyway. None when all that has to be looked at (`_append`)."""
         self._gathering_futures: list[asyncio.Future[Receipt]] = []
         """Futures of the last claim of `_gathering`."""
+        self._watch: RouteWatch | None = None
         self._dirty: dict[Pipe, None] = {}
         """Pipes to send from when the loop comes round, in the order in which they were touched."""
         self._settled = asyncio.Event()
@@ -179,6 +181,8 @@ class Producer(Generic[K, V]):
         return max((waits for pipe in self._all_pipes if (waits := delay(pipe.core, now))), default=None)
 
     async def _start(self) -> None:
+        if self._watch is None:
+            self._watch = await self._metadata.watch(self._stream, self._on_routes)
         layout = await self._metadata.refresh(self._stream)
         if is_internal(self._stream, layout.subject, self._subjects):
             raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
@@ -218,19 +222,31 @@ class Producer(Generic[K, V]):
         )
         self._upkeep.layout = layout
         self._on_switch()
+        self._note_applied(layout)
         for pipe in self._pipes.values():
             if session is not None:
                 pipe.core.on_session(session)
 
     def _on_metadata(self, layout: StreamMetadata) -> None:
-        """The stream, as a broker tells it."""
+        """The stream, as a broker tells it that was asked."""
         tell_epochs(self._all_pipes, layout)
-        self._adopt(layout)
+
+    def _on_routes(self, layout: StreamMetadata) -> None:
+        """The stream, as a broker tells it."""
+        if self._upkeep.layout is not None and layout.incarnation == self._upkeep.layout.incarnation:
+            self._adopt(layout)
+            self._note_applied(layout)
 
     def _adopt(self, layout: StreamMetadata) -> None:
         """Send by its newest layout."""
         if self._layouts is not None and self._fatal is None:
             self._layouts.adopt(layout)
+
+    def _note_applied(self, layout: StreamMetadata) -> None:
+        """Brokers hear that records go by these routes, if they do."""
+        is_newest = self._layouts is not None and self._routes.newest.version == layout.partitioning_version
+        if self._watch is not None and is_newest:
+            self._watch.applied = layout.routing_generation
 
     def _on_switch(self) -> None:
         """The newest layout is another one, or records have moved."""
@@ -448,6 +464,8 @@ class Producer(Generic[K, V]):
         for pipe in self._all_pipes:
             pipe.close()
         self._upkeep.cancel()
+        if self._watch is not None:
+            self._metadata.end_watch(self._watch)
         if self._starting is not None:
             self._starting.cancel()
         self._buffer.fail_waiting(closed(self._stream))

@@ -69,6 +69,7 @@ class TransactionWriter(Producer[K, V]):
             pipe.core.on_session(None)
         if self._adopted_next is not None:
             super()._adopt(self._adopted_next)
+            self._note_applied(self._adopted_next)
             self._adopted_next = None
         self._barred = None
 
