@@ -5,8 +5,8 @@ while the connection on which clients publish is down, NATS has no subscriber fo
 nats-server held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for
 longer than `max_pending` or `write_deadline` of the server allow) are gone. So each loss of that connection is told as
 a gap: when, for how long, how many partitions were led, and the cause as far as it is known. Publishes with an
-acknowledgement are not lost by it: they were not acknowledged. Partitions of internal streams do not count: they have
-no subject for plain publishes.
+acknowledgement are not lost by it: they were not acknowledged. Partitions of internal streams do not count, nor do
+those that take no plain publishes before or after a repartition.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dataplane.replica.partitioning import takes_plain
 from wire.internal_streams import is_of_internal
 from wire.operations import PublishGap
 from wire.types import PartitionView
@@ -37,7 +38,7 @@ class Gap:
     ended_ns: int | None
     """None: it lasts."""
     partitions: int
-    """Led at its beginning, those of internal streams left out."""
+    """Led at its beginning; only those that take plain publishes."""
     reason: str
 
 
@@ -66,7 +67,7 @@ class PublishGaps:
             )  # fmt: skip
 
     def _is_published_to(self, view: PartitionView) -> bool:
-        return not is_of_internal(view.key, view.subject, self._context.subjects)
+        return takes_plain(view) and not is_of_internal(view.key, view.subject, self._context.subjects)
 
     def status(self) -> list[PublishGap]:
         """Oldest first."""

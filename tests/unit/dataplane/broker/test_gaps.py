@@ -33,6 +33,7 @@ class Bench:
             replace(
                 partition_view(A, key=replace(KEY, stream=StreamName(name), partition=number)),
                 subject=f"{namespace}{name}",
+                partition_count=count,
             )
             for name, count in partitions.items()
             for number in range(count)
@@ -73,6 +74,13 @@ def test_partitions_of_internal_streams_do_not_count_for_clients_publish_nothing
     bench.led = [*bench.streams("tidelog.", __audit=1), *bench.streams(__audit=3, flights=2)]
     bench.gaps.on_connection(False)
     assert [gap["partitions"] for gap in bench.gaps.status()] == [5], "a user's stream of that name does"
+
+
+def test_partitions_that_take_no_plain_publishes_do_not_count() -> None:
+    bench = Bench()
+    bench.led = [replace(view, partition_count=2) for view in bench.led]
+    bench.gaps.on_connection(False)
+    assert [gap["partitions"] for gap in bench.gaps.status()] == [2]
 
 
 def test_each_loss_is_a_gap_of_its_own_and_one_that_lasts_is_one() -> None:
