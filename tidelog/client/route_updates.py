@@ -200,7 +200,8 @@ class RouteUpdates:
             return None
         if answer["cluster_id"] != self._api.cluster_id:
             return None
-        self._home = BrokerId(answer["home_broker"])
+        if self._home is None:  # it is kept: another one would remember an old report of this client for a while
+            self._home = BrokerId(answer["home_broker"])
         return next((routes for routes in answer["streams"] if routes["name"] == stream), None)
 
     # Reports

@@ -31,6 +31,7 @@ class Brokers:
         self.asked: list[list[str]] = []
         self.told: dict[str, Any] | None = None
         """None: as the controller knows them."""
+        self.home = "b7"
         self.transport.listen(self.broker.subjects.topology(), self._on_topology)
         self.listen(True)
 
@@ -45,7 +46,7 @@ class Brokers:
         names = json.loads(message.data)["streams"]
         self.asked.append(names)
         known = [self.told or self.broker.streams[name] for name in names if name in self.broker.streams]
-        answer = {"cluster_id": CLUSTER, "generation": 9, "home_broker": "b7", "too_large": [], "next": None}
+        answer = {"cluster_id": CLUSTER, "generation": 9, "home_broker": self.home, "too_large": [], "next": None}
         self._answer(message, {**answer, "streams": known})
 
     def _on_report(self, message: Message) -> None:
@@ -229,6 +230,16 @@ async def test_another_home_broker_is_found_when_the_first_is_gone(brokers: Brok
         asked = len(brokers.asked)
         await until(lambda: len(brokers.asked) > asked + 1)
         brokers.listen(True)
+        told = len(brokers.reports)
+        await until(lambda: len(brokers.reports) > told)
+
+
+async def test_the_home_broker_is_kept_when_another_one_tells_routes(brokers: Brokers) -> None:
+    async with brokers.client.producer("three") as producer:
+        await producer.send(b"0")
+        await until(lambda: bool(brokers.reports))
+        brokers.home = "b8"
+        await brokers.client.metadata("three")
         told = len(brokers.reports)
         await until(lambda: len(brokers.reports) > told)
 
