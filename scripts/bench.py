@@ -8,6 +8,7 @@
     scripts/bench --from figures.json --picture docs/benchmark.svg
     scripts/bench log                          the log on disk against dd (its own options: scripts/bench log --help)
     scripts/bench spark                        the Spark connector, beside Parquet and an Arrow pipe (about 10 minutes)
+    scripts/bench routing                      pushes of routes, and how soon a new leader is known (a minute)
     scripts/bench ids                          message ids: memory, and CPU time of each record (half a minute)
 
 {workloads}
@@ -40,6 +41,7 @@ from scripts.benchmarks import (
     plain,
     read,
     rebalance,
+    routing,
     spread,
     sync,
     tags,
@@ -65,6 +67,8 @@ def main(words: list[str]) -> int:
         return _ids(words[1:])
     if words[:1] == ["spark"]:
         return _spark(words[1:])
+    if words[:1] == ["routing"]:
+        return _routing(words[1:])
     return _log(words[1:]) if words[:1] == ["log"] else _compare(words)
 
 
@@ -146,6 +150,14 @@ def _spark(words: list[str]) -> int:
     )
     spark.add_arguments(parser)
     return _reported(parser, words, spark.run)
+
+
+def _routing(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench routing", description=routing.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    routing.add_arguments(parser)
+    return _reported(parser, words, routing.run)
 
 
 def _reported(
