@@ -49,6 +49,8 @@ class Isolation:
     read_uncommitted: bool = False
     read_from: Literal["leader", "follower", "nearest"] = "leader"
     rack: str | None = None
+    in_key_order: bool = False
+    """The records of a key before and after a repartition are read in their order: layouts are known to the ends."""
 
 
 class ClientLog:
@@ -124,7 +126,11 @@ class ClientLog:
 
     async def _extent(self, client: Client, stream: StreamName) -> StreamExtent | None:
         try:
-            found = await client.extents(stream, read_uncommitted=self.isolation.read_uncommitted)
+            found = await client.extents(
+                stream,
+                read_uncommitted=self.isolation.read_uncommitted,
+                knows_layouts=self.isolation.in_key_order,
+            )
         except UnknownStream:
             return None
         return StreamExtent(
@@ -136,6 +142,7 @@ class ClientLog:
                 )
                 for partition, held in found.partitions.items()
             },
+            found.layouts,
         )
 
     async def _offsets_at(

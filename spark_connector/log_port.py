@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from wire.layouts import Layout
 from wire.types import Incarnation, Offset, StreamName
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class StreamExtent:
     stream: StreamName
     incarnation: Incarnation
     partitions: Mapping[int, PartitionExtent]
+    layouts: tuple[Layout, ...] = ()
+    """Over which partitions keys were spread, and where that changed; oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

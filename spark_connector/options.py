@@ -104,6 +104,8 @@ class SourceOptions(ConnectionOptions):
     read_from: Literal["leader", "follower", "nearest"]
     rack: str | None
     read_uncommitted: bool
+    in_key_order: bool
+    """The records of a key come in their order, also where a repartition has taken the key to another partition."""
     group: str | None
     """The consumer group that a streaming query commits its positions for."""
     gc_freeze: bool
@@ -137,6 +139,7 @@ class SourceOptions(ConnectionOptions):
             read_from=found["readFrom"] or "leader",
             rack=found["rack"],
             read_uncommitted=found["isolationLevel"] == "read_uncommitted",
+            in_key_order=found["order"] == "key",
             group=found["groupId"],
             gc_freeze=found["gc.freeze"] is not False,
         )
@@ -171,6 +174,8 @@ class SourceOptions(ConnectionOptions):
         ):
             if value is not None:
                 refuse(f"{name} has no meaning in a batch query: leave it out, or set endingOffsets")
+        if self.in_key_order:
+            refuse("order=key has no meaning in a batch query, which reads everything at once: leave it out")
         if self.group is not None:
             refuse("groupId has no meaning in a batch query, which has no positions to commit: leave it out")
         return self
@@ -411,6 +416,7 @@ _PARSERS: Mapping[str, Parser] = {
     "readFrom": one_of("leader", "follower", "nearest"),
     "rack": _parse_rack,
     "isolationLevel": one_of("read_committed", "read_uncommitted"),
+    "order": one_of("partition", "key"),
     "groupId": _parse_group,
     **OF_CONNECTIONS,
 }

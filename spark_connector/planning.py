@@ -17,12 +17,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, StreamExtent
 from spark_connector.options import Edge, ExplicitOffsets
 from spark_connector.positions import Position, Positions, StreamPosition
 from wire.error_details import LOG_START
 from wire.errors import Code, TidelogError
+from wire.layouts import KeyOrder
 from wire.types import Offset, StreamName
 
 Extents = Mapping[StreamName, StreamExtent]
@@ -243,6 +245,30 @@ def reachable_ends(start: Positions, extents: Extents, target: Positions | None)
         if partitions:
             ends[stream] = StreamPosition(extent.incarnation, partitions)
     return ends
+
+
+def in_key_order(start: Positions, ends: Positions, extents: Extents) -> Positions:
+    """`ends`, moved back where records wait for others, so that those of each key are read in their order although a
+    repartition has taken the key to another partition. What they wait for was read by earlier micro-batches, up to
+    `start`: records of one micro-batch have no order between partitions."""
+
+    def read_to(stream: StreamName, partition: int) -> int:
+        held = extents[stream].partitions[partition]
+        return max(held.log_start, _offset_in(start, stream, partition) or 0)
+
+    def reached(stream: StreamName, partition: int, end: Offset) -> Offset:
+        extent, began = extents.get(stream), _offset_in(start, stream, partition)
+        if extent is None or began is None or not extent.layouts:
+            return end
+        waits = orders[stream].waits_for(partition, partial(read_to, stream))
+        return end if waits is None else max(began, min(end, Offset(waits[0])))
+
+    orders = {
+        stream: KeyOrder(extent.layouts, {number: held.incarnation for number, held in extent.partitions.items()})
+        for stream, extent in extents.items()
+        if extent.layouts
+    }
+    return _moved(ends, reached)
 
 
 def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict[PartitionName, int]:

@@ -28,7 +28,8 @@ def open_client_log(options: SourceOptions) -> CommittedLog:
     from spark_connector.client_log import ClientLog, Isolation
     from spark_connector.cluster import Cluster
 
-    return ClientLog(Cluster.of(options), Isolation(options.read_uncommitted, options.read_from, options.rack))
+    isolation = Isolation(options.read_uncommitted, options.read_from, options.rack, options.in_key_order)
+    return ClientLog(Cluster.of(options), isolation)
 
 
 @plain_errors

@@ -43,6 +43,7 @@ from spark_connector.planning import (
     byte_shares,
     carried_on,
     common,
+    in_key_order,
     limited,
     not_past,
     offsets_behind,
@@ -120,6 +121,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_exist(extents)
         self._latest = positions_at(extents, Edge.LATEST)
         ends = reachable_ends(begin, extents, self._target)
+        if self._options.in_key_order:
+            ends = in_key_order(begin, ends, extents)
         if not isinstance(limit, ReadAllAvailable):
             ends = self._limited(begin, ends, extents)
         self._planned = ends

@@ -142,7 +142,7 @@ async def _pushes(options: argparse.Namespace, folder: Path, report: Report) -> 
             target=_be_clients, args=(server.port, options.clients, options.streams, theirs), daemon=True
         )
         process.start()
-        connection = await NatsConnection.connect(server.url)
+        connection = await NatsConnection.connect(server.url, ping_interval=LIMIT)
         controller = _Controller(connection, options.streams)
         await asyncio.to_thread(ours.recv)  # they are subscribed
         tell(f"{options.clients} clients of {options.streams} streams, {options.changes} changes of leaders")
@@ -171,7 +171,7 @@ async def _measure(
     pushes = controller.pushes
     pushes.on_controller(True)
     await _quiet(pushes)
-    await connection.flush()
+    await connection.flush(LIMIT)
     clients.send("begin")
     await asyncio.to_thread(clients.recv)
     published, controller.cpu_s = pushes.published, 0.0
@@ -192,7 +192,7 @@ async def _measure(
                 pushes._due.on_applied((name, controller.state.generation) for name in controller.names)
                 pushes._came.set()
             await _quiet(pushes)
-    await connection.flush()
+    await connection.flush(LIMIT)
     cpu = time.thread_time() - began_cpu - applying + controller.cpu_s
     elapsed = time.perf_counter() - began
     published = pushes.published - published

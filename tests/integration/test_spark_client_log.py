@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import tidelog
 from spark_connector.client_log import ClientLog, Isolation
@@ -14,8 +17,10 @@ from spark_connector.cluster import Cluster
 from spark_connector.columns import spark_schema
 from spark_connector.connections import Address, KeptConnections
 from spark_connector.log_port import OffsetRange
+from spark_connector.options import SourceOptions
 from spark_connector.reading import TaskSettings, read_ranges
 from spark_connector.retrying import Retry
+from spark_connector.stream_reader import TidelogStreamReader
 from tests.integration.dev_cluster import dev_cluster
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code, TidelogError
@@ -131,3 +136,60 @@ def test_a_connection_serves_task_after_task(cluster: DevCluster, pool: KeptConn
 
 def _rest(of: OffsetRange) -> tuple[int, Incarnation, Offset, Offset]:
     return of.partition, of.partition_incarnation, of.start, of.end
+
+
+def test_a_stream_is_repartitioned_in_mid_query(cluster: DevCluster, pool: KeptConnections) -> None:
+    """With order=key: each key's records come in their order, in micro-batches or within one partition of one."""
+
+    async def write(client: tidelog.Client, first: int) -> None:
+        async with client.producer("routes", acks="all") as producer:
+            for number in range(first, first + 60):
+                producer.send_nowait(b"%d" % number, key=b"k%d" % (number % 12))
+            await producer.flush()
+
+    async def write_all() -> None:
+        async with await tidelog.connect(cluster.nats_url) as client:
+            for first in (60, 120):
+                await write(client, first)
+            await client.repartition("routes", 5)
+            for first in (180, 240):
+                await write(client, first)
+
+    async def begin() -> None:
+        async with await tidelog.connect(cluster.nats_url) as client:
+            await client.create_stream("routes", partitions=2, replication_factor=3)
+            await write(client, 0)
+
+    given = {"servers": cluster.nats_url, "subscribe": "routes", "startingOffsets": "earliest", "order": "key"}
+    schema = spark_schema(include_headers=False, columns=["key", "value"])
+    log = log_of(cluster, pool, Isolation(in_key_order=True))
+    reader = TidelogStreamReader(SourceOptions.parse(given).for_stream(), schema, lambda _: log)
+    newest: dict[bytes, int] = {}
+    read: list[int] = []
+    asyncio.run(begin())
+    position = reader.initialOffset()
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(asyncio.run, write_all())
+        deadline = time.monotonic() + 100
+        while len(read) < 300:
+            assert time.monotonic() < deadline, f"{len(read)} records after {position}"
+            if writing.done():
+                writing.result()
+            end = reader.latestOffset(position, ReadAllAvailable())
+            of_key: dict[bytes, tuple[int, list[int]]] = {}
+            for task in reader.partitions(position, end):
+                for each in task.value:
+                    batches = [*read_ranges(log, [each], schema, TaskSettings(1 << 20, fail_on_data_loss=True))]
+                    for row in [row for batch in batches for row in batch.to_pylist()]:
+                        key, value = row["key"], row["value"]
+                        partition, numbers = of_key.setdefault(key, (each.partition, []))
+                        assert partition == each.partition, "between partitions of a micro-batch there is no order"
+                        numbers.append(int(value))
+            for key, (_, numbers) in of_key.items():
+                assert numbers == sorted(numbers)
+                assert numbers[0] > newest.get(key, -1)
+                newest[key] = numbers[-1]
+                read += numbers
+            position = end
+        writing.result()
+    assert sorted(read) == [*range(300)]

@@ -336,16 +336,20 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             return await self._lookup.ends(stream, partitions, read_uncommitted=read_uncommitted)
         return await self._lookup.at(stream, position, partitions, read_uncommitted=read_uncommitted)
 
-    async def extents(self, stream: str, *, read_uncommitted: bool = False) -> StreamExtents:
+    async def extents(
+        self, stream: str, *, read_uncommitted: bool = False, knows_layouts: bool = False
+    ) -> StreamExtents:
         """Where the log of each partition begins and ends, as its leader tells it now, and of which life of stream and
         partition that is: for callers that keep positions, to tell a log that was cut or made anew. Each end is told as
-        the leader knows it, and may be an earlier one than `offsets` has told.
+        the leader knows it, and may be an earlier one than `offsets` has told. `knows_layouts`: no record in front of
+        these ends is of a later layout than those that are told.
 
         Raises UnknownStream, NoServer.
         """
         self._check_open()
         check_flag("read_uncommitted", read_uncommitted)
-        return await self._lookup.extents(stream, read_uncommitted=read_uncommitted)
+        check_flag("knows_layouts", knows_layouts)
+        return await self._lookup.extents(stream, read_uncommitted=read_uncommitted, knows_layouts=knows_layouts)
 
     async def spans(
         self, stream: str, wanted: Mapping[int, tuple[int, int]], *, read_uncommitted: bool = False

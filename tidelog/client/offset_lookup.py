@@ -16,6 +16,7 @@ from tidelog.client.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import AfterBytes, Anchor, AtTime, Moment, Position, check_known, timestamp_ns
+from wire.layouts import Layout
 from wire.subjects import Subjects
 from wire.transport import Transport
 
@@ -39,6 +40,8 @@ class StreamExtents(NamedTuple):
 
     incarnation: int
     partitions: Mapping[int, LogExtent]
+    layouts: tuple[Layout, ...] = ()
+    """Over which partitions keys were spread, and where that changed; oldest first."""
 
 
 class Span(NamedTuple):
@@ -79,20 +82,29 @@ class OffsetLookup:
             ends[partition] = self._ends[key] = max(offset, self._ends.get(key, 0))
         return ends
 
-    async def extents(self, stream: str, *, read_uncommitted: bool = False) -> StreamExtents:
-        """Where all partitions begin and end, in a request for each of them, all of them at once."""
+    async def extents(
+        self, stream: str, *, read_uncommitted: bool = False, knows_layouts: bool = False
+    ) -> StreamExtents:
+        """Where all partitions begin and end, in a request for each of them, all of them at once. `knows_layouts`: the
+        layouts are asked for once more when the ends are known, so that no record below them is of a later one."""
         layout, chosen = await self._chosen(stream, None)
-        readers = [
-            self.reader(layout, partition, Anchor.NEW, None, FetchSettings(read_uncommitted=read_uncommitted))
-            for partition in chosen
-        ]
-        await asyncio.gather(*(reader.resolve() for reader in readers))
+        while True:
+            readers = [
+                self.reader(layout, partition, Anchor.NEW, None, FetchSettings(read_uncommitted=read_uncommitted))
+                for partition in chosen
+            ]
+            await asyncio.gather(*(reader.resolve() for reader in readers))
+            newest = await self._metadata.refresh(stream) if knows_layouts else layout
+            if newest.layouts == layout.layouts:
+                break
+            layout, chosen = newest, [*newest.partitions]
         return StreamExtents(
             layout.incarnation,
             {
                 partition: _extent(layout.partitions[partition].incarnation, reader.fetcher)
                 for partition, reader in zip(chosen, readers, strict=True)
             },
+            layout.layouts,
         )
 
     async def spans(

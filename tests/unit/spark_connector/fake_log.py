@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
+from wire.layouts import Layout
 from wire.types import Incarnation, Offset, StreamName
 
 LIFE = 7
@@ -20,6 +21,9 @@ class FakeStream:
     incarnation: int = LIFE
     log_ends: dict[int, int] = field(default_factory=dict)
     """Of partitions whose log does not end where the committed part ends."""
+    layouts: tuple[Layout, ...] = ()
+    lives: dict[int, int] = field(default_factory=dict)
+    """Incarnations of partitions that are younger than the stream."""
 
     def extent(self, name: StreamName) -> StreamExtent:
         life = Incarnation(self.incarnation)
@@ -27,9 +31,12 @@ class FakeStream:
             name,
             life,
             {
-                p: PartitionExtent(life, Offset(start), Offset(end), Offset(self.log_ends.get(p, end)))
+                p: PartitionExtent(
+                    Incarnation(self.lives.get(p, life)), Offset(start), Offset(end), Offset(self.log_ends.get(p, end))
+                )
                 for p, (start, end) in self.held.items()
             },
+            self.layouts,
         )
 
 

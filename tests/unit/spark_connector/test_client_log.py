@@ -110,8 +110,9 @@ class Script:
                 assert isinstance(step, int)
                 yield batch(10, step)
 
-    async def extents(self, _stream: str, *, read_uncommitted: bool) -> StreamExtents:
+    async def extents(self, _stream: str, *, read_uncommitted: bool, knows_layouts: bool) -> StreamExtents:
         assert not read_uncommitted
+        assert not knows_layouts
         return StreamExtents(1, {} if self.extent is None else {0: self.extent})
 
     async def close(self) -> None:

@@ -31,8 +31,9 @@ class FakeClient:
     async def streams(self) -> list[dict[str, Any]]:
         return [{"name": FLIGHTS}, {"name": TRAINS}]
 
-    async def extents(self, stream: str, *, read_uncommitted: bool) -> StreamExtents:
+    async def extents(self, stream: str, *, read_uncommitted: bool, knows_layouts: bool) -> StreamExtents:
         assert read_uncommitted
+        assert not knows_layouts
         if stream not in (FLIGHTS, TRAINS):
             raise UnknownStream(Code.UNKNOWN_STREAM, f"there is no stream {stream!r}")
         return StreamExtents(3, {0: LogExtent(4, 1, 5, 6)})

@@ -31,6 +31,7 @@ TESTS = {
     "endingOffsetsByTimestamp": CLUSTER + "test_starts_and_ends_by_time_and_their_precedence",
     "endingOffsets": BATCH + "test_offsets_split_and_several_streams",
     "isolationLevel": CLUSTER + "test_records_of_open_transactions_are_read_where_that_is_asked_for",
+    "order": READER + "test_with_order_key_records_behind_a_cutover_come_in_a_later_micro_batch",
     "failOnDataLoss": STREAM + "test_records_lost_while_it_was_down",
     "includeHeaders": BATCH + "test_every_committed_record_once_with_all_columns",
     "columns": CLUSTER + "test_what_is_shipped_and_in_how_many_tasks",

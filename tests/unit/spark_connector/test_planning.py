@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_connector.log_port import OffsetRange, PartitionExtent, StreamExtent
@@ -12,6 +12,7 @@ from spark_connector.planning import (
     Extents,
     carried_on,
     common,
+    in_key_order,
     limited,
     offsets_behind,
     only_grows,
@@ -24,6 +25,7 @@ from spark_connector.planning import (
 )
 from spark_connector.positions import Position, Positions, StreamPosition, from_json, to_json
 from wire.errors import Code, TidelogError
+from wire.layouts import Layout
 from wire.types import Incarnation, Offset, StreamName
 
 FLIGHTS = StreamName("flights")
@@ -243,3 +245,79 @@ def test_how_far_a_query_is_behind() -> None:
         "avgOffsetsBehindLatest": 3.0,
     }
     assert offsets_behind({}, {})["maxOffsetsBehindLatest"] == 0
+
+
+class Repartitioned:
+    """A stream whose keys are numbers, and whose cutovers are told at once. Each partition's log has (key, number)."""
+
+    def __init__(self, partitions: int) -> None:
+        self.layouts = [Layout(version=1, partitions=partitions)]
+        self.logs: dict[int, list[tuple[int, int]]] = {number: [] for number in range(partitions)}
+        self.lives = dict.fromkeys(range(partitions), 7)
+        self.count = 0
+
+    def append(self, key: int) -> None:
+        self.count += 1
+        self.logs[key % self.layouts[-1].partitions].append((key, self.count))
+
+    def repartition(self, partitions: int) -> None:
+        if partitions == self.layouts[-1].partitions:
+            return
+        version = self.layouts[-1].version + 1
+        existing = max(self.logs) + 1
+        for number in range(existing, partitions):
+            self.logs[number], self.lives[number] = [], 10 * version
+        starts = tuple(len(self.logs[number]) for number in range(existing))
+        self.layouts.append(Layout(version=version, partitions=partitions, generation=10 * version + 5, starts=starts))
+
+    def extents(self, ends: dict[int, int]) -> Extents:
+        partitions = {
+            number: PartitionExtent(
+                Incarnation(self.lives[number]), Offset(0), Offset(end), Offset(len(self.logs[number]))
+            )
+            for number, end in ends.items()
+        }
+        return {FLIGHTS: StreamExtent(FLIGHTS, LIFE, partitions, tuple(self.layouts))}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    first=st.integers(1, 4),
+    history=st.lists(st.one_of(st.integers(0, 11), st.integers(-6, -1)), max_size=60),
+    data=st.data(),
+)
+def test_the_records_of_a_key_come_in_their_order_whatever_happened_to_the_layout(
+    first: int, history: list[int], data: st.DataObject
+) -> None:
+    """A number from 0 on is the key of a record, one below 0 another number of partitions."""
+    stream = Repartitioned(first)
+    for step in history:
+        if step >= 0:
+            stream.append(step)
+        else:
+            stream.repartition(-step)
+    position: Positions = {FLIGHTS: StreamPosition(LIFE, {})}
+    newest: dict[int, int] = {}
+    read = 0
+    for turn in range(200):
+        ends = {
+            number: len(log) if turn >= 30 else data.draw(st.integers(0, len(log)))
+            for number, log in stream.logs.items()
+        }
+        known = stream.extents(ends)
+        planned = in_key_order(position, reachable_ends(position, known, None), known)
+        if turn > 30 and planned == position:
+            break
+        of_key: dict[int, list[int]] = {}
+        came_from: dict[int, set[int]] = {}
+        for part in ranges_between(position, planned):
+            for key, number in stream.logs[part.partition][part.start : part.end]:
+                of_key.setdefault(key, []).append(number)
+                came_from.setdefault(key, set()).add(part.partition)
+                read += 1
+        assert all(len(partitions) == 1 for partitions in came_from.values()), "between them there is no order"
+        for key, numbers in of_key.items():
+            assert min(numbers) > newest.get(key, 0)
+            newest[key] = max(numbers)
+        position = planned
+    assert read == stream.count, "nothing waits for ever"

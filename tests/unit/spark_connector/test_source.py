@@ -48,7 +48,8 @@ def test_credentials_as_text_become_a_file() -> None:
 def test_which_records_of_which_replicas() -> None:
     assert opened().isolation == Isolation(False, "leader", None)
     near = opened(isolationLevel="read_uncommitted", readFrom="nearest", rack="eu-1a")
-    assert near.isolation == Isolation(True, "nearest", "eu-1a")
+    assert near.isolation == Isolation(True, "nearest", "eu-1a", in_key_order=False)
+    assert opened(order="key").isolation == Isolation(in_key_order=True)
     assert opened(**{"retry.timeout": "7s"}).cluster.retry.timeout == 7
 
 

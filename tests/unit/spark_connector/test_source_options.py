@@ -87,6 +87,8 @@ def test_options_with_words_and_units() -> None:
     )  # fmt: skip
     assert options.latest_without_match
     assert options.read_uncommitted
+    assert not options.in_key_order
+    assert parse(order="Key").in_key_order
     assert (options.read_from, options.rack) == ("nearest", "a")
     assert options.max_trigger_delay == 90
     assert options.max_bytes_per_trigger == 16 << 20
@@ -199,6 +201,8 @@ def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "groupId"):
         with pytest.raises(TidelogError, match=f"{name} has no meaning"):
             parse(**{name: "5"}).for_batch()
+    with pytest.raises(TidelogError, match="order=key has no meaning in a batch query"):
+        parse(order="key").for_batch()
     with pytest.raises(TidelogError, match=r"the latest offset \(-1\) of flights/1"):
         parse(startingOffsets='{"flights": {"0": 1, "1": -1}}').for_batch()
     with pytest.raises(TidelogError, match="startingOffsets=latest"):

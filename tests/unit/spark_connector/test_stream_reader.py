@@ -14,6 +14,7 @@ from spark_connector.options import SourceOptions
 from spark_connector.stream_reader import TidelogStreamReader
 from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream, flights
 from wire.errors import Code, TidelogError
+from wire.layouts import Layout
 from wire.types import Offset
 
 
@@ -69,6 +70,49 @@ def test_available_now_reaches_the_present_end_and_no_more() -> None:
     assert offsets(position) == [10, 4]
     assert sizes == [6, 6, 2]
     assert offsets(reader.reportLatestOffset() or {})[:1] == [310]
+
+
+def test_with_order_key_records_behind_a_cutover_come_in_a_later_micro_batch() -> None:
+    log = flights({0: (0, 10), 1: (0, 4)})
+    stream = log.by_name["flights"]
+    first = Layout(version=1, partitions=2)
+    stream.layouts = (first,)
+    by_key, by_partition = reader_of(log, startingOffsets="earliest", order="key"), reader_of(log, order="partition")
+    start = by_key.initialOffset()
+    stream.held = {0: (0, 16), 1: (0, 5), 2: (0, 9)}
+    stream.lives = {2: 20}
+    stream.layouts = (first, Layout(version=2, partitions=3, generation=30, starts=(12, 5)))
+
+    def read(reader: TidelogStreamReader, position: dict[str, Any]) -> list[list[int]]:
+        ends = []
+        while (end := reader.latestOffset(position, ReadAllAvailable())) != position:
+            ends.append(offsets(end))
+            position = end
+        return ends
+
+    assert read(by_partition, start) == [[16, 5, 0], [16, 5, 9]], "a new partition joins without records"
+    assert read(by_key, start) == [[12, 5, 0], [16, 5, 9]]
+    stream.held = {0: (0, 16), 1: (0, 3), 2: (0, 9)}
+    stream.log_ends = {1: 5}
+    assert read(by_key, start) == [[12, 3, 0]], "partition 1 is not known to be committed up to its cutover"
+    stream.held, stream.log_ends = {0: (0, 16), 1: (5, 5), 2: (0, 9)}, {}
+    late = reader_of(log, order="key", failOnDataLoss="false")
+    assert read(late, start)[-1] == [16, 5, 9], "what retention has removed is not waited for"
+
+
+def test_order_key_does_not_wait_for_partitions_that_are_not_read() -> None:
+    log = flights({0: (0, 16), 1: (0, 5), 2: (0, 9)})
+    log.by_name["flights"].layouts = (
+        Layout(version=1, partitions=2),
+        Layout(version=2, partitions=3, generation=30, starts=(12, 5)),
+    )
+    reader = reader_of(log, assign='{"flights": [0, 2]}', startingOffsets="earliest", order="key")
+    position = reader.initialOffset()
+    ends = []
+    while (end := reader.latestOffset(position, ReadAllAvailable())) != position:
+        ends.append(offsets(end))
+        position = end
+    assert ends == [[16, 0], [16, 9]]
 
 
 def test_a_trigger_that_means_everything_overrules_the_limit() -> None:
