@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.benchmarks import picture
+from scripts.benchmarks import picture, routing
 from scripts.benchmarks.comparison import Comparison, Figure
 from scripts.benchmarks.plain import STEP, Search
 from scripts.benchmarks.publisher import Publisher, Sent, Task
@@ -110,3 +111,12 @@ def test_targets_judge_the_statistic_or_its_ratio(limits: dict[str, Any], ok: bo
     comparison.add("x/y", "jetstream", 9.0, 10.0, 11.0)
     assert comparison.findings[0].ok is ok
     assert comparison.ok is (ok is not False)
+
+
+def test_pushes_are_counted_at_both_ends(tmp_path: Path) -> None:
+    few = argparse.Namespace(clients=3, streams=4, changes=10, kills=0, dir=tmp_path)
+    report = routing.run(few)
+    values = [round(figure.value, 3) for figure in report.figures]
+    assert values[:2] == [1, 3], "one message of each change, to each client"
+    assert values[4:6] == [4 * (1 + routing.OTHERS), 12 * (1 + routing.OTHERS)]
+    assert not list(tmp_path.iterdir())
