@@ -44,8 +44,8 @@ STANDSTILL_S: Final = 60.0
 MASTER: Final = "local-cluster[2,1,1024]"
 """Two executors with one slot each."""
 PLANNED: Final = (
-    "between the commits", "coordinator", "query in order", "executor", "standstill", "query -9", "controller", "query in order",
-    "query in order",
+    "between the commits", "coordinator", "query in order", "executor", "standstill", "query -9", "controller",
+    "query in order", "query in order",
 )  # fmt: skip
 """Each of them happens, in this order, between the others."""
 
