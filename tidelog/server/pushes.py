@@ -7,6 +7,10 @@ A stream that changes several times before its turn is published once, as it is 
 such as ISRs, settings and racks, moves no `routing_generation` and is not pushed. Pushes get a bounded share of the
 loop's time (`tidelog.runtime.pace`) and MAX_BYTES_PER_S. What NATS does not take at the moment stays due.
 
+nats-server reads nothing more of a connection while it delivers a message to thousands. So after WINDOW pushes one to
+itself has to come back before the next: what else this connection has to say, such as that it lives, waits no longer
+than the deliveries of one window take.
+
 A push may be lost, as any message of NATS may be. Nothing depends on it: a request that is led astray is refused, and
 the client asks.
 """
@@ -40,6 +44,10 @@ REPEATED_PER_S = 500
 MAX_BYTES_PER_S = 8 << 20
 BURST_S = 0.25
 """The bytes of so many seconds may leave at once after a time without pushes."""
+WINDOW = 16
+"""Pushes that leave without an answer of NATS."""
+WINDOW_S = 5.0
+"""Without an answer for so long the next window begins nevertheless."""
 RETRY_S = 0.1
 """Until NATS is asked again that took no push: there is no connection, or its buffer is full."""
 
@@ -118,6 +126,8 @@ class Pushes:
         self._bytes_left_at = 0.0
         """When all that was published has left at MAX_BYTES_PER_S."""
         self._repeat_at = 0.0
+        self._unanswered = 0
+        """Pushes since NATS has answered."""
         self._too_large: set[StreamName] = set()
         """Of which the log says so already."""
         self.published = 0
@@ -170,22 +180,32 @@ class Pushes:
             await self._came.wait()
             self._came.clear()
             await asyncio.sleep(COALESCE_S)
-            while (found := self._due.next()) is not None:
-                pause = max(self._bytes_left_at - BURST_S, self._repeat_at if found[1] else 0.0) - self._now()
-                if pause > 0:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(pause):
-                            await self._came.wait()  # what comes due does not wait behind what is repeated
-                    self._came.clear()
-                    if self._now() < self._bytes_left_at - BURST_S:
-                        await asyncio.sleep(self._bytes_left_at - BURST_S - self._now())
-                    continue
-                async with self._pace.turn():
-                    began = self._work_time()
-                    is_taken = self._publish(*found)
-                    self._pace.worked(self._work_time() - began)
-                if not is_taken:
-                    await asyncio.sleep(RETRY_S)
+            try:
+                await self._publish_due()
+            except Exception:  # noqa: BLE001 - without this task clients would hear of nothing any more, unseen
+                _log.exception("controller %s met a bug while it pushed routes; it goes on", self._broker)
+                await asyncio.sleep(RETRY_S)
+                self._came.set()
+
+    async def _publish_due(self) -> None:
+        while (found := self._due.next()) is not None:
+            pause = max(self._bytes_left_at - BURST_S, self._repeat_at if found[1] else 0.0) - self._now()
+            if pause > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._came.wait()  # what comes due does not wait behind what is repeated
+                self._came.clear()
+                if self._now() < self._bytes_left_at - BURST_S:
+                    await asyncio.sleep(self._bytes_left_at - BURST_S - self._now())
+                continue
+            async with self._pace.turn():
+                began = self._work_time()
+                is_taken = self._publish(*found)
+                self._pace.worked(self._work_time() - began)
+            if not is_taken:
+                await asyncio.sleep(RETRY_S)
+            elif self._unanswered >= WINDOW:
+                await self._delivered()
 
     def _publish(self, name: StreamName, is_repeated: bool) -> bool:
         """False: NATS does not take it at the moment."""
@@ -201,6 +221,7 @@ class Pushes:
             if not self._transport.publish(self._subjects.push(name), (body,), headers=headers):
                 return False
             self.published += 1
+            self._unanswered += 1
             self._too_large.discard(name)
             self._bytes_left_at = max(self._bytes_left_at, self._now()) + len(body) / MAX_BYTES_PER_S
         except TidelogError as error:  # it is larger than NATS carries
@@ -209,6 +230,21 @@ class Pushes:
             _log.exception("the push of stream %s met a bug; clients ask for its routes", name)
         self._due.published(name, generation)
         return True
+
+    async def _delivered(self) -> None:
+        """Returns when NATS has handed out all pushes, or after WINDOW_S."""
+        self._unanswered = 0
+        came_back = asyncio.Event()
+        inbox = self._transport.new_inbox()
+        self._transport.on_inbox(inbox, lambda _: came_back.set())
+        try:
+            if self._transport.publish(inbox, (b"",)):
+                async with asyncio.timeout(WINDOW_S):
+                    await came_back.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._transport.on_inbox(inbox, None)
 
     def _leave_out(self, name: StreamName, error: TidelogError) -> None:
         self.left_out += 1

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from metadata.model import Outcome
-from tests.fake_nats import FakeTransport
+from tests.fake_nats import FakeTransport, Hub
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.server import pushes
 from tidelog.server.pushes import DuePushes, Pushes
@@ -19,6 +19,7 @@ from wire.internal_streams import GROUPS
 from wire.operations import StreamRoutes
 from wire.racks import RACK_LABEL
 from wire.subjects import Subjects
+from wire.transport import Message
 from wire.types import BrokerId, Generation, StreamName
 
 PATIENCE_S = 10.0
@@ -27,7 +28,7 @@ PATIENCE_S = 10.0
 class World:
     def __init__(self) -> None:
         self.cluster = Cluster("a", "b", "c")
-        self.transport = FakeTransport()
+        self.transport = FakeTransport(Hub())
         loop = asyncio.get_running_loop()
         labels = {BrokerId("a"): {RACK_LABEL: "north"}}
         self.pushes = Pushes(
@@ -44,7 +45,8 @@ class World:
 
     @property
     def streams(self) -> list[str]:
-        return [subject.removeprefix("tidelog.metadata.push.") for subject, _, _ in self.transport.sent]
+        prefix = "tidelog.metadata.push."
+        return [subject.removeprefix(prefix) for subject, _, _ in self.transport.sent if subject.startswith(prefix)]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -158,6 +160,39 @@ async def test_bytes_are_paced(world: World, monkeypatch: pytest.MonkeyPatch) ->
     await world.quiet()
     least = (15 - 1) / 20 - pushes.BURST_S
     assert asyncio.get_running_loop().time() - began >= least > 0.2
+
+
+async def test_no_more_leave_than_nats_has_handed_out_but_for_a_window(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "WINDOW", 3)
+    hub = world.transport.hub
+    assert hub is not None
+    hub.lose = lambda subject: not subject.startswith("tidelog.metadata.push.")
+    world.pushes.on_controller(True)
+    for number in range(10):
+        world.create(f"s{number}")
+    await world.until(lambda: len(world.streams) == 3)
+    await asyncio.sleep(5 * pushes.COALESCE_S)
+    assert len(world.streams) == 3, "NATS is silent"
+    world.transport.inboxes.popitem()[1](Message("", b""))
+    await world.until(lambda: len(world.streams) == 6)
+    hub.lose = lambda _: False
+    world.transport.inboxes.popitem()[1](Message("", b""))
+    await world.until(lambda: len(world.streams) == 10)
+
+
+async def test_a_window_without_an_answer_ends_in_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushes, "WINDOW", 1)
+    monkeypatch.setattr(pushes, "WINDOW_S", 0.01)
+    hub = world.transport.hub
+    assert hub is not None
+    hub.lose = lambda _: True
+    world.pushes.on_controller(True)
+    for number in range(5):
+        world.create(f"s{number}")
+    assert await world.quiet() == [f"s{number}" for number in range(5)]
+    await world.until(lambda: not world.transport.inboxes)
 
 
 async def test_tidelogs_own_streams_are_not_pushed(world: World) -> None:
