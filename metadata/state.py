@@ -143,6 +143,8 @@ class ClusterState(Cluster):
                 return repartition.report_cutover(ledger, message.report_cutover)
             case "finish_repartition":
                 return repartition.finish(ledger, message.finish_repartition)
+            case "remove_retired":
+                return repartition.remove_retired(ledger, message.remove_retired)
             case None:
                 return ledger.refuse(
                     Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"

@@ -245,6 +245,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
         "AlterIsrRequest",
         "IsrAlteration",
         "CutoverRequest",
+        "RetiredRequest",
         "LeaderReports",
         "WithdrawRequest",
         "WithdrawReplica",

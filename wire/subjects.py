@@ -126,6 +126,10 @@ class Subjects:
         """Leaders tell the controller where the layout before the newest one ends in their partitions."""
         return f"{self.namespace}.metadata.cutover"
 
+    def retired(self) -> str:
+        """Leaders tell the controller of retired partitions that have no records any more."""
+        return f"{self.namespace}.metadata.retired"
+
     def report_leader(self) -> str:
         """Followers report a failed leader to the controller."""
         return f"{self.namespace}.metadata.report_leader"

@@ -179,6 +179,17 @@ class CutoverReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredReport:
+    """A leader's report that its partition is RETIRED and has no records any more, so that it can be removed; a
+    compare-and-set as `IsrChange`."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    expected_epoch: PartitionEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderMove:
     """An operator's request that `target` lead in place of `leader`; compare-and-set on `leader_epoch`."""
 

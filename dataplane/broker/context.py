@@ -23,7 +23,16 @@ from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tickets import Tickets
 from wire.transport import Transport
-from wire.types import BrokerId, CutoverReport, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
+from wire.types import (
+    BrokerId,
+    CutoverReport,
+    Incarnation,
+    IsrChange,
+    LeaderReport,
+    PauseChange,
+    RetiredReport,
+    Withdrawal,
+)
 
 ANSWER_OVERHEAD = 1024
 """Room in a message for the 16-byte header, NATS headers and an append preamble, or for the bytes that encryption adds
@@ -37,6 +46,7 @@ class MetadataPort(Protocol):
     def alter_isr(self, change: IsrChange) -> None: ...
     def alter_paused(self, change: PauseChange) -> None: ...
     def report_cutover(self, report: CutoverReport) -> None: ...
+    def report_retired(self, report: RetiredReport) -> None: ...
     def report_leader(self, report: LeaderReport) -> None: ...
     def withdraw(self, withdrawal: Withdrawal) -> None: ...
     def lease_valid(self, now: float) -> bool:

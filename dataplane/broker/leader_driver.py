@@ -61,7 +61,7 @@ from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import Message, MessageHandler, Transport
-from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionView
+from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionState, PartitionView, RetiredReport
 
 _log = logging.getLogger(__name__)
 
@@ -410,3 +410,15 @@ class LeaderDriver(ReadableRole):
             leader_epoch=self.leader_epoch,
         )
         self.context.peers.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])
+
+
+def report_if_retired(role: LeaderDriver) -> None:
+    """Tell the controller that the partition is retired, and retention has removed all of its records."""
+    view, log, context = role.view, role.log, role.context
+    if view.state is not PartitionState.RETIRED or not role.is_serving:
+        return
+    if log.log_start_offset < log.log_end_offset or role.high_watermark < log.log_end_offset:
+        return
+    context.metadata.report_retired(
+        RetiredReport(key=view.key, leader=context.broker, leader_epoch=view.leader_epoch, expected_epoch=view.epoch)
+    )

@@ -20,7 +20,7 @@ from dataplane.broker.damaged_replica import DamagedReplica
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Visit
 from dataplane.broker.id_keeper import IdKeeper
-from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
+from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch, report_if_retired
 from dataplane.broker.listening import ConsumerListener
 from dataplane.broker.repair import mark, repair
 from dataplane.broker.role import Role, RoleSetup
@@ -435,6 +435,8 @@ class Replica:
         partition_log, view = self._log, self.view
         if partition_log is None or view is None or self.life.closing or self.failure is not None:
             return None
+        if isinstance(self.role, LeaderDriver):
+            report_if_retired(self.role)
         return Visit(
             key=self.key,
             log=partition_log,

@@ -5,6 +5,7 @@
     Report     by each leader of a partition with earlier records: where the layout before ends there
     Finish     when all have reported: DRAINING becomes RETIRED, and the marker goes
     Cancel     before the cutover: the marker goes, and the partitions that were made for it
+    Remove     a RETIRED partition without records goes, as its leader told
 
 A RETIRED partition whose number the new layout has again is used again as it is: its log goes on.
 """
@@ -243,6 +244,46 @@ def finish(ledger: Ledger, command: pb.FinishRepartition) -> Outcome:
         ledger.store(key, replace(stream.partitions[key.partition], state=PartitionState.RETIRED))
     _put(ledger, stream, repartition=None)
     return ledger.changed(Changes(partitions=tuple(retired), repartitioned=(stream.name,)), value=marker.version)
+
+
+def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
+    """Each item is decided on its own. While a repartition is under way nothing goes that it may use again."""
+    codes: list[Code | None] = []
+    gone: list[PartitionKey] = []
+    for item in command.items:
+        key = key_of(item.partition)
+        partition = ledger.partition(key)
+        if partition is None:
+            codes.append(Code.UNKNOWN_STREAM)
+        elif partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:
+            codes.append(Code.FENCED_LEADER_EPOCH)
+        elif item.expected_epoch != partition.epoch:
+            codes.append(Code.STALE_EPOCH)
+        elif partition.state is not PartitionState.RETIRED or ledger.streams[key.stream].repartition is not None:
+            codes.append(Code.BAD_REQUEST)
+        else:
+            codes.append(None)
+            gone.append(key)
+            del ledger.contents.streams[key.stream].partitions[key.partition]
+            ledger.count_leader(partition.leader, -1)
+    if not gone:
+        return ledger.unchanged(items=tuple(codes))
+    changed: list[PartitionKey] = []
+    for name in sorted({key.stream for key in gone}):
+        stream = _put(ledger, ledger.contents.streams[name])
+        # These listened in the place of the ones that are gone.
+        numbers = {key.partition % stream.partition_count for key in gone if key.stream == name}
+        changed += [stream.key(number) for number in sorted(numbers)]
+    for key in changed:
+        ledger.store(key, ledger.contents.streams[key.stream].partitions[key.partition])
+    return ledger.changed(
+        Changes(
+            partitions=tuple(changed),
+            gone=tuple(sorted(gone)),
+            repartitioned=tuple(sorted({key.stream for key in gone})),
+        ),
+        items=tuple(codes),
+    )
 
 
 def _under_way(

@@ -1,13 +1,12 @@
 """Requests of the data plane to the controller, repeated until applied state shows that they are over.
 
-An ISR change, or a pause, is over when the partition has another LeaderEpoch, or an epoch above the one it expected;
-the report of a cutover when the partition has another LeaderEpoch, the stream another version, or the cutover is known;
-a withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it
-is marked as withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its
-compare-and-set. A report is sent once; its follower repeats it.
+An ISR change, a pause, or the report of a retired partition is over when the partition has another LeaderEpoch, or an
+epoch above the one it expected; the report of a cutover when the partition has another LeaderEpoch, the stream another
+version, or the cutover is known; a withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch
+that it names is over, or when it is marked as withdrawn. The state is the answer: none is waited for, and a copy that
+arrives late fails its compare-and-set. A report of a leader is sent once; its follower repeats it.
 
-Bounded: one ISR change, one pause, one cutover, one withdrawal and one report per partition. Pauses double up to
-`LONGEST_PAUSE_S`.
+Bounded: one request of each kind per partition. Pauses double up to `LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,29 @@ from typing import TypeVar
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
-from wire.types import CutoverReport, Incarnation, IsrChange, LeaderReport, PartitionKey, PauseChange, Withdrawal
+from wire.types import (
+    CutoverReport,
+    Incarnation,
+    IsrChange,
+    LeaderReport,
+    PartitionKey,
+    PauseChange,
+    RetiredReport,
+    Withdrawal,
+)
 
 MESSAGE_BYTES = 256 << 10
 """More goes into further messages: each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
 
 _Item = TypeVar(
-    "_Item", pb.IsrAlteration, pb.PauseAlteration, pb.CutoverReport, pb.WithdrawReplica, pb.LeaderReports.Report
+    "_Item",
+    pb.IsrAlteration,
+    pb.PauseAlteration,
+    pb.CutoverReport,
+    pb.RetiredPartition,
+    pb.WithdrawReplica,
+    pb.LeaderReports.Report,
 )
 
 
@@ -55,12 +69,14 @@ class OutboundRequests:
         self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
         self._pauses: dict[PartitionKey, tuple[PauseChange, _Repeat]] = {}
         self._cutovers: dict[PartitionKey, tuple[CutoverReport, _Repeat]] = {}
+        self._retired: dict[PartitionKey, tuple[RetiredReport, _Repeat]] = {}
         self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
         self._reports: dict[PartitionKey, LeaderReport] = {}
+        self._repeated = (self._changes, self._pauses, self._cutovers, self._retired, self._withdrawals)
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return len(self._changes) + len(self._pauses) + len(self._cutovers) + len(self._withdrawals)
+        return sum(len(requests) for requests in self._repeated)
 
     def alter_isr(self, change: IsrChange) -> None:
         known = self._changes.get(change.key)
@@ -80,6 +96,12 @@ class OutboundRequests:
             self._cutovers[report.key] = (report, _Repeat())
             self._send_soon()
 
+    def report_retired(self, report: RetiredReport) -> None:
+        known = self._retired.get(report.key)
+        if known is None or known[0] != report:
+            self._retired[report.key] = (report, _Repeat())
+            self._send_soon()
+
     def report(self, report: LeaderReport) -> None:
         self._reports[report.key] = report
         self._send_soon()
@@ -95,7 +117,7 @@ class OutboundRequests:
 
     def settle(self) -> None:
         """The state has changed: forget requests that are over."""
-        for requests in (self._changes, self._pauses):
+        for requests in (self._changes, self._pauses, self._retired):
             for key, (change, _) in [*requests.items()]:
                 partition = self._context.state.partition(key)
                 if (
@@ -127,10 +149,8 @@ class OutboundRequests:
                 del self._withdrawals[key]
 
     def close(self) -> None:
-        self._changes.clear()
-        self._pauses.clear()
-        self._cutovers.clear()
-        self._withdrawals.clear()
+        for requests in self._repeated:
+            requests.clear()
         self._reports.clear()
         if self._wake is not None:
             self._wake.cancel()
@@ -165,6 +185,12 @@ class OutboundRequests:
                 self._context.subjects.cutover(),
                 [pb.CutoverRequest(items=cutovers, cluster_id=cluster_id).SerializeToString()],
             )
+        due_retired = [(report, repeat) for report, repeat in self._retired.values() if repeat.is_due(now)]
+        for retired in _parts([_retired(report) for report, _ in due_retired]):
+            self._context.transport.publish(
+                self._context.subjects.retired(),
+                [pb.RetiredRequest(items=retired, cluster_id=cluster_id).SerializeToString()],
+            )
         incarnation = self._context.incarnation
         due_withdrawals = [
             (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
@@ -177,7 +203,7 @@ class OutboundRequests:
                     self._context.subjects.withdraw(),
                     [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
-        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_withdrawals):
+        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_retired, *due_withdrawals):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
@@ -189,8 +215,7 @@ class OutboundRequests:
                     ).SerializeToString()
                 ],
             )
-        repeated = (self._changes, self._pauses, self._cutovers, self._withdrawals)
-        times = [repeat.at for requests in repeated for _, repeat in requests.values()]
+        times = [repeat.at for requests in self._repeated for _, repeat in requests.values()]
         if times:
             self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
 
@@ -248,6 +273,15 @@ def _cutover(report: CutoverReport) -> pb.CutoverReport:
         leader_epoch=report.leader_epoch,
         version=report.version,
         end_offset=report.end_offset,
+    )
+
+
+def _retired(report: RetiredReport) -> pb.RetiredPartition:
+    return pb.RetiredPartition(
+        partition=ref_of(report.key),
+        leader=report.leader,
+        leader_epoch=report.leader_epoch,
+        expected_epoch=report.expected_epoch,
     )
 
 

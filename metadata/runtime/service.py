@@ -38,7 +38,16 @@ from wire.errors import Code, TidelogError
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Subscription
-from wire.types import BrokerId, CutoverReport, Incarnation, IsrChange, LeaderReport, PauseChange, Withdrawal
+from wire.types import (
+    BrokerId,
+    CutoverReport,
+    Incarnation,
+    IsrChange,
+    LeaderReport,
+    PauseChange,
+    RetiredReport,
+    Withdrawal,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +84,8 @@ def _observe_nothing(state: Cluster, changes: Changes, *, from_snapshot: bool) -
 
 
 class MetadataService:
-    """See the module. All methods run on one event loop."""
+    """See the module. All methods run on one event loop. It has more than thirty methods because it is all of the
+    metadata plane that the rest of a broker sees."""
 
     def __init__(
         self,
@@ -227,6 +237,10 @@ class MetadataService:
         """Tell the controller where the layout before the newest one ends in a partition led here. Repeated until a
         view shows that it is known, or that another leader has to tell."""
         self._outbound.report_cutover(report)
+
+    def report_retired(self, report: RetiredReport) -> None:
+        """Tell the controller that a retired partition led here has no records any more; as `alter_isr`."""
+        self._outbound.report_retired(report)
 
     def report_leader(self, report: LeaderReport) -> None:
         """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""

@@ -72,6 +72,7 @@ class ControllerSubscriptions:
             (subjects.alter_isr(), self._on_alter_isr),
             (subjects.pause(), self._on_pause),
             (subjects.cutover(), self._on_cutover),
+            (subjects.retired(), self._on_retired),
             (subjects.report_leader(), self._on_reports),
             (subjects.withdraw(), self._on_withdraw),
         )
@@ -104,6 +105,13 @@ class ControllerSubscriptions:
             return
         if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
             self._context.tasks.spawn(self._forward(pb.Command(report_cutover=pb.ReportCutover(items=request.items))))
+
+    def _on_retired(self, message: Message) -> None:
+        request = self._context.messages.decode(pb.RetiredRequest, message)
+        if request is None or not self._context.is_controller:
+            return
+        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
+            self._context.tasks.spawn(self._forward(pb.Command(remove_retired=pb.RemoveRetired(items=request.items))))
 
     def _on_withdraw(self, message: Message) -> None:
         request = self._context.messages.decode(pb.WithdrawRequest, message)

@@ -64,6 +64,7 @@ from wire.types import (
     PartitionKey,
     PartitionView,
     PauseChange,
+    RetiredReport,
     StreamName,
     Withdrawal,
 )
@@ -83,6 +84,7 @@ class Metadata:
         self.changes: list[IsrChange] = []
         self.reports: list[LeaderReport] = []
         self.cutovers: list[CutoverReport] = []
+        self.retired: list[RetiredReport] = []
         self.withdrawals: list[Withdrawal] = []
 
     def alter_isr(self, change: IsrChange) -> None:
@@ -90,6 +92,9 @@ class Metadata:
 
     def alter_paused(self, change: PauseChange) -> None:
         pass
+
+    def report_retired(self, report: RetiredReport) -> None:
+        self.retired.append(report)
 
     def report_cutover(self, report: CutoverReport) -> None:
         self.cutovers.append(report)

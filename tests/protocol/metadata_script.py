@@ -13,6 +13,7 @@
     repartition s N ["a b c" …] [version=N] [epoch=N]     prepared, with a placement for each partition that is missing
     cancel s | cutover s | finish s [version=N] [epoch=N]     the other commands of a repartition
     leader-tells N=OFFSET … [e=N] [version=N]     the leaders of partitions N report where the layout before ends
+    leader-is-empty N … [p=N] [e=N]        the leaders of retired partitions N report that no record is left in them
     routes s                               layouts, and the repartition that is under way
     register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
     die b c [life=N] [epoch=N]
@@ -135,6 +136,7 @@ class MetadataScript:
             "cutover": self._step_of_repartition,
             "finish": self._step_of_repartition,
             "leader-tells": self._leader_tells,
+            "leader-is-empty": self._leader_is_empty,
             "routes": self._routes,
             "register": self._register,
             "die": self._die,
@@ -366,6 +368,15 @@ class MetadataScript:
             if number.isdigit()
         ]
         self._ended(self.cluster.report_cutover(*reports))
+
+    def _leader_is_empty(self, command: Command) -> None:
+        self._ended(
+            self.cluster.remove_retired(
+                *(int(number) for number in command.words),
+                leader_epoch=self._number(command, "e"),
+                expected_epoch=self._number(command, "p"),
+            )
+        )
 
     def _routes(self, command: Command) -> None:
         stream = self.cluster.state.streams[StreamName(command.words[0])]

@@ -399,6 +399,7 @@ class _Life:
             alter_isr=self._ask_meta,
             alter_paused=self._ask_meta,
             report_cutover=self._ask_meta,
+            report_retired=lambda _report: None,
             report_leader=self._ask_meta,
             withdraw=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,

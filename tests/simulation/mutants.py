@@ -1056,6 +1056,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a retired partition goes that a repartition uses again",
+            (repartition.remove_retired, "or ledger.streams[key.stream].repartition is not None", ""),
+        ),
+        "metadata/retired_partitions_without_records_go",
+    ),
+    (
+        _mutant(
             "commits of members that were removed are taken",
             (Group.check_commit, "member = self._known(member_id)", "member = self.members.get(member_id)"),
             (Group.check_commit, "if generation !=", "if member is None:\n        return\n    if generation !="),

@@ -286,6 +286,22 @@ class Cluster:
         ]
         return self.apply(pb.Command(report_cutover=pb.ReportCutover(items=items)))
 
+    def remove_retired(
+        self, *numbers: int, name: str = "s", leader_epoch: int | None = None, expected_epoch: int | None = None
+    ) -> Outcome:
+        items = []
+        for number in numbers:
+            partition = self.partition(number, name)
+            items.append(
+                pb.RetiredPartition(
+                    partition=ref_of(self.key(number, name)),
+                    leader=partition.leader or "",
+                    leader_epoch=partition.leader_epoch if leader_epoch is None else leader_epoch,
+                    expected_epoch=partition.epoch if expected_epoch is None else expected_epoch,
+                )
+            )
+        return self.apply(pb.Command(remove_retired=pb.RemoveRetired(items=items)))
+
     def cutover_at(
         self, number: int, end: int, *, name: str = "s", leader_epoch: int | None = None, version: int | None = None
     ) -> CutoverReport:

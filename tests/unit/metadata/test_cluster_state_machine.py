@@ -252,6 +252,13 @@ class ClusterStateMachine(RuleBasedStateMachine):
                 reports.append(replace(report, version=max(0, report.version - back // 3)))
         self.cluster.report_cutover(*reports)
 
+    @rule(name=st.sampled_from(["s", "t"]), number=st.integers(0, 5), back=small)
+    def remove_retired(self, name: str, number: int, back: int) -> None:
+        stream = self.cluster.state.streams.get(StreamName(name))
+        if stream is not None and number in stream.partitions:
+            epoch = stream.partitions[number].epoch - back // 3
+            self.cluster.remove_retired(number, name=name, expected_epoch=epoch)
+
     @invariant()
     def layouts_are_whole(self) -> None:
         for stream in self.cluster.state.streams.values():

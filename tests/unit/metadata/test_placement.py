@@ -37,3 +37,23 @@ def test_streams_of_one_partition_do_not_pile_up_on_one_broker() -> None:
         (placement,) = place(cluster.state, live, partitions=1, replication_factor=1, chance=Random(number))
         cluster.create(f"s{number}", [placement.leader])
     assert [cluster.state.led_by(broker) for broker in live] == [2, 2, 2]
+
+
+def test_partitions_beside_others_of_their_stream_go_where_it_has_fewest() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create("s", ["a b"])
+    for number in range(3):
+        cluster.create(f"other{number}", ["b c"])
+    live = [BrokerId(broker) for broker in "abc"]
+    beside = [cluster.partition()]
+    for seed in range(5):
+        placements = place(
+            cluster.state, live, partitions=2, replication_factor=2, chance=Random(seed), beside=beside
+        )  # fmt: skip
+        replicas = Counter(replica for placement in placements for replica in placement.replicas)
+        assert replicas == {"a": 1, "b": 1, "c": 2}, "with those of before, two each"
+        assert {placement.leader for placement in placements} == {"b", "c"}
+    (placement,) = place(
+        cluster.state, live[:2], partitions=1, replication_factor=2, chance=Random(1), beside=beside
+    )  # fmt: skip
+    assert placement.leader == "b", "a leads the other partition of the stream"

@@ -15,7 +15,7 @@ from wire.adoption import ADOPTION_LABEL, encode_label
 from wire.errors import Code, TidelogError
 from wire.layouts import MAX_LAYOUTS, Layout
 from wire.repartition_operations import MAX_LISTED
-from wire.types import BrokerId, Incarnation, Offset, PartitionState, StreamName
+from wire.types import BrokerId, Incarnation, Offset, PartitionState, RetiredReport, StreamName
 
 NAME = StreamName("s")
 
@@ -70,6 +70,33 @@ async def test_it_is_over_when_clients_of_all_brokers_that_tell_have_applied_it(
         await until(lambda: state.streams[NAME].repartition is None)
         await until(lambda: world.view(2).state is PartitionState.RETIRED)
         assert world.view(0).further_subjects == ("s.2",)
+
+
+async def test_a_retired_partition_without_records_goes() -> None:
+    async with running() as world:
+        broker = await world.start("a", settings=replace(SETTINGS, repartition_adoption_timeout_s=0.1))
+        await world.api("stream.create", name="s", partitions=2, replication_factor=1)
+        await world.api("stream.repartition", name="s", partitions=1)
+        await until(lambda: world.view(1).state is PartitionState.RETIRED)
+        lost: list[str] = []
+
+        def lose(subject: str) -> bool:
+            if subject != SUBJECTS.retired() or len(lost) == 3:
+                return False
+            lost.append(subject)
+            return True
+
+        world.hub.lose = lose
+        view = world.view(1)
+        broker.service.report_retired(
+            RetiredReport(key=view.key, leader=broker.id, leader_epoch=view.leader_epoch, expected_epoch=view.epoch)
+        )
+        await until(lambda: broker.gone == [view.key])
+        await until(lambda: world.view(0).further_subjects == ())
+        assert len(lost) == 3
+        assert broker.service.status()["open_wishes"] == 0
+        plan = (await world.api("stream.repartition", name="s", partitions=2))["plan"]
+        assert (plan["made"], plan["used_again"]) == ([1], [])
 
 
 async def test_it_is_over_after_some_time_when_no_client_tells() -> None:

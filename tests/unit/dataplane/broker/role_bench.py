@@ -31,6 +31,7 @@ from wire.types import (
     LeaderEpoch,
     Offset,
     PartitionView,
+    RetiredReport,
     Withdrawal,
 )
 
@@ -123,12 +124,14 @@ class Bench:
         self.control, self.ingest, self.syncer = FakeTransport(), FakeTransport(), Syncer()
         self.withdrawn: list[Withdrawal] = []
         self.cutovers: list[CutoverReport] = []
+        self.retired: list[RetiredReport] = []
         self.has_lease = True
         self.damage: list[str] = []
         self.failures: list[str] = []
         metadata = SimpleNamespace(
             withdraw=self.withdrawn.append,
             report_cutover=self.cutovers.append,
+            report_retired=self.retired.append,
             lease_valid=lambda _now: self.has_lease,
         )
         space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))

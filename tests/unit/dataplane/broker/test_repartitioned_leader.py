@@ -11,7 +11,7 @@ import pytest
 
 from dataplane.broker import held_appends
 from dataplane.broker.held_appends import HOLD_S, MAX_HELD
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.leader_driver import LeaderDriver, report_if_retired
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
 from tests.views import KEY, A
 from wire.append import encode_append
@@ -19,7 +19,15 @@ from wire.batch import BatchBuilder, iter_batches, with_message_id
 from wire.errors import TidelogError
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
 from wire.transport import Message
-from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset, PartitionState, PartitionView
+from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
+    NO_PRODUCER,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionState,
+    PartitionView,
+)
 
 SUBJECT = "tidelog.s.0.append"
 
@@ -343,3 +351,21 @@ async def test_a_prepared_partition_listens_from_its_cutover_on() -> None:
         assert scene.listens == set()
         await scene.sees(replace(at(2), partition_count=1))
         assert scene.listens == {"s"}
+
+
+async def test_a_retired_partition_is_reported_when_no_record_is_left(scene: Scene) -> None:
+    scene.plain(b"one")
+    log = scene.bench.log
+
+    def reports() -> list[tuple[int, int]]:
+        report_if_retired(scene.role)
+        return [(report.leader_epoch, report.expected_epoch) for report in scene.bench.retired]
+
+    await scene.sees(RETIRED)
+    assert reports() == [], "there is a record"
+    log.roll()
+    log.sync()
+    log.remove_before(log.log_end_offset)
+    assert reports() == [(EPOCH, 4)]
+    await scene.sees(replace(LEFT, epoch=PartitionEpoch(5)))
+    assert reports() == [(EPOCH, 4)], "it drains, and may be read"
