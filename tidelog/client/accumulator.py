@@ -182,7 +182,7 @@ class PartitionAccumulator:
 
     def next_send(self, now: float) -> PendingBatch | None:
         """The batch to publish now, marked as sent; None when there is none. Repetitions come first, in order."""
-        if not self.link.may_send(now) or self.is_drained:
+        if not self.link.may_send(now) or (self.is_outdated and self.is_drained):
             return None
         for batch in self._window:
             if batch.state is BatchState.RESEND:

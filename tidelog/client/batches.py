@@ -92,8 +92,8 @@ class PendingBatch:
         """That of its first record, or it is refused; None: any."""
         self.pinned: list[int] | None = None
         """Places of the records for which the program has chosen this partition, ascending; None: of none."""
-        self.moved_to: dict[PendingBatch, None] = {}
-        """Once it is MOVED: the batches that its records are in."""
+        self.moved_to: dict[PendingBatch, None] | None = None
+        """Once it is MOVED: the batches that its records are in; None: in none."""
         self.has_message_ids = False
         """Some header may be one; then there are at most MAX_MESSAGE_IDS records."""
         self.place = 0
@@ -197,7 +197,7 @@ class PendingBatch:
     def is_settled(self) -> bool:
         """Each of its records is acknowledged or has failed."""
         if self.state is BatchState.MOVED:
-            return all(batch.is_settled for batch in self.moved_to)
+            return all(batch.is_settled for batch in self.moved_to or ())
         return self.state is BatchState.RESOLVED
 
     @property

@@ -133,10 +133,13 @@ class Pipe:
                     self._sender.left(self)
                 if not self._acknowledged:
                     self._carry_out(self.core.on_published(batch))
-        self._settle_down()
+        if self.core.is_outdated:
+            self._settle_down()
+        else:
+            self._arm()
 
     def _settle_down(self) -> None:
-        """Everything is sent that may be sent now."""
+        """Everything is sent that an older layout lets go."""
         core = self.core
         if core.is_over:  # handed over because of an effect
             return

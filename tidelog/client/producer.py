@@ -560,14 +560,20 @@ class Producer(Generic[K, V]):
         if partition is None:
             if keys is None:
                 return unkeyed_runs(values, self._sticky_pipe, rooms, headers)
-            sticky = self._sticky_pipe()
-            return keyed_runs(
-                values, keys, lambda key: sticky if key is None else self._routes.for_key(key), rooms, headers
-            )
+            return keyed_runs(values, keys, self._target_of_keys(), rooms, headers)
         chosen = self._chosen(partition)
         if keys is None:
             return unkeyed_runs(values, lambda: chosen, rooms, headers, is_pinned=True)
         return keyed_runs(values, keys, lambda _: chosen, rooms, headers, is_pinned=True)
+
+    def _target_of_keys(self) -> Callable[[bytes | None], Pipe]:
+        sticky = self._sticky_pipe()
+        assert self._partitioner is not None
+        if self._has_older:
+            of_key = self._routes.for_key
+            return lambda key: sticky if key is None else of_key(key)
+        pipes, number_of = self._pipes, self._partitioner.for_key
+        return lambda key: sticky if key is None else pipes[number_of(key)]
 
     def _sticky_pipe(self) -> Pipe:
         """Where records without a key go now."""

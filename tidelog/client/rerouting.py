@@ -267,6 +267,8 @@ class _Mover(Generic[_T]):
         into.deadline = min(into.deadline, self._batch.deadline)
         if is_pinned:
             into.pin(count)
+        if self._batch.moved_to is None:
+            self._batch.moved_to = {}
         self._batch.moved_to[into] = None
 
 

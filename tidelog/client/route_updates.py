@@ -13,8 +13,8 @@ pushed.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -78,7 +78,7 @@ class RouteUpdates:
         self._transport = transport
         self._subjects = subjects
         self._on_push = on_push
-        self._client_id = secrets.token_hex(16)
+        self._client_id = hashlib.sha256(transport.new_inbox().encode()).hexdigest()[:32]  # no other client has it
         self._watched: dict[StreamName, _Watched] = {}
         self._home: BrokerId | None = None
         self._refused: set[str] = set()
