@@ -116,12 +116,11 @@ class ProducerLayouts:
         self.routes.left(pipe)
 
     def _settled(self, metadata: StreamMetadata, partition: int, effect: Acknowledged | Failed) -> None:
-        if (
-            isinstance(effect, Acknowledged)
-            and effect.base_offset >= 0
-            and self.routes.on_acknowledged(metadata.partitioning_version)
-        ):
-            self.adopt(metadata)
+        if isinstance(effect, Acknowledged):
+            if effect.base_offset < 0:
+                self._upkeep.check_unheard()
+            elif self.routes.on_acknowledged(metadata.partitioning_version):
+                self.adopt(metadata)
         self._settle(partition, effect)
 
     def _hand_over(self, pipe: Pipe) -> None:

@@ -14,6 +14,9 @@ from wire.errors import Code, TidelogError
 from wire.types import StreamName
 from wire.violation import named
 
+UNHEARD_CHECK = 1.0
+"""Seconds between two questions for the layout while records are sent of which no refusal is heard."""
+
 
 class SessionTaker(Protocol):
     @property
@@ -53,6 +56,7 @@ class Upkeep:
         """The stream as it was when the producer started."""
         self.giver: SessionGiver | None = None
         """None: the controller gives out ids."""
+        self._unheard_check_at = 0.0
         self.is_closing = False
         """Sessions are fetched for partitions that have unresolved batches only."""
 
@@ -92,6 +96,14 @@ class Upkeep:
         """Ask whether the stream is still the one of `layout`; one request at a time."""
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = self._spawn(self._check_layout())
+
+    def check_unheard(self) -> None:
+        """`check_layout`, now and then: a record was sent, and nobody tells if it is refused."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._unheard_check_at:
+            if self._unheard_check_at:
+                self.check_layout()
+            self._unheard_check_at = now + UNHEARD_CHECK
 
     async def checked(self) -> None:
         """Returns when what `check_layout` has asked is answered."""

@@ -11,6 +11,7 @@ from crc32c import crc32c
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker
 from tests.unit.tidelog.client.transactions_world import World
+from tidelog.client import upkeep
 from tidelog.client.errors import BadRequest, TransactionAborted
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
@@ -155,6 +156,20 @@ async def test_a_call_that_waits_for_room_while_the_layout_changes_goes_by_the_n
         receipts = await sending
         assert producer._buffer.used == 0
     assert sorted(at for receipt in receipts for at in receipt.indices) == [*range(300)]
+
+
+async def test_a_producer_that_hears_no_refusals_asks_now_and_then(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "UNHEARD_CHECK", 0.0)
+    _, broker, client = cluster
+    async with client.producer("three", acks="none") as producer:
+        await producer.send(b"0", key=b"k")
+        broker.repartition("three", 5)
+        await producer.send(b"is lost, and makes it ask", key=b"k")
+        await delivered()
+        await producer.send(b"1", key=b"k")
+    assert keys_of(broker, crc32c(b"k") % 5)[b"k"] == [b"1"]
 
 
 async def test_layouts_that_nobody_stored_anything_under_are_left_again(cluster: Cluster) -> None:
