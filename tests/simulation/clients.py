@@ -388,7 +388,7 @@ class Workload:
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
         """A deposed controller may have told it of the stream that was deleted."""
-        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading._layout.known
+        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading.layout.known
         return layout is not None and layout.incarnation == incarnation
 
     def _goes_on(self, incarnation: int) -> bool:

@@ -28,10 +28,11 @@ from tidelog.client.partition_changes import PartitionChanges
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.producer import Producer
 from tidelog.client.producer_calls import ProducerCalls
+from tidelog.client.reading_options import ReadFrom, reading_options
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers
 from tidelog.client.sources import FollowerSources
-from tidelog.client.stream_reading import ANSWER_OVERHEAD, ReadFrom, reading_options, tell_sources
+from tidelog.client.stream_reading import ANSWER_OVERHEAD, tell_sources
 from tidelog.client.transaction_calls import TransactionCalls
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire import operations as op

@@ -16,9 +16,10 @@ from tidelog.client.key_limits import Order
 from tidelog.client.metadata import MetadataCache
 from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.positions import AtTime, Moment, Start, Stop, timestamp_ns
+from tidelog.client.reading_options import OnGap, OnOutOfRange, ReadFrom
 from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.serialization import Deserializers
-from tidelog.client.stream_reading import OnGap, OnOutOfRange, ReadFrom, StreamReading
+from tidelog.client.stream_reading import StreamReading
 from wire.errors import Code
 from wire.subjects import Subjects
 from wire.transport import Transport

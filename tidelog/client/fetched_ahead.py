@@ -199,6 +199,10 @@ class FetchedAhead:
         self._fetched[partition] = answer.end
         self._ready.extend(_divided(head, self._cutovers.get(partition, ())))
 
+    def fetched_to(self, partition: int) -> int:
+        """Where the next answer begins."""
+        return self._fetched[partition]
+
     def divide(self, partition: int, cutovers: Sequence[int]) -> None:
         """Answers of the partition, also those that are here, are handed out in parts at these offsets."""
         if self._cutovers.get(partition, ()) == tuple(cutovers):

@@ -150,7 +150,7 @@ class PartitionFetcher:
         """May be replaced while reading: the next request is made by them."""
         self._cluster_id = cluster_id
         self._stream_incarnation = stream_incarnation
-        self._partition_incarnation = partition_incarnation
+        self.partition_incarnation = partition_incarnation
         self._last_record_epoch = 0
         self._setbacks = 0
         self._lost = 0
@@ -179,7 +179,7 @@ class PartitionFetcher:
         request = FetchRequest(
             cluster_id=self._cluster_id,
             stream_incarnation=self._stream_incarnation,
-            partition_incarnation=self._partition_incarnation,
+            partition_incarnation=self.partition_incarnation,
             leader_epoch=self.leader_epoch,
             read_uncommitted=self.settings.read_uncommitted,
         )

@@ -18,10 +18,12 @@ from tidelog.client.group_admin import DescribedGroup, GroupAdmin, OffsetChange
 from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.key_limits import checked_order
 from tidelog.client.metadata import MetadataCache
+from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.positions import AtTime
+from tidelog.client.reading_options import reading_options
 from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers
-from tidelog.client.stream_reading import StreamReading, reading_options
+from tidelog.client.stream_reading import StreamReading
 from tidelog.client.subscription import Listener, Name, checked_listeners, group_start, member_settings
 from wire import operations as op
 from wire.subjects import Subjects
@@ -34,6 +36,7 @@ class GroupCalls(ABC):
     _consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None]
     _groups: GroupAdmin
     _link: CoordinatorLink
+    _lookup: OffsetLookup
     _metadata: MetadataCache
     _name: str
     _numbers: Iterator[int]
@@ -132,6 +135,7 @@ class GroupCalls(ABC):
             self._subjects,
             self._metadata,
             self._link,
+            self._lookup,
             settings=settings,
             start=group_start(start),
             order=wanted,

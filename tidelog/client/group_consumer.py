@@ -33,6 +33,7 @@ from tidelog.client.home_loop import HomeLoop
 from tidelog.client.key_limits import Order
 from tidelog.client.membership import MemberSettings
 from tidelog.client.metadata import MetadataCache
+from tidelog.client.offset_lookup import OffsetLookup
 from tidelog.client.positions import Anchor, AtTime
 from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.stream_reading import StreamReading
@@ -88,6 +89,7 @@ class GroupConsumer(Generic[K, V]):
         subjects: Subjects,
         metadata: MetadataCache,
         link: CoordinatorLink,
+        lookup: OffsetLookup,
         *,
         settings: MemberSettings,
         start: Anchor,
@@ -105,6 +107,7 @@ class GroupConsumer(Generic[K, V]):
         self._subjects = subjects
         self._metadata = metadata
         self._link = link
+        self._lookup = lookup
         self._auto_commit_interval = auto_commit_interval
         self._on_closed = on_closed
         self._clock = clock
@@ -240,7 +243,7 @@ class GroupConsumer(Generic[K, V]):
             self._partitions.serve(session, self._commits)
             if self._order is Order.KEY:
                 soon = None if self._auto_commit_interval is None else self._partitions.commit_soon.set
-                self._gate = GroupGate(self.group, self._reading, self._commits, soon)
+                self._gate = GroupGate(self.group, self._reading, self._commits, soon, self._lookup.beginnings)
                 self._commits.on_committed = self._gate.on_committed
             try:
                 await session.join()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_reading import GroupReading
@@ -43,15 +43,22 @@ _MOST_TOLD = 10
 
 
 class GroupGate:
-    """`commit_soon` makes a member whose commits are automatic commit; None: they are the program's."""
+    """`commit_soon` makes a member whose commits are automatic commit; None: they are the program's. `log_starts`: as
+    `OffsetLookup.beginnings`."""
 
     def __init__(
-        self, group: str, reading: GroupReading, commits: GroupCommits, commit_soon: Callable[[], object] | None
+        self,
+        group: str,
+        reading: GroupReading,
+        commits: GroupCommits,
+        commit_soon: Callable[[], object] | None,
+        log_starts: Callable[[str, Iterable[int]], Awaitable[Mapping[int, int]]],
     ) -> None:
         self._group = group
         self._reading = reading
         self._commits = commits
         self._commit_soon = commit_soon
+        self._log_starts = log_starts
         self._read_to: dict[StreamPartition, int] = {}
         """What the group has committed, as far as it was asked."""
         self._ends: dict[StreamPartition, Sequence[int]] = {}
@@ -80,14 +87,14 @@ class GroupGate:
         """The layouts of a stream have changed."""
         for life, reading in self._reading.readings.items():
             for partition in reading.readers:
-                self._keep_ends(StreamPartition(*life, partition), reading.cutovers(partition))
+                self._keep_ends(StreamPartition(*life, partition), reading.layout.cutovers(partition))
         self._check()
 
     def on_partition(self, of: StreamPartition) -> None:
         """It is read from now on, or not any more."""
         reading = self._reading.readings.get((of.stream, of.incarnation))
         is_read = reading is not None and of.partition in reading.readers
-        self._keep_ends(of, reading.cutovers(of.partition) if reading is not None and is_read else ())
+        self._keep_ends(of, reading.layout.cutovers(of.partition) if reading is not None and is_read else ())
         if of in self._ends or (reading is not None and reading.limits):
             self._check()
 
@@ -205,12 +212,9 @@ class GroupGate:
         for of in sources:
             by_life[of.stream, of.incarnation].append(of.partition)
         for life, partitions in by_life.items():
-            reading = self._reading.readings.get(life)
-            if reading is None:
-                continue
             try:
                 async with asyncio.timeout(_ASK_TIMEOUT):
-                    starts = await reading.log_starts(partitions)
+                    starts = await self._log_starts(life[0], partitions)
             except (TidelogError, TimeoutError):
                 continue
             for partition, start in starts.items():

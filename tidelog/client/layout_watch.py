@@ -1,7 +1,7 @@
 """What a reading knows of the layouts of its stream (`wire.layouts`), and when it has to ask again.
 
-Metadata are asked for when a batch has a later partitioning version than is known, and every few seconds, since no
-batch tells that a partition drains. The caller asks, and hands answers to `learn`.
+Metadata are pushed. They are asked for when a batch has a later partitioning version than is known, and now and then,
+since no batch tells that a partition drains, and pushes may not arrive. The caller asks, and hands answers to `learn`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from wire.layouts import KeyOrder
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY = 5.0
-"""Seconds between two looks at the metadata."""
+LOOK_EVERY = 15.0
+"""Seconds between two looks at the metadata, which are pushed as well."""
 LOOK_SOON = 0.25
 """The same, while a partition waits for another whose cutover is not known."""
 VERSION_TIMEOUT = 5.0

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from enum import Enum
 from typing import cast
 
 from tidelog.client.arguments import bad
@@ -26,10 +25,11 @@ from tidelog.client.layout_watch import LayoutWatch
 from tidelog.client.metadata import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import Anchor, AtOffset, AtTime, Position, Start, Stop, start_positions, stop_positions
+from tidelog.client.reading_options import OnGap, OnOutOfRange, ReadFrom
+from tidelog.client.route_updates import RouteWatch
 from tidelog.client.sources import FollowerSources
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
-from wire.racks import check_rack
 from wire.subjects import Subjects
 from wire.transport import Transport
 from wire.types import StreamName
@@ -43,62 +43,9 @@ ANSWER_OVERHEAD = 1024
 MIN_ANSWER_BYTES = 16 << 10
 _LAST_LOOK = 2.0
 """Seconds for a look at the metadata before reading ends."""
+_GONE = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
 _ALL = 1 << 63
 """Above each offset."""
-
-
-class ReadFrom(Enum):
-    """Where records come from; positions are always the leader's to tell."""
-
-    LEADER = "leader"
-    FOLLOWER = "follower"
-    """In-sync followers, the leader while none serves."""
-    NEAREST = "nearest"
-    """The replica in sync that is in the consumer's rack, the leader while none serves there."""
-
-
-class OnGap(Enum):
-    """Reaction of a consumer when its next record was removed (by retention) before it was read."""
-
-    RAISE = "raise"
-    """OffsetOutOfRange."""
-    SKIP = "skip"
-    """It goes on where the log begins now, says so in its log, and counts the missed records."""
-
-
-class OnOutOfRange(Enum):
-    """Reaction of a consumer that is to start at an offset outside of a partition's committed log."""
-
-    EARLIEST = "earliest"
-    """It starts at the oldest record."""
-    LATEST = "latest"
-    """It starts at the end of the committed log."""
-    FAIL = "fail"
-    """OffsetOutOfRange."""
-
-
-def reading_options(
-    read_from: str, rack: str | None, on_gap: str | None, on_out_of_range: str | None
-) -> tuple[ReadFrom, str | None, OnGap | None, OnOutOfRange | None]:
-    """As programs spell them. Raises BadRequest."""
-    try:
-        source = ReadFrom(read_from)
-    except ValueError:
-        raise bad(f"read_from={read_from!r} is none of 'leader', 'follower' and 'nearest'") from None
-    if (rack is None) is (source is ReadFrom.NEAREST):
-        raise bad(f"read_from={read_from!r} with rack={rack!r}: 'nearest' needs a rack, and the others need none")
-    try:
-        gap = None if on_gap is None else OnGap(on_gap)
-    except ValueError:
-        raise bad(f"on_gap={on_gap!r} is none of 'raise' and 'skip'") from None
-    try:
-        reset = None if on_out_of_range is None else OnOutOfRange(on_out_of_range)
-    except ValueError:
-        raise bad(f"on_out_of_range={on_out_of_range!r} is none of 'earliest', 'latest' and 'fail'") from None
-    try:
-        return source, None if rack is None else check_rack(rack), gap, reset
-    except TidelogError as error:
-        raise bad(error.message) from None
 
 
 def tell_sources(sources: FollowerSources, rack: str | None, layout: StreamMetadata, known: PartitionMetadata) -> None:
@@ -160,14 +107,18 @@ class StreamReading:
         self.on_layout: Callable[[], object] = _nothing
         """Called when the layouts may have changed."""
         self._order = order
-        self._layout = LayoutWatch(stream, order)
+        self.layout = LayoutWatch(stream, order)
+        """What is known of the stream's layouts."""
         self._follows = False
         """New partitions are picked up."""
         self._later_stop: Position | None = None
         """Of new partitions."""
         self._coming: dict[int, asyncio.Task[None]] = {}
         """Which begin new partitions."""
+        self._gone: set[int] = set()
+        """Partitions that were read, and that the metadata do not have any more."""
         self._watching: asyncio.Task[None] | None = None
+        self._route_watch: RouteWatch | None = None
         self._stops: Mapping[int, Position] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Which fetch, by partition."""
@@ -200,6 +151,8 @@ class StreamReading:
 
     async def begin(self, start: Start, stop: Stop, partitions: Iterable[int] | None) -> None:
         """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
+        if partitions is None or self._order is Order.KEY:
+            await self._watch()
         layout = await self._metadata.refresh(self._stream)
         self._learn(layout)
         starts = await self._within(layout, _starts(start, partitions, layout))
@@ -215,15 +168,13 @@ class StreamReading:
         if partitions is None and not isinstance(stop, Mapping) and self._later_stop is not Anchor.LATEST:
             self._follows = True
             self._pick_up()
-        if self._follows or self._order is Order.KEY:
-            self._watching = asyncio.create_task(self._layout.watch(self._refresh, self.limits))
 
     async def add(self, partition: int, start: Position, stream: StreamMetadata) -> None:
         """Read this partition too; the stream is that life of it which is read already. Returns once its start is
         known. Raises as `seek`."""
-        self._learn(stream)
         if self._order is Order.KEY:
-            self._watching = self._watching or asyncio.create_task(self._layout.watch(self._refresh, self.limits))
+            await self._watch()
+        self._learn(stream)
         (position,) = (await self._within(stream, {partition: start})).values()
         reader = self._reader(stream, partition, position, None)
         await self._look_up([reader])
@@ -232,12 +183,18 @@ class StreamReading:
 
     def cease(self, partition: int) -> None:
         """Fetch no more of the partition, and hand out nothing more of it. Its position is known until `remove`."""
-        task = self._tasks.pop(partition, None)
-        if task is not None:
-            task.cancel()
-            self._ended.add(task)
-            task.add_done_callback(self._ended.discard)
+        self._end(partition)
         self.ahead.withhold(partition)
+
+    def _end(self, partition: int) -> bool:
+        """Fetch no more of it. Whether it was fetched until now."""
+        task = self._tasks.pop(partition, None)
+        if task is None:
+            return False
+        task.cancel()
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
+        return True
 
     def remove(self, partition: int) -> None:
         self.cease(partition)
@@ -246,6 +203,7 @@ class StreamReading:
         self._room.pop(partition, None)
         self.failures.pop(partition, None)
         self.limits.forget(partition)
+        self._gone.discard(partition)
 
     def head(self) -> Head | None:
         """What to hand out next, within the limits. What was handed out before is finished."""
@@ -258,26 +216,12 @@ class StreamReading:
 
     def look(self, partition: int | None = None) -> None:
         """How far partitions (None: all that are read) may be handed out now that others were read on, or committed."""
-        order = self._layout.key_order
-        if self._order is Order.KEY and order is not None and (self.limits or self._layout.has_changed):
+        order = self.layout.key_order
+        if self._order is Order.KEY and order is not None and (self.limits or self.layout.has_changed):
             looked_at = self.readers if partition is None else (partition,)
             # One that is read no further, or not at all, keeps no other waiting.
             unread = 0 if self._follows else _ALL
             self.limits.look(order, looked_at, self.committed or _finished(self.ahead.finished, self.readers, unread))
-
-    def cutovers(self, partition: int) -> Sequence[int]:
-        """Of the partition, where other partitions may wait for it."""
-        return self._layout.cutovers(partition)
-
-    async def log_starts(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Of partitions of the stream that need not be read here. Raises as `seek`."""
-        layout = self._layout.known
-        there = [] if layout is None else [number for number in partitions if number in layout.partitions]
-        if layout is None or not there:
-            return {}
-        readers = {number: self._reader(layout, number, Anchor.EARLIEST, None) for number in there}
-        await self._look_up(readers.values())
-        return {number: reader.fetcher.position or 0 for number, reader in readers.items()}
 
     def share_prefetch(self, partitions: int) -> None:
         """`prefetch_bytes` are for so many partitions together."""
@@ -351,7 +295,7 @@ class StreamReading:
             partition_incarnation=known.incarnation,
             leader_epoch=known.leader_epoch,
             followers=followers,
-            skips_gaps=self._skips_gaps(start),
+            skips_gaps=_skips_gaps(self._on_gap, start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
 
@@ -361,15 +305,10 @@ class StreamReading:
         self.readers[partition] = reader
         self.ahead.begin(partition, reader.fetcher.position)
         self._room[partition] = asyncio.Semaphore(AHEAD)
-        self.ahead.divide(partition, self.cutovers(partition))
+        self.ahead.divide(partition, self.layout.cutovers(partition))
         self.look(partition)
         self._fetching += 1
         self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
-
-    def _skips_gaps(self, start: Position) -> bool:
-        if self._on_gap is None:
-            return not isinstance(start, AtOffset)
-        return self._on_gap is OnGap.SKIP
 
     def _check_within(
         self, starts: Mapping[int, Position], stops: Mapping[int, Position], *, is_for_each: bool
@@ -407,23 +346,22 @@ class StreamReading:
             (start,) = (await self._within(layout, given)).values()
             old = self.readers.get(partition)
             if old is None:
-                raise self._taken_away(partition)
+                raise _taken_away(self._stream, partition)
             stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
             reader = self._reader(layout, partition, start, stop)
             await self._look_up([reader])
             reader.missed = old.missed
             self.check_open()
             if self.readers.get(partition) is not old or partition not in self._tasks:
-                raise self._taken_away(partition)
+                raise _taken_away(self._stream, partition)
             self.cease(partition)
             self.failures.pop(partition, None)
             self._fetch_from(partition, reader)
 
-    def _taken_away(self, partition: int) -> TidelogError:
-        return bad(f"partition {self._stream}/{partition} is not read any more; it was taken away while seek waited")
-
     async def aclose(self) -> None:
         self._is_closed = True
+        if self._route_watch is not None:
+            self._metadata.end_watch(self._route_watch)
         tasks = [
             *self._looking_up,
             *self._coming.values(),
@@ -446,11 +384,15 @@ class StreamReading:
                     if self._follows and isinstance(self._later_stop, AtTime):
                         await self._look_once(_LAST_LOOK)  # a new partition may have records from before that time
                     break
-                if not self._layout.knows(partition, reader.fetcher.newest_version):
-                    await self._layout.hear_of(partition, reader.fetcher.newest_version, self._look_once)
+                if not self.layout.knows(partition, reader.fetcher.newest_version):
+                    await self.layout.hear_of(partition, reader.fetcher.newest_version, self._look_once)
                 self.ahead.add(partition, answer)
                 self.progress.set()
         except TidelogError as error:
+            if error.code in _GONE:
+                await self._look_once(
+                    _LAST_LOOK
+                )  # which ends this task, if the partition is gone and the stream is not
             self._fail(error, partition)
         except asyncio.CancelledError:
             raise
@@ -474,7 +416,7 @@ class StreamReading:
 
     async def _check_layout(self) -> None:
         """Whether the stream that is being read still exists, which replicas are in sync, and its layouts."""
-        error = await self._metadata.why_over(self._stream, self._layout.known)
+        error = await self._metadata.why_over(self._stream, self.layout.known)
         if error is not None:
             self._fail(error)
             return
@@ -490,31 +432,69 @@ class StreamReading:
                 tell_sources(reader.fetcher.followers, self._rack, layout, known)
         self._learn(layout)
 
-    def _learn(self, layout: StreamMetadata) -> None:
-        if not self._layout.learn(layout) or (now := self._layout.known) is None:
+    async def _watch(self) -> None:
+        """Hear of the layouts from now on."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self.layout.watch(self._refresh, self.limits))
+            self._route_watch = await self._metadata.watch(self._stream, self._on_routes)
+            if self._is_closed:
+                self._metadata.end_watch(self._route_watch)
+
+    def _on_routes(self, layout: StreamMetadata) -> None:
+        """They were pushed, or fetched by somebody."""
+        if self._is_closed:
             return
-        for partition in self.readers:
-            self.ahead.divide(partition, self.cutovers(partition))
-            if partition not in now.partitions and (task := self._tasks.pop(partition, None)) is not None:
-                task.cancel()  # the last record of a partition that keys are not spread over any more was removed
-                self._ended.add(task)
-                task.add_done_callback(self._ended.discard)
+        if self.layout.known is not None and layout.incarnation != self.layout.known.incarnation:
+            self._refresh()
+        else:
+            self._learn(layout)
+
+    def _learn(self, layout: StreamMetadata) -> None:
+        has_changed = self.layout.learn(layout)
+        now = self.layout.known
+        assert now is not None
+        if self._route_watch is not None:
+            self._route_watch.applied = now.routing_generation
+        if not has_changed:
+            return
+        for partition, reader in tuple(self.readers.items()):
+            self.ahead.divide(partition, self.layout.cutovers(partition))
+            known = now.partitions.get(partition)
+            if known is None:
+                # The last record of a partition that keys are not spread over any more was removed.
+                if self._end(partition):
+                    self._gone.add(partition)
+            elif partition in self._gone:
+                self._gone.discard(partition)
+                if known.incarnation == reader.fetcher.partition_incarnation:
+                    self._go_on(partition, reader, now)
+                elif self._follows:
+                    self.remove(partition)
         if self._follows:
             self._pick_up()
         self.look()
         self.on_layout()
         self.progress.set()
 
+    def _go_on(self, partition: int, old: PartitionReader, layout: StreamMetadata) -> None:
+        """Some broker, or an invented message, had told that the partition is gone, and it is not."""
+        stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
+        reader = self._reader(layout, partition, AtOffset(self.ahead.fetched_to(partition)), stop)
+        reader.missed = old.missed
+        self.readers[partition] = reader
+        self._fetching += 1
+        self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
+
     def _pick_up(self) -> None:
         """Begin to read partitions that a repartition has made."""
-        for partition in () if self._layout.known is None else self._layout.known.partitions:
+        for partition in () if self.layout.known is None else self.layout.known.partitions:
             if partition not in self.readers and partition not in self._coming:
                 self._fetching += 1
                 self._coming[partition] = asyncio.create_task(self._begin_later(partition))
 
     async def _begin_later(self, partition: int) -> None:
         try:
-            while (layout := self._layout.known) is not None and partition in layout.partitions:
+            while (layout := self.layout.known) is not None and partition in layout.partitions:
                 reader = self._reader(layout, partition, Anchor.EARLIEST, self._later_stop)
                 try:
                     await self._look_up([reader])
@@ -538,6 +518,14 @@ class StreamReading:
         if partition is None:
             for task in self._looking_up:
                 task.cancel()
+
+
+def _skips_gaps(wanted: OnGap | None, start: Position) -> bool:
+    return wanted is OnGap.SKIP if wanted is not None else not isinstance(start, AtOffset)
+
+
+def _taken_away(stream: str, partition: int) -> TidelogError:
+    return bad(f"partition {stream}/{partition} is not read any more; it was taken away while seek waited")
 
 
 def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetadata) -> dict[int, Position]:

@@ -525,6 +525,8 @@ async def test_nothing_is_left_behind(world: World) -> None:
     await delivered()
     assert transport.inboxes == {}
     assert client._consumers == {}
+    await client.close()
+    await delivered()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

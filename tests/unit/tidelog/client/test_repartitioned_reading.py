@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
 
-from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker
+from tests.unit.tidelog.client.fake_broker import CLUSTER, Cluster, FakeBroker
 from tidelog.client import layout_watch
 from tidelog.client.consumer import Consumer
 from tidelog.client.errors import BadRequest
 from tidelog.client.key_limits import Order
 from tidelog.client.layout_watch import LayoutWatch
 from tidelog.client.positions import AtTime
+from wire.errors import CLUSTER_HEADER
+from wire.types import StreamName
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +242,31 @@ async def test_partitions_that_are_gone_have_nothing_left_to_read(cluster: Clust
         await client.consume("three", start={**stored, 7: 1}).start()
     with pytest.raises(BadRequest, match="order='keys' is none of 'partition' and 'key'"):
         client.consume("three", order="keys")  # type: ignore[arg-type] # that is the point
+
+
+async def test_a_push_tells_of_new_partitions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
+    transport, broker, client = cluster
+    async with client.consume("three") as consumer:
+        broker.repartition("three", 4)
+        seed(broker, 3, 1)
+        assert await consumer.getone(timeout=0.1) is None
+        push = json.dumps(broker.streams["three"]).encode()
+        transport.publish(broker.subjects.push(StreamName("three")), [push], headers={CLUSTER_HEADER: CLUSTER})
+        assert await take(consumer, 1) == [(3, 0)]
+
+
+async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.repartition("three", 2)
+    async with client.consume("three", order="key") as consumer:
+        seed(broker, 2, 3)
+        assert len(await take(consumer, 2)) == 2
+        partitions = broker.streams["three"]["partitions"]
+        gone = partitions.pop()
+        broker.streams["three"]["routing_generation"] += 1
+        await until(lambda: 2 not in consumer._reading._tasks)
+        seed(broker, 2, 2)
+        partitions.append(gone)
+        broker.streams["three"]["routing_generation"] += 1
+        assert await take(consumer, 3) == [(2, 2), (2, 3), (2, 4)]
