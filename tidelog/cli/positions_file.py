@@ -25,6 +25,7 @@ class PositionsFile:
         """Raises BadRequest for a file that holds no positions of that stream, or cannot be read."""
         self._path = path
         self._partitions = stream.partitions
+        self._order = stream.key_order
         self._of: dict[str, Any] = {
             "cluster": stream.cluster_id,
             "stream": stream.name,
@@ -41,15 +42,17 @@ class PositionsFile:
         self._positions = self._parsed(text)
 
     def start(self, partitions: tuple[int, ...]) -> dict[int, int] | None:
-        """Where to begin in each of `partitions`, () for all; None where nothing was read yet. Raises BadRequest."""
+        """Where to begin in each of `partitions`, () for all, but for those that a repartition has made since: they are
+        read from their beginning. None where nothing was read yet. Raises BadRequest."""
         if not self._positions:
             return None
         wanted = partitions or tuple(self._partitions)
-        missing = [partition for partition in wanted if partition not in self._positions]
+        unread = [partition for partition in wanted if partition not in self._positions]
+        missing = [partition for partition in unread if not self._order.has_begun_later(partition)]
         if missing:
             there = " ".join(f"--partition {partition}" for partition in sorted(self._positions))
             raise self._bad(f"holds no position of partition {missing[0]}; name another file, or read {there}")
-        return {partition: self._positions[partition] for partition in wanted}
+        return {partition: self._positions[partition] for partition in wanted if partition in self._positions}
 
     def write(self, positions: Mapping[int, int]) -> None:
         """Those of other partitions stay. Raises BadRequest where the file cannot be written."""

@@ -50,6 +50,12 @@ _POSITION = "[{words}|OFFSET|TIME]"
     "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Read only this one; repeatable."
 )
 @click.option(
+    "--order",
+    type=click.Choice(["partition", "key"]),
+    help="What is in order besides the records of each partition; key: the records of each key, also where a change of"
+    " the number of partitions has taken them to another one.  [default: key with --group, else partition]",
+)
+@click.option(
     "--read-from",
     type=click.Choice(["leader", "follower", "nearest"]),
     default="leader",
@@ -122,6 +128,7 @@ def subscribe(
     stop: str | None,
     zone: tzinfo | None,
     partitions: tuple[int, ...],
+    order: Literal["partition", "key"] | None,
     read_from: Literal["leader", "follower", "nearest"],
     rack: str | None,
     on_gap: Literal["raise", "skip"] | None,
@@ -171,6 +178,7 @@ def subscribe(
                 patterns=patterns,
                 instance_id=instance_id,
                 start=cast("Literal['earliest', 'latest', 'new']", start),
+                order=order or "key",
                 auto_commit_interval=KEPT_EVERY,
                 read_from=read_from,
                 on_gap=on_gap or "skip",
@@ -199,6 +207,7 @@ def subscribe(
             start=begin if kept is None else kept,
             stop=end,
             partitions=partitions or None,
+            order=order or "partition",
             read_from=read_from,
             rack=rack if read_from == "nearest" else None,
             on_gap=on_gap,

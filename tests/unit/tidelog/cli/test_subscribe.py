@@ -29,6 +29,8 @@ class World:
     def __init__(self) -> None:
         self.values: dict[int, list[bytes]] = {0: [], 1: []}
         self.incarnation: int | None = None
+        self.later: dict[int, list[bytes]] = {}
+        """Of partitions that a repartition has made after all of `values`."""
 
     async def connected(self, _server: object, _namespace: object, work: Any, *_: object) -> None:
         _transport, broker, client = make()
@@ -38,6 +40,10 @@ class World:
         for partition, values in self.values.items():
             if values:
                 broker.seed("s", partition, values)
+        if self.later:
+            broker.repartition("s", len(self.values) + len(self.later))
+        for partition, values in self.later.items():
+            broker.seed("s", partition, values)
         async with client:
             await work(client)
 
@@ -146,6 +152,20 @@ def test_each_partition_has_its_own_position(world: World, tmp_path: Path) -> No
     world.values = {0: [b"a", b"c"], 1: [b"b", b"d"]}
     assert printed(*arguments, "--partition", "1") == ["d"]
     assert printed(*arguments) == ["c"]
+
+
+def test_partitions_that_were_made_since_are_read_from_their_beginning(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a"], 1: [b"b"]}
+    assert printed(*arguments) == ["a", "b"]
+    world.values[0].append(b"c")
+    world.later = {2: [b"d"], 3: [b"e"]}
+    result = invoke(*arguments, "--order", "key")
+    lines = result.stdout.splitlines()
+    assert sorted(lines) == ["c", "d", "e"]
+    assert lines.index("c") < lines.index("d")
+    world.later[3].append(b"f")
+    assert printed(*arguments) == ["f"]
 
 
 def test_another_partition_is_no_reason_to_begin_anew(world: World, tmp_path: Path) -> None:
