@@ -129,8 +129,9 @@ def _every_client(subjects: Subjects) -> Iterator[Grant]:
     yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
 
 
-def _routes(subjects: Subjects) -> Iterator[Grant]:
-    yield Grant(subjects.topology(), "leaders and layouts of streams, from any broker")
+def _routes(subjects: Subjects, streams: list[StreamName]) -> Iterator[Grant]:
+    for stream in streams:
+        yield Grant(subjects.topology(stream), "its leaders and layouts, from any broker")
     yield Grant(subjects.adopt(ANY_BROKER), "which routes it has applied")
 
 
@@ -163,7 +164,7 @@ def _records_of(subjects: Subjects, stream: InternalStream, purpose: str) -> Ite
 
 def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
     yield from _every_client(subjects)
-    yield from _routes(subjects)
+    yield from _routes(subjects, streams)
     yield from _operations(subjects, [op.METADATA, op.PRODUCER_INIT], streams)
     for stream in streams:
         yield Grant(subjects.append(stream, ANY_PARTITION), "its batches")
@@ -182,7 +183,7 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
 
 def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
     yield from _every_client(subjects)
-    yield from _routes(subjects)
+    yield from _routes(subjects, streams)
     yield from _operations(subjects, [op.METADATA], streams)
     for stream in streams:
         yield Grant(subjects.fetch(stream, ANY_PARTITION), "records and positions, from the leader")
@@ -291,6 +292,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         ),
         Grant(f"{ns}.api.>", "the API"),
         Grant(subjects.topology(), "clients ask for routes of streams"),
+        Grant(subjects.topology(ANY_STREAM), "the same, of one stream"),
         Grant(subjects.adopt(broker), "clients tell which routes they have applied"),
         *(Grant(f"$SRV.*{named}", "`nats micro`") for named in ("", ".tidelog", ".tidelog.*")),
     ]

@@ -7,7 +7,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
     <ns>.<internal stream>.<partition>.<kind>.<name>   for the coordinator of what that partition keeps
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
-    <ns>.metadata.topology | push.<stream> | adopt.<broker>    open to clients
+    <ns>.metadata.topology[.<stream>] | push.<stream> | adopt.<broker>    open to clients
     <ns>.api.<operation>[.<stream>]
     <ns>.inbox.<broker>.<connection>.<number>
 
@@ -55,7 +55,11 @@ class Subjects:
         self.namespace = check_namespace(namespace)
         self._of_brokers = (f"{namespace}.notify.", f"{namespace}.metadata.")
         self._topology = f"{namespace}.metadata.topology"
-        self._of_clients = (f"{namespace}.metadata.push.", f"{namespace}.metadata.adopt.")
+        self._of_clients = (
+            f"{self._topology}.",
+            f"{namespace}.metadata.push.",
+            f"{namespace}.metadata.adopt.",
+        )
 
     def replicate(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader for records."""
@@ -154,9 +158,10 @@ class Subjects:
         """Brokers tell to which cluster they belong, and ask the others."""
         return f"{self.namespace}.metadata.cluster"
 
-    def topology(self) -> str:
-        """Clients ask any broker for routes of streams; one of the brokers answers."""
-        return self._topology
+    def topology(self, stream: str | None = None) -> str:
+        """Clients ask any broker for routes of that stream, of all with "*", or, without a name behind it, of any
+        streams; one of the brokers answers."""
+        return self._topology if stream is None else f"{self._topology}.{stream}"
 
     def push(self, stream: str) -> str:
         """The controller tells clients the routes of a stream that have changed; "*" for all streams."""
@@ -186,7 +191,8 @@ class Subjects:
         )
 
     def _is_of_clients(self, subject: str) -> bool:
-        """Of the subjects of metadata, those of clients: the topology, and `push` and `adopt` with one token behind."""
+        """Of the subjects of metadata, those of clients: the topology, also with one token behind, and `push` and
+        `adopt` with one token behind."""
         return subject == self._topology or (
             subject.startswith(self._of_clients)
             and subject.count(".") == _TOKENS_OF_METADATA - 1

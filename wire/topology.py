@@ -1,6 +1,8 @@
 """Routes of streams as any broker tells them, and as the controller pushes them to clients.
 
-    <ns>.metadata.topology        a client asks; one of the brokers answers, from the state that it has applied
+    <ns>.metadata.topology.<stream>   a client asks; one of the brokers answers, from the state that it has applied;
+                                  the request names that stream alone
+    <ns>.metadata.topology        the same of any streams, for logins that may see all of them
     <ns>.metadata.push.<stream>   the controller publishes `StreamRoutes` in JSON, with the header `Tidelog-Cluster`,
                                   whenever the stream's `routing_generation` has moved
 
@@ -62,4 +64,4 @@ TOPOLOGY = Operation(
     gives_once=True,
     refusals=(Code.UNAVAILABLE,),
 )
-"""It is asked on `Subjects.topology()`, not on a subject of the API."""
+"""It is asked on `Subjects.topology(…)`, not on a subject of the API."""

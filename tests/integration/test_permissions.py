@@ -78,6 +78,7 @@ OTHERS = [
     "tidelog.payments.0.append", "tidelog.payments.0.leader", "tidelog.payments.0.fetch",
     "tidelog.payments.0.fetch.b1", "tidelog.api.metadata.payments", "tidelog.api.stream.describe.payments",
     "tidelog.api.stream.delete.payments", "payments", "payments.1",
+    "tidelog.metadata.topology", "tidelog.metadata.topology.payments",
 ]  # fmt: skip
 AUDIT = ["tidelog.__audit.0.fetch", "tidelog.__audit.0.fetch.b1"]
 GROUPS = [

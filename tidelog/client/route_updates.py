@@ -191,7 +191,7 @@ class RouteUpdates:
         """Routes as some broker has applied them. None: no broker tells them, or has not heard of the stream."""
         if not self._api.cluster_id:
             return None  # which cluster it is, the API has to find out first
-        message = await self._request(self._subjects.topology(), TOPOLOGY.encode_request(streams=[stream]))
+        message = await self._request(self._subjects.topology(stream), TOPOLOGY.encode_request(streams=[stream]))
         if message is None:
             return None
         try:

@@ -18,7 +18,7 @@ from metadata.model import Changes
 from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.adoption import AdoptionSessions
-from tidelog.server.topology import TopologyPages
+from tidelog.server.topology import TopologyPages, decoded
 from wire.adoption import MAX_REPORT_BYTES, SESSION_TTL_S, AdoptionReport
 from wire.echo import echo
 from wire.error_details import RETRY_AFTER_MS
@@ -72,6 +72,11 @@ class RoutingRequests:
                 subjects.topology(): Endpoint(
                     self._answering(self._tell_topology),
                     lambda message: (message.data, _cluster_in(message)),
+                    queue=QUEUE,
+                ),
+                subjects.topology("*"): Endpoint(
+                    self._answering(self._tell_stream),
+                    lambda message: (message.subject, message.data, _cluster_in(message)),
                     queue=QUEUE,
                 ),
                 subjects.adopt(metadata.broker_id): Endpoint(self._answering(self._take_report)),
@@ -133,6 +138,17 @@ class RoutingRequests:
             )
         self._pages.max_payload = self._transport.max_payload
         return await self._pages.page(message.data)
+
+    async def _tell_stream(self, message: Message) -> bytes:
+        """Of the stream that the subject names, for which NATS has let the client ask."""
+        name = message.subject.rpartition(".")[2]
+        asked = decoded(message.data).streams
+        if asked != [name]:
+            raise TidelogError(
+                Code.BAD_REQUEST,
+                f"the request names the streams {echo(asked)}, and its subject {echo(name)}; name that one alone",
+            )
+        return await self._tell_topology(message)
 
     async def _take_report(self, message: Message) -> bytes:
         if len(message.data) > MAX_REPORT_BYTES:

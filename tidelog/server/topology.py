@@ -56,7 +56,7 @@ class TopologyPages:
 
     async def page(self, data: bytes) -> bytes:
         """The answer to a request. Raises TidelogError(BAD_REQUEST)."""
-        request = _decoded(data)
+        request = decoded(data)
         state = self._state
         generation = state.generation
         streams: list[bytes] = []
@@ -127,7 +127,8 @@ class TopologyPages:
         return b'%s, "generation": %d}' % (kept, self._state.generation)
 
 
-def _decoded(data: bytes) -> TopologyRequest:
+def decoded(data: bytes) -> TopologyRequest:
+    """Raises TidelogError(BAD_REQUEST)."""
     if len(data) > MAX_TOPOLOGY_REQUEST_BYTES:
         raise TidelogError(
             Code.BAD_REQUEST,

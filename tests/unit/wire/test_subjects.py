@@ -38,6 +38,7 @@ def test_subjects_of_a_cluster() -> None:
     assert subjects.broker_status(broker) == "ns.metadata.status.b1"
     assert subjects.drain(broker) == "ns.metadata.drain.b1"
     assert subjects.topology() == "ns.metadata.topology"
+    assert subjects.topology("orders") == "ns.metadata.topology.orders"
     assert subjects.push("flights") == "ns.metadata.push.flights"
     assert subjects.adopt(broker) == "ns.metadata.adopt.b1"
     assert subjects.api("stream.list") == "ns.api.stream.list"

@@ -32,7 +32,7 @@ class Brokers:
         self.told: dict[str, Any] | None = None
         """None: as the controller knows them."""
         self.home = "b7"
-        self.transport.listen(self.broker.subjects.topology(), self._on_topology)
+        self.transport.listen(self.broker.subjects.topology("*"), self._on_topology)
         self.listen(True)
 
     def listen(self, listens: bool) -> None:

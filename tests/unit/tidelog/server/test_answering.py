@@ -28,6 +28,7 @@ STREAM = "orders"
         (SUBJECTS.api("stream.list"), CLIENTS, 2),
         (SUBJECTS.cluster(), BROKERS, 2),
         (SUBJECTS.topology(), CLIENTS, 2),
+        (SUBJECTS.topology("orders"), CLIENTS, 2),
         (SUBJECTS.adopt(BrokerId("b1")), CLIENTS, 2),
         (SUBJECTS.probe(BrokerId("b1")), BROKERS, 2),
         (SUBJECTS.alter_isr(), BROKERS, 2),

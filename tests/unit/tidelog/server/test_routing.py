@@ -67,7 +67,11 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_brokers_listen_in_one_queue_for_the_topology_and_each_for_its_own_clients(world: World) -> None:
-    assert world.broker.queues == {"tidelog.metadata.topology": QUEUE, "tidelog.metadata.adopt.a": ""}
+    assert world.broker.queues == {
+        "tidelog.metadata.topology": QUEUE,
+        "tidelog.metadata.topology.*": QUEUE,
+        "tidelog.metadata.adopt.a": "",
+    }
     await world.routing.close()
     assert world.broker.subscribed == {}
 
@@ -141,3 +145,17 @@ async def test_a_report_without_a_reply_counts_as_well(world: World) -> None:
     world.client.publish(SUBJECTS.adopt(BrokerId("a")), [payload])
     await delivered()
     assert len(world.routing.sessions) == 1
+
+
+async def test_on_the_subject_of_a_stream_that_one_alone_is_told(world: World) -> None:
+    """NATS lets a client ask there that may see no other stream."""
+    for streams in ([], ["payments"], ["orders", "payments"]):
+        message = await world.client.request(
+            SUBJECTS.topology("orders"), TOPOLOGY.encode_request(streams=streams), timeout=5
+        )
+        with pytest.raises(TidelogError, match="its subject 'orders'; name that one alone"):
+            TOPOLOGY.decode_answer(message.data, message.headers)
+    message = await world.client.request(
+        SUBJECTS.topology("orders"), TOPOLOGY.encode_request(streams=["orders"]), timeout=5
+    )
+    TOPOLOGY.decode_answer(message.data, message.headers)
