@@ -192,7 +192,7 @@ class GroupPartitions:
         return {
             of: Mark(finished[of], self._reading.partition_incarnation(of) or 0)
             for of in wanted
-            if of in finished and (again or self._commits.is_new(of, finished[of]))
+            if of in finished and not self._reading.is_gone(of) and (again or self._commits.is_new(of, finished[of]))
         }
 
     # ---- the end

@@ -60,6 +60,11 @@ class GroupReading:
         reading = self._readings.get((of.stream, of.incarnation))
         return reading is not None and of.partition in reading.readers
 
+    def is_gone(self, of: StreamPartition) -> bool:
+        """The partition does not exist any more, as the metadata say, and the coordinator is about to take it away."""
+        reading = self._readings.get((of.stream, of.incarnation))
+        return reading is not None and of.partition in reading.gone
+
     async def add(self, of: StreamPartition, start: Position, stream: StreamMetadata) -> None:
         """Read this partition too. Returns once its start is known. Raises as `StreamReading.add`. Whatever comes of
         it, `remove` ends it."""

@@ -115,7 +115,7 @@ class StreamReading:
         """Of new partitions."""
         self._coming: dict[int, asyncio.Task[None]] = {}
         """Which begin new partitions."""
-        self._gone: set[int] = set()
+        self.gone: set[int] = set()
         """Partitions that were read, and that the metadata do not have any more."""
         self._watching: asyncio.Task[None] | None = None
         self._route_watch: RouteWatch | None = None
@@ -203,7 +203,7 @@ class StreamReading:
         self._room.pop(partition, None)
         self.failures.pop(partition, None)
         self.limits.forget(partition)
-        self._gone.discard(partition)
+        self.gone.discard(partition)
 
     def head(self) -> Head | None:
         """What to hand out next, within the limits. What was handed out before is finished."""
@@ -463,13 +463,13 @@ class StreamReading:
             if known is None:
                 # The last record of a partition that keys are not spread over any more was removed.
                 if self._end(partition):
-                    self._gone.add(partition)
-            elif partition in self._gone:
-                self._gone.discard(partition)
-                if known.incarnation == reader.fetcher.partition_incarnation:
-                    self._go_on(partition, reader, now)
-                elif self._follows:
-                    self.remove(partition)
+                    self.gone.add(partition)
+            elif known.incarnation != reader.fetcher.partition_incarnation:
+                if self._follows:
+                    self.remove(partition)  # it was made anew, and is picked up
+            elif partition in self.gone:
+                self.gone.discard(partition)
+                self._go_on(partition, reader, now)
         if self._follows:
             self._pick_up()
         self.look()

@@ -259,3 +259,18 @@ async def test_a_description_tells_what_waits(world: World, monkeypatch: pytest.
     monkeypatch.setattr(client._groups, "_describe", described)
     progress = (await client.describe_group("g"))["progress"]
     assert [entry["waits_for"] for entry in progress] == [{}, {}, {"0": 5}, {}]
+
+
+async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World) -> None:
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        world.broker.repartition("s", 1)
+        world.broker.streams["s"]["partitions"].pop()
+        await until(
+            lambda: (
+                bool(consumer._reading.readings)
+                and any(reading.gone for reading in consumer._reading.readings.values())
+            )
+        )
+        await consumer.commit()
+        assert world.committed == {("s", 0): 5}

@@ -270,3 +270,17 @@ async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster)
         partitions.append(gone)
         broker.streams["three"]["routing_generation"] += 1
         assert await take(consumer, 3) == [(2, 2), (2, 3), (2, 4)]
+
+
+async def test_a_partition_that_was_made_anew_between_two_looks_is_read_from_its_beginning(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    seed(broker, 2, 3)
+    async with client.consume("three") as consumer:
+        await take(consumer, 3)
+        stream = broker.streams["three"]
+        broker.repartition("three", 2)
+        stream["partitions"].pop()
+        del broker.logs["three", 2]
+        broker.repartition("three", 3)
+        seed(broker, 2, 2)
+        assert await take(consumer, 2) == [(2, 0), (2, 1)]
