@@ -152,11 +152,7 @@ class Pushes:
             self._due.end()
             return
         self._due.begin(
-            {
-                name: stream.routing_generation
-                for name, stream in self._state.streams.items()
-                if not is_internal(name, stream.subject, self._subjects)
-            }
+            {name: generation for name in self._state.streams if (generation := self._generation(name)) is not None}
         )
         self._came.set()
         if self._task is None:

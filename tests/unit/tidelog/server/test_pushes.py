@@ -280,3 +280,5 @@ async def test_each_step_of_a_repartition_is_pushed_that_changes_routes(world: W
         (2, [17, 4], ["active", "draining"]),
         (2, [17, 4], ["active", "retired"]),
     ]
+    world.applied(cluster.prepare(2))
+    assert await world.quiet() == ["s"], "no partition is made or changed, and the generation of the routes has moved"

@@ -91,6 +91,27 @@ async def test_a_change_is_in_the_next_answer_and_so_is_the_generation() -> None
         assert page["generation"] == cluster.state.generation
 
 
+async def test_steps_of_a_repartition_are_in_the_next_answer() -> None:
+    world = Pages()
+    world.create("s", partitions=2)
+    cluster = world.cluster
+    steps: list[Callable[[], Outcome]] = [
+        lambda: cluster.prepare(1),
+        cluster.cut_over,
+        lambda: cluster.report_cutover(cluster.cutover_at(0, 17), cluster.cutover_at(1, 4)),
+        cluster.finish,
+        lambda: cluster.prepare(2),
+        cluster.cancel,
+    ]
+    for step in steps:
+        await world.ask()
+        outcome = step()
+        assert outcome.code is None
+        world.pages.on_changes(outcome.changes)
+        form = metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {})
+        assert (await world.ask())["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
+
+
 async def test_pages_go_on_where_the_one_before_ended() -> None:
     world = Pages()
     world.create("e", "b", "d", "a", "c")
