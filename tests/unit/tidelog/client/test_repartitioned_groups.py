@@ -15,8 +15,10 @@ from tests.unit.tidelog.client.test_group_consumer import World, take, until
 from tidelog.client import group_gate, layout_watch
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
-from wire.groups import OFFSETS
+from wire.groups import StreamPartition
+from wire.groups_pb2 import CommittedOffset, OffsetsRequest
 from wire.operations import GROUP_COORDINATOR
+from wire.transport import Message
 
 
 @pytest.fixture
@@ -199,18 +201,31 @@ async def test_a_long_wait_is_told(
         assert any("until the group has committed s/0 up to 5;" in message for message in told)
 
 
-async def test_offsets_that_a_transaction_keeps_back_hold_up_no_other_partition(world: World) -> None:
+async def test_offsets_that_a_transaction_keeps_back_hold_up_no_other_partition(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a transaction commits in one partition, a question about several is refused."""
+
+    def refuse(message: Message) -> bytes:
+        if any(1 in each.partitions for each in OffsetsRequest.FromString(message.data).partitions):
+            raise TidelogError(Code.UNAVAILABLE, "s/1 has pending offsets")
+        return tell(message)
+
+    monkeypatch.setattr(group_gate, "_ASK_TIMEOUT", 0.1)
     repartition(world, 4)
     world.seed("s", 2, 1)
     world.seed("s", 3, 1)
-    pending = TidelogError(Code.UNAVAILABLE, "s/1 has pending offsets")
+    tell = world.coordinator._on_offsets
     async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
         await take(consumer, 10)
         await consumer.getone(timeout=0.05)
-        world.coordinator.refusals[OFFSETS] += [pending] * 3
-        await consumer.commit({("s", 0): 5})
+        monkeypatch.setattr(world.coordinator, "_on_offsets", refuse)
+        world.coordinator._listen()
+        world.group.offsets[StreamPartition("s", world.broker.streams["s"]["incarnation"], 0)] = CommittedOffset(
+            stream="s", incarnation=world.broker.streams["s"]["incarnation"], partition=0, offset=5
+        )
         assert await take(consumer, 1) == [("s", 2, 0)]
+        assert consumer.waiting == {("s", 3): {("s", 1): 5}}
 
 
 async def test_paused_and_sought_while_it_waits(world: World) -> None:
