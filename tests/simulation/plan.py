@@ -16,7 +16,7 @@ TRANSACTIONS_SHARE = 0.12
 """Of the runs without a scenario: these take ten times as long as others."""
 
 
-REPARTITIONS_SHARE = 0.0
+REPARTITIONS_SHARE = 0.5
 """Of the runs without a scenario, of streams that are not compacted."""
 
 
