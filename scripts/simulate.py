@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.run import Result, has_transactions, run, scenario_of
+from tests.simulation.run import Result, has_transactions, plan_of, run, scenario_of
 
 MAX_SHRUNK = 3
 """Of that many failures the faults that matter are looked for."""
@@ -227,6 +227,7 @@ def hunt(order: tuple[int, int]) -> Sight:
         for seed in count(1)
         if (mutant.scenario is None or scenario_of(seed) == mutant.scenario)
         and (not mutant.in_transactions or has_transactions(seed))
+        and (not mutant.in_repartitions or plan_of(seed).has_repartitions)
     )
     broken_anyway: list[int] = []
     for tried, seed in enumerate(islice(seeds, budget), 1):

@@ -35,11 +35,12 @@ from dataplane.log.state import LogState
 from dataplane.log.swapping import Swapping
 from dataplane.log.syncing import Syncing
 from dataplane.log.tail import Tail
-from dataplane.replica import life
+from dataplane.replica import life, partitioning
 from dataplane.replica.aborted import AbortedBatches
 from dataplane.replica.admission import Admission
 from dataplane.replica.commits import Commits
 from dataplane.replica.consumers import Consumers, Readable
+from dataplane.replica.cutover import Cutover
 from dataplane.replica.data_waiters import DataWaiters
 from dataplane.replica.draining import Draining
 from dataplane.replica.epochs import LeaderEpochCache
@@ -71,7 +72,10 @@ from metadata.requests import AdminRequests
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
+from tidelog.client import group_partitions
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.client.rerouting import Routes
+from tidelog.client.stream_reading import StreamReading
 from tidelog.client.membership import Membership
 from tidelog.groups.group import Group
 from tidelog.groups.pending import PendingOffsets
@@ -84,14 +88,19 @@ from tidelog.transactions.families import Families
 from tidelog.transactions.shard import TransactionShard, _place
 from wire import subjects
 from wire.batch import CompactableBatch
+from wire.layouts import KeyOrder
 from wire.types import PartitionView
 
 
 def _mutant(
-    name: str, *edits: tuple[Any, str, str], scenario: str | None = None, in_transactions: bool = False
+    name: str,
+    *edits: tuple[Any, str, str],
+    scenario: str | None = None,
+    in_transactions: bool = False,
+    in_repartitions: bool = False,
 ) -> Mutant:
     """`edits`: (function, text in its source, text in place of it)."""
-    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario, in_transactions)
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario, in_transactions, in_repartitions)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -765,6 +774,73 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         in_transactions=True,
+    ),
+    _mutant(
+        "a leader takes batches of an older partitioning version",
+        (partitioning.judge, "if 0 < version < view.partitioning_version:", "if False:"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a leader judges the partitioning version before it looks for a repetition",
+        (AppendRequests._append_batch, " and not may_be_stored(verdict)", ""),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a leader takes batches of the newest partitioning version before it knows the cutover",
+        (partitioning.judge, "return Held.HELD if version and view.awaits_cutover else None", "return None"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a leader reports a cutover that is not committed",
+        (Cutover.look, " or state.high_watermark < self._end", ""),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "the report of a cutover by a deposed leader is taken",
+        (
+            repartition._why_not_told,
+            "if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:",
+            "if False:",
+        ),
+        scenario="repartitioned under kills",
+    ),
+    _mutant(
+        "a repartition is finished before all cutovers are known",
+        (Repartitioning._next_step, "if watched.told_at == inf:", "if False:"),
+        (repartition.finish, " or not stream.layouts[-1].is_told", ""),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "the adoption generation of a repartition is that of the last report",
+        (
+            repartition.report_cutover,
+            "_put(ledger, stream, layouts=",
+            (
+                "_put(ledger, stream, repartition=stream.repartition and replace(stream.repartition,"
+                " adoption_generation=ledger.next_generation()), layouts="
+            ),
+        ),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a producer sends by the new layout before its batches of the old one are resolved",
+        (Routes.for_key, "if target is not None:", "if False:"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a group reads beyond a cutover before it has read the partitions that the keys come from",
+        (KeyOrder.waits_for, "if missing:", "if False:"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a group counts a partition as read that was handed out and not committed",
+        (StreamReading.look, "self.committed or self._finished()", "self._finished()"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a group reads a partition that a repartition has made from its end",
+        (group_partitions._first_start, "if start is Anchor.EARLIEST or not", "if True or not"),
+        in_repartitions=True,
     ),
 )
 

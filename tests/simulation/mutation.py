@@ -29,6 +29,8 @@ class Mutant:
     """Scenario in which only the broken rule prevents a loss: the mutant is hunted in runs of that scenario."""
     in_transactions: bool = False
     """It is hunted in runs with transactions."""
+    in_repartitions: bool = False
+    """It is hunted in runs with repartitions."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -209,12 +209,16 @@ class CutoversAreExact(Invariant):
 
 
 class RepartitionsFinishWhenTold(Invariant):
-    """To operators: a repartition is finished when each cutover is known; until then the partitions that it leaves are
-    not retired."""
+    """To operators: a repartition is finished when each cutover is known, and as soon as clients route by its layout: to
+    that end it has the generation of its cutover, which clients tell when they do."""
 
     def on_commit(self, commit: Commit) -> None:
+        for stream in self.raft.truth.streams.values():
+            marker, layout = stream.repartition, stream.layouts[-1]
+            if marker is not None and marker.adoption_generation and marker.adoption_generation != layout.generation:
+                self.broken(f"the cutover of {stream.name} was in generation {layout.generation}, and has {marker}")
         if commit.kind != "finish_repartition" or commit.outcome.code is not None:
             return
-        stream = self.raft.truth.streams.get(StreamName(commit.message.finish_repartition.name))
-        if stream is not None and not stream.layouts[-1].is_told:
-            self.broken(f"the repartition of {stream.name} is finished, and layouts are {stream.layouts}")
+        finished = self.raft.truth.streams.get(StreamName(commit.message.finish_repartition.name))
+        if finished is not None and not finished.layouts[-1].is_told:
+            self.broken(f"the repartition of {finished.name} is finished, and layouts are {finished.layouts}")
