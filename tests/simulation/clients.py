@@ -141,7 +141,8 @@ class Workload:
         try:
             await work()  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - a program that has ended would be missed late, or never
-            self.world.fails("NoBugs", f"{self.process.name}: {error!r} at {_line(error)}")
+            if self.process.alive:
+                self.world.fails("NoBugs", f"{self.process.name}: {error!r} at {_line(error)}")
 
     # ---- the stream
 
@@ -175,6 +176,11 @@ class Workload:
             else:
                 self.stream, self.partitions, self.incarnation = stream, partitions, incarnation
                 return
+
+    @property
+    def first_partitions(self) -> int:
+        """That the stream was made with."""
+        return int(self._made_with["partitions"])
 
     def recreate(self) -> bool:
         """Delete the stream and make it again under its name."""
@@ -487,7 +493,7 @@ class Workload:
                 await asyncio.sleep(0.05)
                 continue
             read = {p for incarnation, p in self.consumed if incarnation == self.incarnation}
-            known = sorted(read.union(range(self._made_with["partitions"])))
+            known = sorted(read.union(range(self.first_partitions)))
             start = {p: self.consumed.get((self.incarnation, p), 0) for p in known}
             incarnation = self.incarnation
             consumer = self.client.consume(self.stream, start=start, read_from=read_from, on_gap="skip")

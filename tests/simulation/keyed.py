@@ -186,8 +186,8 @@ class KeyReaders:
         self.start: Literal["earliest", "latest"] = rng.choice(("earliest", "latest"))
         self.given: set[bytes] = set()
         """Values that some member was given."""
-        self._awaited: set[bytes] = set()
-        """Committed, and not given as far as was looked at."""
+        self._awaited: dict[PartitionKey, dict[bytes, int]] = {}
+        """Values that are committed and were not given, when last looked at, and their offsets."""
         self._looked_at: dict[PartitionKey, int] = {}
         """Batches of its history."""
         self.lives = [0] * READERS
@@ -216,15 +216,22 @@ class KeyReaders:
         self.members[number] = KeyReader(self, number, self.lives[number])
 
     def unsettled(self) -> str | None:
-        """What was written with a key and is committed was given to a member."""
-        for key, history in self.clients.invariants.history.of.items():
-            if key.stream != self.clients.stream or self.clients.incarnation != key.stream_incarnation:
+        """What was written with a key, is committed, and was not deleted, was given to a member."""
+        invariants = self.clients.invariants
+        for key, history in invariants.history.of.items():
+            partition = invariants.raft.truth.partition(key)
+            if key.stream != self.clients.stream or partition is None:
                 continue
-            seen = self._looked_at.setdefault(key, 0)
+            seen = self._looked_at.get(key, 0)
+            awaited = self._awaited.setdefault(key, {})
             for _, data in history.batches[seen:]:
-                self._awaited |= {row.value for row in rows(data) if is_keyed(row.key) and row.value is not None}
+                awaited.update({row.value: row.offset for row in rows(data) if is_keyed(row.key) and row.value})
             self._looked_at[key] = len(history.batches)
-        self._awaited -= self.given
-        if self._awaited:
-            return f"no member of {GROUP} was given {min(self._awaited)[:20]!r}; {len(self._awaited)} are missing"
+            for value, offset in [*awaited.items()]:
+                if value in self.given or offset < partition.purged_end:
+                    del awaited[value]
+            if awaited:
+                return (
+                    f"no member of {GROUP} was given {len(awaited)} records of {key}, one of them {min(awaited)!r:.24}"
+                )
         return None

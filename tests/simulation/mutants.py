@@ -74,9 +74,9 @@ from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import group_partitions
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.client.membership import Membership
 from tidelog.client.rerouting import Routes
 from tidelog.client.stream_reading import StreamReading
-from tidelog.client.membership import Membership
 from tidelog.groups.group import Group
 from tidelog.groups.pending import PendingOffsets
 from tidelog.groups.shard import GroupShard
@@ -787,7 +787,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader takes batches of the newest partitioning version before it knows the cutover",
-        (partitioning.judge, "return Held.HELD if version and view.awaits_cutover else None", "return None"),
+        (partitioning.judge, "return Held.HELD if version and _awaits(view) else None", "return None"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a leader takes batches of the newest partitioning version before all sources of their keys have told",
+        (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
         in_repartitions=True,
     ),
     _mutant(
@@ -813,11 +818,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "the adoption generation of a repartition is that of the last report",
         (
-            repartition.report_cutover,
-            "_put(ledger, stream, layouts=",
+            repartition._tell,
+            "layouts=(*stream",
             (
-                "_put(ledger, stream, repartition=stream.repartition and replace(stream.repartition,"
-                " adoption_generation=ledger.next_generation()), layouts="
+                "repartition=stream.repartition and replace(stream.repartition,"
+                " adoption_generation=ledger.next_generation()), layouts=(*stream"
             ),
         ),
         in_repartitions=True,
@@ -834,7 +839,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a group counts a partition as read that was handed out and not committed",
-        (StreamReading.look, "self.committed or self._finished()", "self._finished()"),
+        (StreamReading.look, "self.committed or _finished(", "_finished("),
         in_repartitions=True,
     ),
     _mutant(

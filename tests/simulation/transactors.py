@@ -289,7 +289,7 @@ class SimTransactor:
                 continue
             self.copied = {}
             life = clients.incarnation
-            wanted = [StreamPartition("s", life, number) for number in range(clients.partitions)]
+            wanted = [StreamPartition("s", life, number) for number in self.all.input_partitions]
             begin = {of.partition: max(offset, 0) for of, offset in (await self.ask(COPIED, wanted)).items()}
             source = self.client.consume(
                 "s", start=begin, on_gap="skip", read_from=self.rng.choice(("leader", "follower"))
@@ -401,6 +401,12 @@ class SimTransactors:
     def streams(self) -> list[str]:
         return [*self.workloads]
 
+    @property
+    def input_partitions(self) -> list[int]:
+        """Those that are read: a partition that is made ready for a repartition is not."""
+        stream = self.invariants.raft.truth.streams.get(StreamName("s"))
+        return [] if stream is None else [each for each in sorted(stream.partitions) if not stream.is_made_ready(each)]
+
     def incarnation_of(self, stream: str) -> int:
         return self._outputs_life if stream == OUTPUTS else self.workloads[stream].incarnation
 
@@ -449,10 +455,10 @@ class SimTransactors:
             if transactor.is_busy:
                 return f"{transactor.name} is in a transaction"
         copier, clients = self.newest[COPIER], self.clients
-        for number in range(clients.partitions):
+        for number in self.input_partitions:
             known = self.invariants.history.named("s", clients.incarnation, number)
             end = known[1].end if known is not None else 0
-            copied = copier.copied.get(number, -1)
+            copied = copier.copied.get(number, -1 if number < clients.first_partitions else 0)
             if known is not None:
                 copied = max(copied, known[1].removed_to)
             if copied < end and (known is None or copied < 0 or not known[1].holds_nothing(copied, end)):
@@ -468,11 +474,11 @@ class SimTransactors:
     def ask_at_the_end(self) -> None:
         """Offsets are those of the newest transactions."""
         copier, clients = self.newest[COPIER], self.clients
-        for number in range(clients.partitions):
+        for number in self.input_partitions:
             known = self.invariants.history.named("s", clients.incarnation, number)
             if known is not None:
                 self.invariants.processed(clients.incarnation, number, known[1].end)
-        wanted = [StreamPartition("s", clients.incarnation, number) for number in range(clients.partitions)]
+        wanted = [StreamPartition("s", clients.incarnation, number) for number in self.input_partitions]
         groups = [COPIED, *(f"of-{each.transactional_id}" for each in self.newest[1:FAMILY])]
         told: list[object] = []
 

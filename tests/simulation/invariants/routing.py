@@ -209,8 +209,8 @@ class CutoversAreExact(Invariant):
 
 
 class RepartitionsFinishWhenTold(Invariant):
-    """To operators: a repartition is finished when each cutover is known, and as soon as clients route by its layout: to
-    that end it has the generation of its cutover, which clients tell when they do."""
+    """To operators: a repartition is finished when each cutover is known, and as soon as clients route by its layout:
+    to that end it has the generation of its cutover, which clients tell when they do."""
 
     def on_commit(self, commit: Commit) -> None:
         for stream in self.raft.truth.streams.values():
