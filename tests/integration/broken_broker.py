@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dataplane.broker import append_requests
 from dataplane.log.files import RealFiles
 from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.effects import CompleteProduce, LeaderEffect
 from dataplane.replica.leader import Leader
 from tidelog.cli.server import server
-from wire.types import Offset
+from wire.types import Offset, PartitionView
 
 
 def ack_before_commit() -> None:
@@ -52,8 +53,18 @@ def always_the_same_boot() -> None:
     RealFiles.boot_id = boot_id  # type: ignore[method-assign, assignment]
 
 
+def no_fence() -> None:
+    """A leader takes a batch whatever partitioning version it names."""
+
+    def takes(_view: PartitionView, _version: int) -> None:
+        """No version is refused, and none is held."""
+
+    append_requests.judge = takes  # type: ignore[assignment]
+
+
 RULES: dict[str, Any] = {
     "ack-before-commit": ack_before_commit,
+    "no-fence": no_fence,
     "no-fdatasync": no_fdatasync,
     "no-folder-sync": no_folder_sync,
     "always-the-same-boot": always_the_same_boot,
