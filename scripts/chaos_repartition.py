@@ -39,7 +39,7 @@ KEYS = 40
 MEMBERS = 3
 MOST_WAITING = 5000
 """Records of one producer that have no answer; it writes no more then."""
-STEP_S = 90.0
+STEP_S = 180.0
 """In which a repartition has to end."""
 _LOOK_INTERVAL_S = 0.1
 
@@ -135,6 +135,13 @@ async def writing(url: str) -> AsyncIterator[list[Writer]]:
 
 def forget_pushes(client: tidelog.Client) -> None:
     """It subscribes to none, and tells nobody what it has applied, as clients of earlier versions."""
+
+    async def nothing(*_: object) -> None:
+        """Of what it does in a client of today."""
+
+    updates = client._metadata._updates
+    updates._subscribe = nothing  # type: ignore[method-assign, assignment]
+    updates._report = nothing  # type: ignore[method-assign]
 
 
 @dataclass(slots=True)

@@ -19,11 +19,11 @@ from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.client.connection import Client
 from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client.producer import Producer
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
-    from tidelog.client.producer import Producer
     from tidelog.client.records import Batch, Receipt
     from wire.subjects import Subjects
     from wire.types import PartitionKey
@@ -53,7 +53,19 @@ class KeyedProducer:
             if is_deaf:
                 nats.deafen(self.connection, f".push.{clients.stream}")
             self.client = Client(self.connection, subjects, server="nats://simulated", name=self.process.name)
+            updates = self.client._metadata._updates
+            self._applied = updates.applied
+            updates.applied = self._look_at_applied  # type: ignore[method-assign]
             self.process.create_task(self._live())
+
+    def _look_at_applied(self) -> dict[str, int]:
+        """What the client tells of its adoption."""
+        told = self._applied()
+        for producer in self.client._producers:
+            if isinstance(producer, Producer) and producer.stream in told and producer._layouts is not None:
+                told_of = producer.stream, told[producer.stream], producer._routes.newest.version
+                self.clients.invariants.adoption_told(self.process.name, *told_of)
+        return told
 
     async def _live(self) -> None:
         await self.connection.connected()

@@ -75,6 +75,7 @@ from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import group_partitions
 from tidelog.client.accumulator import PartitionAccumulator
 from tidelog.client.membership import Membership
+from tidelog.client.producer import Producer
 from tidelog.client.rerouting import Routes
 from tidelog.client.stream_reading import StreamReading
 from tidelog.groups.group import Group
@@ -830,6 +831,12 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a producer sends by the new layout before its batches of the old one are resolved",
         (Routes.for_key, "if target is not None:", "if False:"),
+        in_repartitions=True,
+    ),
+    _mutant(
+        "a client tells that it has adopted routes that its producer does not go by",
+        (Producer._on_routes, "self._adopt(layout)", "pass"),
+        (Producer._note_applied, "self._watch is not None and is_newest", "self._watch is not None"),
         in_repartitions=True,
     ),
     _mutant(

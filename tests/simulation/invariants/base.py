@@ -209,6 +209,9 @@ class Invariant:
     def on_key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
         """A member was given a record of `tests.simulation.keyed`."""
 
+    def on_adoption_told(self, who: str, stream: str, generation: int, version: int) -> None:
+        """A client is about to tell that it goes by the routes of that generation; its producer goes by `version`."""
+
     def on_key_acked(self, value: bytes, sent_at: float) -> None:
         """One was acknowledged."""
 

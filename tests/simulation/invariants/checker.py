@@ -55,6 +55,7 @@ from tests.simulation.invariants.replicas import (
 )
 from tests.simulation.invariants.retention import OnlyCommittedIsRemoved, OnlyWhatHasOutlivedItsLimitsIsRemoved
 from tests.simulation.invariants.routing import (
+    AdoptionIsTrue,
     CutoversAreExact,
     KeysAreGivenInOrder,
     KeysAreStoredInOrder,
@@ -144,6 +145,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     FamiliesCommitWhole,
     InputsAreProcessedOnce,
     RepartitionsFinishWhenTold,
+    AdoptionIsTrue,
     CutoversAreExact,
     KeysAreStoredInOrder,
     KeysAreGivenInOrder,
@@ -221,6 +223,7 @@ class Invariants:
         self._on_offset_committed = self._that_override("on_offset_committed")
         self._on_offset_told = self._that_override("on_offset_told")
         self._on_key_given = self._that_override("on_key_given")
+        self._on_adoption_told = self._that_override("on_adoption_told")
         self._on_key_acked = self._that_override("on_key_acked")
         self._on_transaction_told = self._that_override("on_transaction_told")
         self._on_transactional_offset = self._that_override("on_transactional_offset")
@@ -444,6 +447,10 @@ class Invariants:
     def key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
         for invariant in self._on_key_given:
             invariant.on_key_given(who, where, key, value)
+
+    def adoption_told(self, who: str, stream: str, generation: int, version: int) -> None:
+        for invariant in self._on_adoption_told:
+            invariant.on_adoption_told(who, stream, generation, version)
 
     def key_acked(self, value: bytes, sent_at: float) -> None:
         for invariant in self._on_key_acked:

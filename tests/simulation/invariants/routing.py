@@ -222,3 +222,15 @@ class RepartitionsFinishWhenTold(Invariant):
         finished = self.raft.truth.streams.get(StreamName(commit.message.finish_repartition.name))
         if finished is not None and not finished.layouts[-1].is_told:
             self.broken(f"the repartition of {finished.name} is finished, and layouts are {finished.layouts}")
+
+
+class AdoptionIsTrue(Invariant):
+    """To operators: when a client tells that it goes by the routes of some generation, its producers do: they send by
+    the layout of that time, or a later one."""
+
+    def on_adoption_told(self, who: str, stream: str, generation: int, version: int) -> None:
+        known = self.raft.truth.streams.get(StreamName(stream))
+        layouts = known.layouts if known is not None and known.incarnation <= generation else ()
+        newest = max((layout.version for layout in layouts if layout.generation <= generation), default=0)
+        if version < newest:
+            self.broken(f"{who} tells generation {generation} of {stream} and sends by version {version}, not {newest}")
