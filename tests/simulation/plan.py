@@ -163,7 +163,7 @@ class RunPlan:
 
     def repartitioning(self, rng: Random, scenario: str | None) -> RunPlan:
         """Some runs have an operator who repartitions. Not where old records go: what was sent is sought in the end."""
-        timeout = rng.choice((0.1, 0.7, 3.0))
+        timeout = rng.choice((0.1, 0.7, 3.0, 15.0))
         if scenario is not None or self.keys or self.retention or rng.random() >= REPARTITIONS_SHARE:
             return self
         return replace(self, has_repartitions=True, adoption_timeout_s=timeout, duration=max(self.duration, 3.0))
