@@ -89,7 +89,7 @@ OPERATOR_SHARE = 0.4
 CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
 """Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
 SCENARIO_SHARE = 0.5
-LATER_SCENARIO_SHARE = 0.06
+LATER_SCENARIO_SHARE = 0.08
 """Of the other half."""
 ALONE_SHARE = 0.6
 """Share of the runs with a scenario in which nothing else happens."""

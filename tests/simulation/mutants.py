@@ -794,7 +794,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a leader takes batches of the newest partitioning version before all sources of their keys have told",
         (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
-        in_repartitions=True,
+        scenario="late source",
     ),
     _mutant(
         "a leader reports a cutover that is not committed",

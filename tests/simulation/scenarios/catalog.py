@@ -44,9 +44,18 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 LATER_SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__.replace("_", " "): scenario for scenario in (partitions.repartitioned_under_kills,)
+    scenario.__name__.replace("_", " "): scenario
+    for scenario in (partitions.repartitioned_under_kills, partitions.late_source)
 }
 """Drawn for runs that have none of the others, which so stay as they were."""
+
+_REPARTITIONED: dict[str, Any] = {
+    "partitions": 3,
+    "min_isr": 2,
+    "keys": 0,
+    "retention": (),
+    "has_repartitions": True,
+}
 
 REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     "see saw": {"brokers": 5, "min_isr": 2},
@@ -88,14 +97,7 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "min_dirty_ratio": 0.01,
         "housekeeping_interval": 0.05,
     },
-    "repartitioned under kills": {
-        "partitions": 3,
-        "min_isr": 2,
-        "keys": 0,
-        "retention": (),
-        "has_repartitions": True,
-        "adoption_timeout_s": 0.3,
-        "duration": 12.0,
-    },
+    "repartitioned under kills": _REPARTITIONED | {"adoption_timeout_s": 0.3, "duration": 12.0},
+    "late source": _REPARTITIONED,
 }
 """Values that the plan of a run must have for the scenario to work."""
