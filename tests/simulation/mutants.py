@@ -792,11 +792,6 @@ MUTANTS: tuple[Mutant, ...] = (
         in_repartitions=True,
     ),
     _mutant(
-        "a leader takes batches of the newest partitioning version before all sources of their keys have told",
-        (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
-        scenario="late source",
-    ),
-    _mutant(
         "a leader reports a cutover that is not committed",
         (Cutover.look, " or state.high_watermark < self._end", ""),
         in_repartitions=True,
@@ -1584,6 +1579,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (GroupShard._end_transaction, "if request.commits and left:", "if left:"),
         ),
         "groups/offsets_of_a_transaction",
+    ),
+    (
+        _mutant(
+            "a leader takes batches of the newest partitioning version before all sources of their keys have told",
+            (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
+        ),
+        "replication/a_partition_waits_for_the_sources_of_its_keys",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), and of

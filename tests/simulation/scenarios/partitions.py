@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tests.simulation.scenarios.running import ScenarioRun, Steps, Until
 from wire import metadata_pb2 as pb
 
-
 SOURCES = (1, 2)
 """From these all producers' common keys go elsewhere when three partitions become six."""
 
