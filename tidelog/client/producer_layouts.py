@@ -63,10 +63,9 @@ class ProducerLayouts:
         outdated = self.routes.switch(layout)
         self._on_switch()
         if self._with_sessions:
-            pipes = _Pipes([*layout.targets.values()])
-            for pipe in pipes.pipes:
+            for pipe in layout.targets.values():
                 pipe.core.expect_session()
-            self._upkeep.renew_session(pipes)
+            self._upkeep.renew_session(_Pipes(self.routes, [*layout.targets.values()]))
         for pipe in outdated:
             pipe.pump()
 
@@ -139,15 +138,17 @@ def is_whole(metadata: StreamMetadata) -> bool:
 class _Pipes:
     """Pipes that get one session together."""
 
-    def __init__(self, pipes: Sequence[Pipe]) -> None:
-        self.pipes = pipes
+    def __init__(self, routes: Routes[Pipe], pipes: Sequence[Pipe]) -> None:
+        self._routes = routes
+        self._pipes = pipes
 
     @property
     def is_idle(self) -> bool:
-        return all(pipe.is_idle for pipe in self.pipes)
+        """Also those of older layouts, whose records may go on to these."""
+        return all(pipe.is_idle for pipe in self._routes.targets)
 
     def on_session(self, session: ProducerSession) -> None:
-        for pipe in self.pipes:
+        for pipe in self._pipes:
             if not pipe.core.is_over:
                 pipe.on_session(session)
 

@@ -210,3 +210,23 @@ async def test_a_transaction_whose_records_were_written_before_is_committed(worl
             receipt = await producer.send("three", b"a", key=b"k")
             world.broker.repartition("three", 5)
         assert world.readable("three", receipt.partition) == [b"a"]
+
+
+async def test_a_producer_that_closes_during_the_cutover_finishes_by_the_new_layout(cluster: Cluster) -> None:
+    """It hears of the layout while a batch of the old one has no answer."""
+    _, broker, client = cluster
+    key = next(key for key in KEYS if crc32c(key) % 3 != crc32c(key) % 5)
+    producer = client.producer("three")
+    await producer.start()
+    broker.mute = 1
+    first = producer.send_nowait(b"0", key=key)
+    await delivered()
+    second = producer.send_nowait(b"1", key=key)
+    closing = asyncio.create_task(producer.close())
+    broker.repartition("three", 5)
+    await delivered()
+    assert producer._has_older
+    producer._on_connection_change(True)  # everything without an answer is sent again
+    async with asyncio.timeout(5):
+        await closing
+    assert [(await future).partition for future in (first, second)] == [crc32c(key) % 3, crc32c(key) % 5]
