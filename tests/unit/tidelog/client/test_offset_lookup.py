@@ -40,7 +40,9 @@ async def test_beginnings_and_ends(cluster: Cluster) -> None:
 async def test_extents_are_what_the_leaders_tell_now(cluster: Cluster) -> None:
     _, broker, client = cluster
     life = broker.streams["three"]["incarnation"]
-    assert await client.extents("three") == (life, {0: (20, 4, 30, 30), 1: (21, 0, 5, 5), 2: (22, 0, 0, 0)})
+    found = await client.extents("three")
+    assert (found.incarnation, found.partitions) == (life, {0: (20, 4, 30, 30), 1: (21, 0, 5, 5), 2: (22, 0, 0, 0)})
+    assert found.layouts == (Layout(version=1, partitions=3),)
     broker.logs["three", 1].end, broker.logs["three", 1].uncommitted = 3, 2
     assert (await client.extents("three")).partitions[1] == (21, 0, 3, 5), "a new leader has not committed the rest yet"
     broker.fetches.clear()
