@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tidelog.client.accumulator import Acknowledged, Failed
 from tidelog.client.arguments import bad, shown, whole
 from tidelog.client.batches import ProducerSession
-from tidelog.client.metadata import StreamMetadata
+from tidelog.client.metadata import PartitionMetadata, StreamMetadata
 from tidelog.client.partitioner import KeyHash, Partitioner
 from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.pipe_maker import PipeMaker
 from tidelog.client.rerouting import Moved, RoutedLayout, Routes, Split
 from tidelog.client.upkeep import Upkeep
+from wire.types import LeaderEpoch
 
 
 class ProducerLayouts:
@@ -45,7 +47,8 @@ class ProducerLayouts:
         self._next: StreamMetadata | None = None
         """Is adopted when a pipe is handed over: too many layouts are in use."""
         self._left_over: frozenset[int] = frozenset()
-        self.routes: Routes[Pipe] = Routes(first.name, self._made(first), make_waiting)
+        self._routes: Routes[Pipe] | None = None
+        self._routes = self.routes = Routes(first.name, self._made(first), make_waiting)
 
     @property
     def newest(self) -> RoutedLayout[Pipe]:
@@ -108,8 +111,17 @@ class ProducerLayouts:
             drained=self._hand_over,
         )
         for partition in range(count):
-            layout.targets[partition] = self._maker.make(metadata, metadata.partitions[partition], sender)
+            layout.targets[partition] = self._maker.make(metadata, self._with_own_epoch(metadata, partition), sender)
         return layout
+
+    def _with_own_epoch(self, metadata: StreamMetadata, partition: int) -> PartitionMetadata:
+        """With the LeaderEpoch that a pipe has heard of, since that of a push can be invented: a leader of a later one
+        says so, and one of an earlier one says nothing."""
+        known = metadata.partitions[partition]
+        pipe = None if self._routes is None else self._routes.newest.targets.get(partition)
+        if pipe is None or pipe.incarnations != (metadata.incarnation, known.incarnation):
+            return known
+        return replace(known, leader_epoch=LeaderEpoch(pipe.core.leader_epoch))
 
     def _left(self, pipe: Pipe) -> None:
         self.routes.left(pipe)

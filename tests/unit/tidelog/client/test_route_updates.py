@@ -255,3 +255,24 @@ async def test_many_pushes_at_once_are_decoded_a_few_times(brokers: Brokers, mon
     await until(lambda: heard[-1] == 199)
     assert len(heard) < 10
     await asyncio.sleep(0)
+
+
+async def test_an_invented_layout_with_invented_leaders_holds_a_producer_for_a_moment(brokers: Brokers) -> None:
+    broker = brokers.broker
+    async with brokers.client.producer("three") as producer:
+        await producer.send(b"0", key=b"k")
+        stream = broker.streams["three"]
+        layout = {"version": 2, "partitions": 2, "generation": 5, "starts": [1, 1, 1]}
+        partitions = [{**each, "leader_epoch": 1000} for each in stream["partitions"]]
+        brokers.push(
+            routing_generation=1 << 40,
+            partitioning_version=2,
+            layouts=[*stream["layouts"], layout],
+            partitions=partitions,
+        )
+        await delivered()
+        assert producer._routes.newest.version == 2
+        async with asyncio.timeout(5):
+            receipt = await producer.send(b"1", key=b"k")
+        assert producer._routes.newest.version == 1
+    assert (receipt.partition, receipt.offset) == (crc32c(b"k") % 3, 1)
