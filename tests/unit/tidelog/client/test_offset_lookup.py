@@ -10,6 +10,7 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.errors import BadRequest, Closed, UnknownStream
 from tidelog.client.positions import AtTime
+from wire.layouts import Layout
 
 SECOND = 1_000_000_000
 NOON = 1_769_860_800 * SECOND
