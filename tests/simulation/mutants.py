@@ -797,15 +797,6 @@ MUTANTS: tuple[Mutant, ...] = (
         in_repartitions=True,
     ),
     _mutant(
-        "the report of a cutover by a deposed leader is taken",
-        (
-            repartition._why_not_told,
-            "if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:",
-            "if False:",
-        ),
-        scenario="repartitioned under kills",
-    ),
-    _mutant(
         "a repartition is finished before all cutovers are known",
         (Repartitioning._next_step, "if watched.told_at == inf:", "if False:"),
         (repartition.finish, " or not stream.layouts[-1].is_told", ""),
