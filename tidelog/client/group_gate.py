@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_reading import GroupReading
@@ -59,8 +59,8 @@ class GroupGate:
         self._commits = commits
         self._commit_soon = commit_soon
         self._log_starts = log_starts
-        self._read_to: dict[StreamPartition, int] = {}
-        """What the group has committed, as far as it was asked."""
+        self._read_to: dict[StreamPartition, tuple[int, int]] = {}
+        """(incarnation of the partition, offset): what the group has committed, as far as it was asked."""
         self._ends: dict[StreamPartition, Sequence[int]] = {}
         """Cutovers of partitions that are read, as far as they are not known to be committed; ascending."""
         self._wakes = asyncio.Event()
@@ -135,7 +135,18 @@ class GroupGate:
     # ----
 
     def _committed(self, of: StreamPartition) -> int:
-        return max(self._read_to.get(of, 0), self._commits.known(of) or 0)
+        incarnation, offset = self._read_to.get(of, (0, 0))
+        return max(offset if incarnation == self._incarnation(of) else 0, self._commits.known(of) or 0)
+
+    def _incarnation(self, of: StreamPartition) -> int | None:
+        """Of the partition, which may be another member's. None: it does not exist, as far as is known."""
+        reading = self._reading.readings.get((of.stream, of.incarnation))
+        stream = None if reading is None else reading.layout.known
+        known = None if stream is None else stream.partitions.get(of.partition)
+        return None if known is None else known.incarnation
+
+    def _know(self, of: StreamPartition, incarnation: int, offset: int) -> None:
+        self._read_to[of] = max(self._read_to.get(of, (0, 0)), (incarnation, offset))
 
     def _keep_ends(self, of: StreamPartition, ends: Sequence[int]) -> None:
         known = self._commits.known(of)
@@ -181,7 +192,7 @@ class GroupGate:
             return
         for found in await self._commits.fetch_some({*sources, *own}, _ASK_TIMEOUT):
             of = StreamPartition(found.stream, found.incarnation, found.partition)
-            self._read_to[of] = max(self._read_to.get(of, 0), found.offset)
+            self._know(of, found.partition_incarnation, found.offset)
             if of in own:
                 await self._settle(of, found)
         await self._ask_log_starts({of for of in sources if self._committed(of) < sources[of]})
@@ -202,7 +213,7 @@ class GroupGate:
             mark = Mark(reached, self._reading.partition_incarnation(of) or 0)
             await self._commits.commit({of: mark}, found.metadata, _ASK_TIMEOUT)
 
-    async def _ask_log_starts(self, sources: Iterable[StreamPartition]) -> None:
+    async def _ask_log_starts(self, sources: Collection[StreamPartition]) -> None:
         """Where retention has removed what was not committed, there is nothing left to wait for."""
         now = asyncio.get_running_loop().time()
         if now < self._log_starts_at:
@@ -211,6 +222,7 @@ class GroupGate:
         by_life = defaultdict(list)
         for of in sources:
             by_life[of.stream, of.incarnation].append(of.partition)
+        incarnations = {of: self._incarnation(of) for of in sources}
         for life, partitions in by_life.items():
             try:
                 async with asyncio.timeout(_ASK_TIMEOUT):
@@ -219,7 +231,9 @@ class GroupGate:
                 continue
             for partition, start in starts.items():
                 of = StreamPartition(*life, partition)
-                self._read_to[of] = max(self._read_to.get(of, 0), start)
+                incarnation = incarnations[of]
+                if incarnation is not None and incarnation == self._incarnation(of):
+                    self._know(of, incarnation, start)
 
     def _tell(self, waiting: Mapping[StreamPartition, Mapping[StreamPartition, int]]) -> None:
         now = asyncio.get_running_loop().time()

@@ -289,3 +289,34 @@ async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World
         )
         await consumer.commit()
         assert world.committed == {("s", 0): 5}
+
+
+async def test_what_was_committed_in_an_earlier_life_of_a_partition_opens_nothing(world: World) -> None:
+    broker, coordinator = world.broker, world.coordinator
+    async with world.client().subscribe("s", group="g", auto_commit=False) as consumer:
+        await take(consumer, 10)
+        repartition(world, 1)
+        world.seed("s", 0, 1)
+        incarnation = broker.streams["s"]["incarnation"]
+        of = StreamPartition("s", incarnation, 1)
+        coordinator.group("g").offsets[of] = CommittedOffset(
+            stream="s", incarnation=incarnation, partition=1, partition_incarnation=incarnation, offset=5
+        )
+        assert await take(consumer, 1) == [("s", 0, 5)], "another member has committed partition 1"
+        await consumer.commit()
+        broker.streams["s"]["partitions"].pop()
+        del coordinator.group("g").offsets[of]
+        coordinator.streams["s"] = incarnation, 1
+        coordinator.rebalance("g")
+        await until(lambda: consumer.assignment == {("s", 0)})
+        broker.logs["s", 1].batches.clear()
+        broker.logs["s", 1].end = 0
+        repartition(world, 2)
+        world.seed("s", 1, 3)
+        assert await take(consumer, 3) == [("s", 1, offset) for offset in range(3)]
+        repartition(world, 1)
+        world.seed("s", 0, 1)
+        assert await consumer.getone(timeout=0.2) is None
+        assert consumer.waiting == {("s", 0): {("s", 1): 3}}
+        await consumer.commit()
+        assert await take(consumer, 1) == [("s", 0, 6)]
