@@ -73,8 +73,9 @@ def _effects(left: list[int], waits: list[PartitionSources]) -> list[str]:
         )
     if left:
         effects.append(
-            f"{len(left)} partitions take no records any more; they can be read until retention has removed their"
-            " records, and publishes to their subjects go to the partitions that have their place"
+            f"{len(left)} {'partition takes' if len(left) == 1 else 'partitions take'} no records any more; until"
+            " retention has removed all records of such a partition it can be read, and plain publishes to its subject"
+            " go to a partition in its place"
         )
     return effects
 
@@ -93,11 +94,11 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
         "partitions": marker.partitions,
         "phase": marker.phase.value,
         "adoption_generation": marker.adoption_generation,
-        "told": of - len(waiting),
+        "done": of - len(waiting),
         "of": of,
         "waiting": waiting[:MAX_LISTED],
         "adopted": driver.adopted(stream.name),
-        "told_for_s": driver.told_for_s(stream.name, now),
+        "done_for_s": driver.told_for_s(stream.name, now),
         "adoption_timeout_s": driver.timeout_s,
     }
 

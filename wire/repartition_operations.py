@@ -50,15 +50,16 @@ class RepartitionState(TypedDict):
     """"prepared": keys are spread as before; "cutover": they are spread anew."""
     adoption_generation: int
     """Of the cutover; 0: not yet."""
-    told: int
-    """Partitions whose leaders are ready (prepared), or have told where the layout before ends in them (cutover)."""
+    done: int
+    """Partitions whose leaders are ready (prepared), or have reported where the layout before ends in
+    them (cutover)."""
     of: int
     waiting: list[int]
     """Those whose leaders have not; the first MAX_LISTED."""
     adopted: int | None
-    """The smallest routing generation of the stream that clients tell to have applied; None: no client tells."""
-    told_for_s: float | None
-    """For how long this controller has known that all have told; None: not all have."""
+    """The smallest routing generation of the stream that clients report to have applied; None: none reports."""
+    done_for_s: float | None
+    """For how long this controller has known that all have reported; None: not all have."""
     adoption_timeout_s: float
     """It is finished after this time, whatever clients have applied."""
 

@@ -112,7 +112,10 @@ def why_not_cancelled(stream: Stream) -> str | None:
     """None where a repartition can be cancelled."""
     marker = stream.repartition
     if marker is None:
-        return f"stream {stream.name} is not being repartitioned"
+        return (
+            f"stream {stream.name} is not being repartitioned; to go back to an earlier number of partitions,"
+            " repartition it once more"
+        )
     if marker.phase is not RepartitionPhase.PREPARED:
         return (
             f"the repartition of stream {stream.name} to {marker.partitions} partitions cannot be cancelled any more:"

@@ -380,11 +380,13 @@ def _listed(ranges: list[range]) -> str:
 
 
 def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str, unit: str) -> str:
-    """Of lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known.
+    """Of lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known, unless it is
+    one line and the error says that it was not written.
 
     All of them have the same key, so that a record that is too large is the longest line.
     """
     from tidelog.client.errors import RecordTooLarge
+    from wire.error_details import OUTCOME
 
     parts = [error.message]
     others = "some"
@@ -396,7 +398,7 @@ def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str,
         parts.append(f"{unit}s 1 to {before} are {state}")
     if len(chunk) > 1:
         parts.append(f"of {unit}s {before + 1} to {before + len(chunk)} {others} may be in the stream")
-    elif others == "some":
+    elif others == "some" and error.detail(OUTCOME) != "not_written":
         parts.append(f"{unit} {before + 1} may be in the stream")
     return "; ".join(parts)
 

@@ -31,7 +31,7 @@ def repartition() -> None:
     \b
     Two phases:
       prepared   new partitions are made ready; keys are spread as before; `cancel` gives it up
-      cutover    keys are spread anew; each old partition tells where its old records end; clients hear of it
+      cutover    keys are spread anew; each old partition reports where its old records end; clients hear of it
     """
 
 
@@ -124,7 +124,7 @@ def alter_partitions(
         if as_json:
             print_json(found)
         else:
-            click.echo(in_words(found))
+            click.echo(in_words(found, idle="the repartition is finished"))
 
     run(server, namespace, work)
 
@@ -149,14 +149,15 @@ async def wait_finished(client: Client, name: str, found: RepartitionStatus | No
     return found
 
 
-def in_words(found: RepartitionStatus) -> str:
+def in_words(found: RepartitionStatus, idle: str = "no repartition is under way") -> str:
+    """`idle`: said where none is under way."""
     spread = (
         f"stream {found['stream']} spreads keys over {counted(found['partitions'], 'partition')}"
         f" (partitioning version {found['partitioning_version']})"
     )
     state = found["repartition"]
     if state is None:
-        return f"{spread}; no repartition is under way"
+        return f"{spread}; {idle}"
     to = f"a repartition to {counted(state['partitions'], 'partition')} (version {state['version']}) is under way"
     return f"{spread}; {to}: {_waits_for(state)}"
 
@@ -173,7 +174,7 @@ def show_layouts(layouts: list[LayoutForm]) -> None:
 
     if len(layouts) < 2:
         return
-    table = Table("partitioning version", "partitions", "begins, by partition, at offset")
+    table = Table("partitioning version", "partitions", "cutover, by partition")
     for layout in layouts:
         starts = [f"{number}: {'?' if start < 0 else start}" for number, start in enumerate(layout["starts"][:_SHOWN])]
         more = ["…"] if len(layout["starts"]) > _SHOWN else []
@@ -182,18 +183,18 @@ def show_layouts(layouts: list[LayoutForm]) -> None:
 
 
 def _waits_for(state: RepartitionState) -> str:
-    of, waiting = counted(state["of"], "partition"), _listed(state["waiting"], state["of"] - state["told"])
+    of, waiting = counted(state["of"], "partition"), _listed(state["waiting"], state["of"] - state["done"])
     if state["phase"] == "prepared":
-        return f"the leaders of {state['told']} of {of} are ready, {waiting} not yet"
-    if state["told"] < state["of"]:
-        return f"{state['told']} of {of} have told where their old records end, {waiting} not yet"
-    left = max(0.0, state["adoption_timeout_s"] - (state["told_for_s"] or 0.0))
+        return f"the leaders of {state['done']} of {of} are ready, {waiting} not yet"
+    if state["done"] < state["of"]:
+        return f"{state['done']} of {of} have reported where their old records end, {waiting} not yet"
+    left = max(0.0, state["adoption_timeout_s"] - (state["done_for_s"] or 0.0))
     known = (
-        "no client tells that it knows"
+        "no client reports that it knows"
         if state["adopted"] is None
-        else f"the last of the clients knows generation {state['adopted']} of {state['adoption_generation']}"
+        else f"a client still has the routes of generation {state['adopted']}, before {state['adoption_generation']}"
     )
-    return f"clients hear of it; {known}; it ends in {left:.0f} s at the latest"
+    return f"clients hear of it; {known}; it is finished in {left:.0f} s at the latest"
 
 
 def _listed(numbers: list[int], count: int) -> str:
@@ -203,11 +204,11 @@ def _listed(numbers: list[int], count: int) -> str:
 
 def _advance(bar: Progress, task: TaskID, state: RepartitionState) -> None:
     if state["phase"] == "prepared":
-        bar.update(task, description="new partitions get ready", completed=state["told"], total=state["of"])
-    elif state["told"] < state["of"]:
-        bar.update(task, description="old partitions end", completed=state["told"], total=state["of"])
+        bar.update(task, description="new partitions get ready", completed=state["done"], total=state["of"])
+    elif state["done"] < state["of"]:
+        bar.update(task, description="old partitions end", completed=state["done"], total=state["of"])
     else:
-        waited, most = state["told_for_s"] or 0.0, state["adoption_timeout_s"]
+        waited, most = state["done_for_s"] or 0.0, state["adoption_timeout_s"]
         bar.update(task, description=f"clients hear of it, {most:.0f} s at most", completed=waited, total=most)
 
 

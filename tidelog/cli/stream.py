@@ -149,8 +149,9 @@ def alter(
     All settings that are given are changed, or none.
 
     --partitions shows what it will do, asks for the stream's name (elsewhere than on a terminal it needs --yes), and
-    waits until it is done: some milliseconds, or up to half a minute where old clients have to hear of it. Producers go
-    on meanwhile, and the records of a key stay in their order for consumers that read by key, as groups do.
+    waits until it is finished: some milliseconds, or half a minute where no client reports that it has heard of it, or
+    one does not. Producers go on meanwhile, and the records of a key stay in their order for consumers that read by
+    key, as groups do.
 
     \b
     Examples:

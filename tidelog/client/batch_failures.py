@@ -60,11 +60,12 @@ def expectation_is_void(stream: str, offset: int) -> TidelogError:
 
 
 def not_routed(stream: str, partition: int, count: int) -> TidelogError:
-    """Records with an explicit partition, which a repartition has taken out of use."""
+    """Of a record with an explicit partition, which a repartition has taken out of use."""
+    now_has = "1 partition" if count == 1 else f"{count} partitions"
     return TidelogError(
         Code.PARTITION_RETIRED,
-        f"partition {partition} of stream {stream!r} takes no records since the stream has {count} partitions: they"
-        " were not written; leave partition= out, or give one below that",
+        f"partition {partition} of stream {stream!r} takes no records since the stream has {now_has}: nothing was"
+        " written; leave partition= out, or give one below that",
         [OUTCOME.of("not_written")],
     )
 

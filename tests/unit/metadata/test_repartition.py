@@ -41,9 +41,9 @@ async def test_a_stream_grows_and_keys_go_to_all_of_it() -> None:
         assert [leaders.count(BrokerId(name)) for name in "abc"] == [2, 2, 2], "as if it had been made with six"
 
         status = (await world.api("stream.repartition_status", name="s"))["repartition"]
-        assert (status["phase"], status["told"], status["of"], status["waiting"]) == ("cutover", 3, 3, [])
+        assert (status["phase"], status["done"], status["of"], status["waiting"]) == ("cutover", 3, 3, [])
         assert (status["adopted"], status["adoption_timeout_s"]) == (None, 30.0)
-        assert status["told_for_s"] is not None
+        assert status["done_for_s"] is not None
         routes = await world.api("metadata", stream="s")
         assert [layout["partitions"] for layout in routes["layouts"]] == [3, 6]
         form = await world.api("cluster.status")
@@ -136,7 +136,7 @@ async def test_it_is_cancelled_as_long_as_keys_are_spread_as_before(monkeypatch:
         answer = await world.api("stream.repartition", name="s", partitions=2)
         assert answer["status"]["partitions"] == 1
         prepared = answer["status"]["repartition"]
-        assert (prepared["phase"], prepared["told"], prepared["of"], prepared["waiting"]) == ("prepared", 1, 2, [1])
+        assert (prepared["phase"], prepared["done"], prepared["of"], prepared["waiting"]) == ("prepared", 1, 2, [1])
         await until(lambda: len(world.brokers["a"].views) == 2)
         assert not world.view(1).is_routed
         assert (await world.api("stream.repartition_cancel", name="s"))["repartition"] is None

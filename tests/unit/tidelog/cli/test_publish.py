@@ -197,6 +197,20 @@ async def test_a_file_of_one_line_that_is_too_large_is_not_in_the_stream() -> No
     assert broker.logs["s", 0].values() == []
 
 
+async def test_a_line_for_a_partition_that_takes_no_records_is_not_in_the_stream() -> None:
+    _, broker, client = make()
+    broker.create("s", 2)
+    broker.repartition("s", 1)
+    async with client.producer("s") as producer:
+        given = _Given(partition=1)
+        with pytest.raises(Failure) as failed:
+            await _publish_file(producer, BytesIO(b"a"), "lines", given, acknowledged=True, as_json=False)
+    assert failed.value.message == (
+        "partition 1 of stream 's' takes no records since the stream has 1 partition: nothing was written; leave"
+        " partition= out, or give one below that"
+    )
+
+
 async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
     """As those of `tail -f`."""
     _, broker, client = make()

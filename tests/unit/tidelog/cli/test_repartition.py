@@ -34,11 +34,11 @@ def state(**changes: Any) -> RepartitionState:
         "partitions": 40,
         "phase": "cutover",
         "adoption_generation": 20,
-        "told": 2,
+        "done": 2,
         "of": 2,
         "waiting": [],
         "adopted": None,
-        "told_for_s": 0.5,
+        "done_for_s": 0.5,
         "adoption_timeout_s": 30.0,
     }
     return {**known, **changes}  # type: ignore[typeddict-item] # fields of it
@@ -115,7 +115,7 @@ def test_it_is_asked_for_and_waited_for(answering: Callable[..., FakeClient]) ->
     exit_status, out, _ = invoke("alter", "s", "--partitions", "40", "--yes")
     assert (exit_status, client.did[1:]) == (0, ["plan s 40", "begin s 40"])
     assert out.splitlines()[-1] == (
-        "stream s spreads keys over 40 partitions (partitioning version 2); no repartition is under way"
+        "stream s spreads keys over 40 partitions (partitioning version 2); the repartition is finished"
     )
     assert client.statuses == []
     answering(status(state()), status())
@@ -124,10 +124,10 @@ def test_it_is_asked_for_and_waited_for(answering: Callable[..., FakeClient]) ->
 
 
 def test_it_need_not_be_waited_for(answering: Callable[..., FakeClient]) -> None:
-    client = answering(status(state(told=0, waiting=[0, 1])))
+    client = answering(status(state(done=0, waiting=[0, 1])))
     exit_status, out, _ = invoke("alter", "s", "--partitions", "40", "--yes", "--no-wait")
     assert (exit_status, client.statuses) == (0, [])
-    assert out.endswith("0 of 2 partitions have told where their old records end, 0, 1 not yet\n")
+    assert out.endswith("0 of 2 partitions have reported where their old records end, 0, 1 not yet\n")
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
     [
         (None, "no repartition is under way"),
         (
-            state(phase="prepared", told=1, of=3, waiting=[1, 2]),
+            state(phase="prepared", done=1, of=3, waiting=[1, 2]),
             "to 40 partitions (version 2) is under way: the leaders of 1 of 3 partitions are ready, 1, 2 not yet",
         ),
         (
-            state(told=0, of=20, waiting=[*range(20)]),
-            "0 of 20 partitions have told where their old records end, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … not yet",
+            state(done=0, of=20, waiting=[*range(20)]),
+            "20 partitions have reported where their old records end, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, … not yet",
         ),
-        (state(), "clients hear of it; no client tells that it knows; it ends in 30 s at the latest"),
+        (state(), "clients hear of it; no client reports that it knows; it is finished in 30 s at the latest"),
         (
-            state(adopted=17, told_for_s=6.2),
-            "the last of the clients knows generation 17 of 20; it ends in 24 s at the latest",
+            state(adopted=17, done_for_s=6.2),
+            "a client still has the routes of generation 17, before 20; it is finished in 24 s at the latest",
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_status_says_what_is_waited_for(
 
 
 def test_watching_ends_when_it_is_finished(answering: Callable[..., FakeClient]) -> None:
-    client = answering(status(state(phase="prepared", told=0)), *[status(state())] * 5, status())
+    client = answering(status(state(phase="prepared", done=0)), *[status(state())] * 5, status())
     exit_status, out, _ = invoke("repartition", "watch", "s")
     assert (exit_status, client.statuses) == (0, [])
     assert out.endswith("no repartition is under way\n")
@@ -220,7 +220,7 @@ async def test_the_progress_bar_follows_the_phases(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(repartition, "_progress", Bar)
     monkeypatch.setattr(repartition, "POLL_S", 0.0)
     client: Any = FakeClient(
-        status(state(phase="prepared", told=1, of=3)), status(state(told=1)), status(state()), status()
+        status(state(phase="prepared", done=1, of=3)), status(state(done=1)), status(state()), status()
     )
     await repartition.wait_finished(client, "s")
     assert shown == [
