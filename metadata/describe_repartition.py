@@ -6,7 +6,7 @@ from math import lcm
 
 from metadata.commands.repartition import missing_partitions
 from metadata.model import Repartition, RepartitionPhase, Stream
-from metadata.repartitioning import Repartitioning, not_told
+from metadata.repartitioning import Repartitioning, concerned, not_told
 from wire.layouts import sources
 from wire.repartition_operations import (
     MAX_LISTED,
@@ -86,7 +86,7 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
     if marker is None:
         return None
     if marker.phase is RepartitionPhase.PREPARED:
-        of, waiting = max(marker.partitions, stream.partition_count), driver.not_ready(stream)
+        of, waiting = len(concerned(stream, marker)), driver.not_ready(stream)
     else:
         of, waiting = _have_to_tell(stream, marker), not_told(stream)
     return {
@@ -106,7 +106,7 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
 def _have_to_tell(stream: Stream, marker: Repartition) -> int:
     """Each partition of the layout before, and each that is used again: they have records of that layout."""
     return sum(
-        stream.partitions[number].incarnation < marker.prepared_generation
+        number in stream.partitions and stream.partitions[number].incarnation < marker.prepared_generation
         for number in range(len(stream.layouts[-1].starts))
     )
 

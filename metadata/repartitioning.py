@@ -100,7 +100,7 @@ class Repartitioning:
         untold = not_told(stream)
         return [
             number
-            for number in range(max(stream.partition_count, marker.partitions))
+            for number in concerned(stream, marker)
             if (leader := stream.partitions[number].leader) is None
             or (self._knows(leader) or 0) < marker.prepared_generation
             or number in untold
@@ -159,6 +159,12 @@ class Repartitioning:
                 self._watched.pop(name, None)
             elif known is None or known.marker != marker:
                 self._watched[name] = _Watched(marker)
+
+
+def concerned(stream: Stream, marker: Repartition) -> list[int]:
+    """Partitions without which the cutover cannot be: those of both layouts, and any that has still to tell of the last
+    one."""
+    return sorted({*range(max(stream.partition_count, marker.partitions)), *not_told(stream)})
 
 
 def not_told(stream: Stream) -> list[int]:

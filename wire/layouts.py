@@ -153,11 +153,13 @@ class KeyOrder:
 def _starts(layouts: Sequence[Layout]) -> list[tuple[int, ...]]:
     """Of each layout, corrected: after an unclean election a log may end below the cutovers that were told before, and
     the new leader tells the last one anew. No layout ends behind the end of a later one."""
-    corrected = [layout.starts for layout in layouts]
-    for at in range(len(layouts) - 2, -1, -1):
-        later = corrected[at + 1]
-        corrected[at] = tuple(
-            start if number >= len(later) or later[number] == NOT_TOLD else min(start, later[number])
-            for number, start in enumerate(corrected[at])
+    corrected: list[tuple[int, ...]] = []
+    lowest: dict[int, int] = {}
+    for layout in reversed(layouts):
+        starts = tuple(
+            start if start == NOT_TOLD else min(start, lowest.get(number, start))
+            for number, start in enumerate(layout.starts)
         )
+        lowest.update((number, start) for number, start in enumerate(starts) if start != NOT_TOLD)
+        corrected.insert(0, starts)
     return corrected

@@ -223,10 +223,25 @@ def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) 
 def untell(ledger: Ledger, key: PartitionKey) -> list[PartitionKey]:
     """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
     committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
-    layout = ledger.contents.streams[key.stream].layouts[-1]
-    if layout.start(key.partition) <= 0:  # no log ends below 0
+    stream = ledger.contents.streams[key.stream]
+    if _last_start(stream, key.partition) <= 0:  # no log ends below 0
         return []
+    *before, newest = stream.layouts
+    # A partition may be retired since an earlier layout. The newest one tells of all up to it.
+    others = (_last_start(stream, number) for number in range(len(newest.starts), key.partition + 1))
+    _put(ledger, stream, layouts=(*before, replace(newest, starts=(*newest.starts, *others))))
     return _tell(ledger, key.stream, {key.partition: NOT_TOLD})
+
+
+def _last_start(stream: Stream, number: int) -> int:
+    """Where the newest layout begins in this life of the partition, or where the last one ended that had it."""
+    partition = stream.partitions.get(number)
+    for layout in reversed(stream.layouts):
+        if partition is None or layout.generation < partition.incarnation:
+            break
+        if number < max(layout.partitions, len(layout.starts)):
+            return layout.start(number)
+    return 0
 
 
 def finish(ledger: Ledger, command: pb.FinishRepartition) -> Outcome:
@@ -262,7 +277,7 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
             codes.append(Code.FENCED_LEADER_EPOCH)
         elif item.expected_epoch != partition.epoch:
             codes.append(Code.STALE_EPOCH)
-        elif partition.state is not PartitionState.RETIRED or ledger.streams[key.stream].repartition is not None:
+        elif not _may_go(ledger.streams[key.stream], key.partition):
             codes.append(Code.BAD_REQUEST)
         else:
             codes.append(None)
@@ -287,6 +302,13 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
         ),
         items=tuple(codes),
     )
+
+
+def _may_go(stream: Stream, number: int) -> bool:
+    """Whether the partition can be removed when it has no records. One that has to tell of a cutover stays until then:
+    nobody else could."""
+    is_retired = stream.partitions[number].state is PartitionState.RETIRED
+    return is_retired and stream.repartition is None and stream.layouts[-1].start(number) != NOT_TOLD
 
 
 def _under_way(

@@ -1099,7 +1099,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "after an unclean election the old cutover stays",
-            (repartition.untell, "if layout.start(key.partition) <= 0:", "if True:"),
+            (repartition.untell, "if _last_start(stream, key.partition) <= 0:", "if True:"),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
     ),
@@ -1131,7 +1131,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a retired partition goes that a repartition uses again",
-            (repartition.remove_retired, "or ledger.streams[key.stream].repartition is not None", ""),
+            (repartition._may_go, "and stream.repartition is None ", ""),
         ),
         "metadata/retired_partitions_without_records_go",
     ),

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from metadata.describe_repartition import plan_form
+from metadata.repartitioning import concerned
 from metadata.runtime.registration import Registration
 from metadata.state import ClusterState
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, running, until
 from tests.unit.metadata.cluster import Cluster
 from wire.adoption import ADOPTION_LABEL, encode_label
 from wire.errors import Code, TidelogError
-from wire.layouts import MAX_LAYOUTS, Layout
+from wire.layouts import MAX_LAYOUTS, NOT_TOLD, KeyOrder, Layout
 from wire.repartition_operations import MAX_LISTED
 from wire.types import BrokerId, Incarnation, Offset, PartitionState, RetiredReport, StreamName
 
@@ -258,6 +259,61 @@ def test_a_snapshot_has_the_repartition_and_tells_what_it_changed() -> None:
     assert other.restore(cluster.state.snapshot()).repartitioned == ("s",)
     assert other.streams[NAME].layouts[-1] == Layout(version=2, partitions=2, generation=7, starts=(-1, -1, 9))
     assert other.view(cluster.key(0)) == cluster.state.view(cluster.key(0))
+
+
+def test_a_loss_in_a_partition_that_left_long_ago_is_told_too() -> None:
+    """Readers by key would wait for ever for records below its cutover that are lost."""
+    cluster = Cluster("a", "b", "c")
+    cluster.create("s", ["a b c"] * 5)
+    for count, ends in ((2, (10, 20, 30, 40, 50)), (1, (15, 25))):
+        cluster.prepare(count)
+        cluster.cut_over()
+        cluster.report_cutover(*(cluster.cutover_at(number, end) for number, end in enumerate(ends)))
+        cluster.finish()
+    assert cluster.remove_retired(2).items == (None,)
+    cluster.die("b")
+    cluster.die("c")
+    cluster.die("a")
+    cluster.register("b")
+    cluster.unclean("b", 4)
+    stream = cluster.state.streams[NAME]
+    assert stream.layouts[-1].starts == (15, 25, 0, 40, NOT_TOLD)
+    assert [number for number in (0, 1, 3, 4) if stream.view(number).awaits_cutover] == [4]
+    assert not stream.awaits_sources(0)
+    assert cluster.remove_retired(4).items == (Code.BAD_REQUEST,), "nobody could tell then"
+    cluster.prepare(2)
+    marker = cluster.state.streams[NAME].repartition
+    assert marker is not None
+    assert concerned(cluster.state.streams[NAME], marker) == [0, 1, 4]
+    assert cluster.cut_over().code is Code.STALE_EPOCH
+    assert cluster.report_cutover(cluster.cutover_at(4, 12)).items == (None,)
+    stream = cluster.state.streams[NAME]
+    order = KeyOrder(stream.layouts, {number: each.incarnation for number, each in stream.partitions.items()})
+    read = {1: 25, 3: 40, 4: 11}
+    assert order.waits_for(0, lambda number: read.get(number, 0)) == (10, {4: 12})
+    read[4] = 12
+    assert order.waits_for(0, lambda number: read.get(number, 0)) is None
+    assert cluster.remove_retired(4).items == (Code.BAD_REQUEST,), "a repartition is under way"
+    cluster.cancel()
+    assert cluster.remove_retired(4).items == (None,)
+
+
+def test_a_loss_in_a_partition_that_was_made_anew_is_none_of_its_earlier_life() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create("s", ["a b c"] * 3)
+    cluster.prepare(1)
+    cluster.cut_over()
+    cluster.report_cutover(*(cluster.cutover_at(number, end) for number, end in enumerate((10, 20, 30))))
+    cluster.finish()
+    assert cluster.remove_retired(2).items == (None,)
+    cluster.prepare(3, ["a b c"])
+    cluster.die("b")
+    cluster.die("c")
+    cluster.die("a")
+    cluster.register("b")
+    cluster.unclean("b", 2)
+    assert cluster.partition(2).leader == BrokerId("b")
+    assert cluster.state.streams[NAME].layouts[-1].starts == (10, 20, 30)
 
 
 def test_items_of_one_report_are_decided_one_by_one() -> None:
