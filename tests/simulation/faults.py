@@ -107,7 +107,7 @@ def draw_later_scenario(rng: Random) -> str | None:
 def draw_around(rng: Random, scenario: str, schedule: list[Fault]) -> list[Fault]:
     """The schedule of a run with a scenario of `draw_later_scenario`."""
     first = Fault(at=rng.random() * 0.5, kind="scenario", detail=scenario)
-    return [first] if rng.random() < ALONE_SHARE else [first, *schedule]
+    return [first] if rng.random() < ALONE_SHARE else [first, *(f for f in schedule if f.kind != "recreate")]
 
 
 def draw(rng: Random, brokers: tuple[str, ...], duration: float, scenario: str | None) -> list[Fault]:

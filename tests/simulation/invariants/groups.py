@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.simulation.invariants.base import Invariant, Scene
+from tests.simulation.invariants.base import Commit, Invariant, Scene
 from wire.groups import StreamPartition
 
 
@@ -65,6 +65,15 @@ class CommittedOffsetsStay(Invariant):
         """Below this nothing may be told from now on."""
         return self._acknowledged.get(of, -1)
 
+    def on_commit(self, commit: Commit) -> None:
+        """What was committed of a partition goes with it, where a retired one is removed."""
+        if commit.kind != "remove_retired":
+            return
+        streams = {stream.incarnation: stream.partitions for stream in self.raft.truth.streams.values()}
+        for of in [*self._acknowledged]:
+            if of.partition not in streams.get(of.incarnation, ()):
+                del self._acknowledged[of]
+
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
-        if offset < floor:
+        if offset < min(floor, self._floor_of(of)):
             self.broken(f"{of} of incarnation {of.incarnation}: {offset} is told to be committed, and {floor} was")
