@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.simulation.invariants.base import Commit, Invariant, Scene
 from wire.groups import StreamPartition
+from wire.types import Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class CommittedOffsetsStay(Invariant):
             return
         streams = {stream.incarnation: stream.partitions for stream in self.raft.truth.streams.values()}
         for of in [*self._acknowledged]:
-            if of.partition not in streams.get(of.incarnation, ()):
+            if of.partition not in streams.get(Incarnation(of.incarnation), {}):
                 del self._acknowledged[of]
 
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
