@@ -240,20 +240,19 @@ class Stream:
         )
 
     def _further_subjects(self, number: int) -> tuple[str, ...]:
-        """Of partitions without keys, whose leaders listen no longer: the one with the same number modulo the newest
-        layout's count listens in their place."""
-        count = self.partition_count
-        if number >= count or len(self.partitions) <= count:
+        """Of partitions that some layout has had and the newest one has not, whose leaders do not listen, also where
+        the partition is not there any more: the one with the same number modulo the newest layout's count listens in
+        their place."""
+        count, newest = self.partition_count, self.layouts[-1]
+        if number >= count:
             return ()
-        newest = self.layouts[-1]
+        most = max(layout.partitions for layout in self.layouts)
         return tuple(
             ingest_subject(self.subject, other)
-            for other in range(number + count, MAX_PARTITIONS, count)
-            if (partition := self.partitions.get(other)) is not None
-            and (
-                partition.state is PartitionState.RETIRED
-                or (partition.state is PartitionState.DRAINING and newest.start(other) != NOT_TOLD)
-            )
+            for other in range(number + count, most, count)
+            if (partition := self.partitions.get(other)) is None
+            or partition.state is not PartitionState.DRAINING
+            or newest.start(other) != NOT_TOLD
         )
 
 

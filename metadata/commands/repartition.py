@@ -286,22 +286,10 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
             ledger.count_leader(partition.leader, -1)
     if not gone:
         return ledger.unchanged(items=tuple(codes))
-    changed: list[PartitionKey] = []
-    for name in sorted({key.stream for key in gone}):
-        stream = _put(ledger, ledger.contents.streams[name])
-        # These listened in the place of the ones that are gone.
-        numbers = {key.partition % stream.partition_count for key in gone if key.stream == name}
-        changed += [stream.key(number) for number in sorted(numbers)]
-    for key in changed:
-        ledger.store(key, ledger.contents.streams[key.stream].partitions[key.partition])
-    return ledger.changed(
-        Changes(
-            partitions=tuple(changed),
-            gone=tuple(sorted(gone)),
-            repartitioned=tuple(sorted({key.stream for key in gone})),
-        ),
-        items=tuple(codes),
-    )
+    names = tuple(sorted({key.stream for key in gone}))
+    for name in names:
+        _put(ledger, ledger.contents.streams[name])
+    return ledger.changed(Changes(gone=tuple(sorted(gone)), repartitioned=names), items=tuple(codes))
 
 
 def _may_go(stream: Stream, number: int) -> bool:

@@ -93,7 +93,7 @@ async def test_a_retired_partition_without_records_goes() -> None:
             RetiredReport(key=view.key, leader=broker.id, leader_epoch=view.leader_epoch, expected_epoch=view.epoch)
         )
         await until(lambda: broker.gone == [view.key])
-        await until(lambda: world.view(0).further_subjects == ())
+        assert world.view(0).further_subjects == ("s.1",)  # publishers may not know of its end
         assert len(lost) == 3
         assert broker.service.status()["open_wishes"] == 0
         plan = (await world.api("stream.repartition", name="s", partitions=2))["plan"]
