@@ -81,6 +81,8 @@ class RouteUpdates:
         self._client_id = hashlib.sha256(transport.new_inbox().encode()).hexdigest()[:32]  # no other client has it
         self._watched: dict[StreamName, _Watched] = {}
         self._home: BrokerId | None = None
+        self._has_reported = False
+        """The home broker knows of streams that this client goes by."""
         self._refused: set[str] = set()
         """What this login may not do, as it was logged."""
         self._reporting: asyncio.Task[None] | None = None
@@ -219,12 +221,13 @@ class RouteUpdates:
 
     async def _report_once(self) -> None:
         streams = self.applied()
-        if not streams:
+        if not streams and (self._watched or not self._has_reported):
             return
-        if self._home is None:
+        if self._home is None and streams:
             await self.ask(StreamName(next(iter(streams))))
         if self._home is None:
             return
+        self._has_reported = bool(streams)  # the last one says that it goes by none any more
         request = ADOPT.encode_request(client_id=self._client_id, streams=streams)
         home = self._home
         message = await self._request(self._subjects.adopt(home), request)

@@ -209,6 +209,18 @@ async def test_reports_tell_what_the_producers_go_by_and_a_client_that_goes_says
     assert brokers.reports[-1]["streams"] == {}
 
 
+async def test_a_client_that_reads_and_writes_no_more_says_so(brokers: Brokers) -> None:
+    """A repartition would wait for it until its broker forgets it."""
+    async with brokers.client.producer("three") as producer:
+        await producer.send(b"0", key=b"k")
+        await until(lambda: bool(brokers.reports))
+        assert brokers.reports[-1]["streams"] == {"three": 1}
+    await until(lambda: brokers.reports[-1]["streams"] == {})
+    count = len(brokers.reports)
+    await asyncio.sleep(0.1)
+    assert len(brokers.reports) == count, "once is enough"
+
+
 async def test_a_report_waits_for_the_one_who_goes_by_the_oldest_routes(brokers: Brokers) -> None:
     cache = brokers.client._metadata
     slow = await cache.watch(S, lambda _: None)
