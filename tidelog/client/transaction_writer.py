@@ -76,6 +76,13 @@ class TransactionWriter(Producer[K, V]):
     def _adopt(self, layout: StreamMetadata) -> None:
         self._adopted_next = layout
 
+    def _note_applied(self, layout: StreamMetadata) -> None:
+        """Between transactions it sends nothing, and what it sends next goes by these routes."""
+        if self._watch is not None and self._barred is not None:
+            self._watch.applied = layout.routing_generation
+        else:
+            super()._note_applied(layout)
+
     def bar(self, error: TidelogError) -> None:
         """Take no more records, also of the calls that wait for room."""
         self._barred = error

@@ -189,6 +189,22 @@ async def test_layouts_that_nobody_stored_anything_under_are_left_again(cluster:
     assert keys_of(broker, crc32c(b"k") % 3)[b"k"] == [b"0", b"1"]
 
 
+async def test_a_repartition_waits_for_a_transaction_that_is_open_and_for_no_other(world: World) -> None:
+    async with world.producer() as producer:
+        client = world.client
+
+        async def told() -> bool:
+            now = await client._metadata.refresh("three")
+            return client._metadata._updates.applied() == {"three": now.routing_generation}
+
+        await producer.begin()
+        await producer.send("three", b"a", key=b"k")
+        world.broker.repartition("three", 5)
+        assert not await told()
+        await producer.abort()
+        assert await told()
+
+
 async def test_a_transaction_that_is_open_is_to_begin_again(world: World) -> None:
     async with world.producer() as producer:
         await producer.begin()
