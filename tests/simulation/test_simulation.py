@@ -52,7 +52,7 @@ print("\\n".join(run(seed, traced=True).trace))
 under test is imported, so that a clock that was bound at an import shows as well."""
 
 
-@pytest.mark.parametrize("seed", [1, 4, 8, 22, 32, 36, 76])
+@pytest.mark.parametrize("seed", [1, 4, 8, 22, 26, 36, 76])
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed_and_the_real_time(seed: int) -> None:
     runs = [
         subprocess.Popen(

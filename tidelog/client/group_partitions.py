@@ -89,7 +89,7 @@ class GroupPartitions:
     # ---- what the member does
 
     def assign(self, partitions: Partitions) -> None:
-        for of in partitions:
+        for of in sorted(partitions):
             self._held[of] = _Held()
         self._spawn(self._begin(partitions))
 
@@ -237,7 +237,7 @@ class GroupPartitions:
                 continue
             committed = {StreamPartition(o.stream, o.incarnation, o.partition): o.offset for o in found}
             break
-        for of in self._present(partitions):
+        for of in sorted(self._present(partitions)):
             offset = committed.get(of, -1)
             self._commits.forget((of,))
             if offset >= 0:
