@@ -7,7 +7,7 @@ from math import lcm
 from metadata.commands.repartition import missing_partitions
 from metadata.model import Repartition, RepartitionPhase, Stream
 from metadata.repartitioning import Repartitioning, concerned, not_told
-from wire.layouts import sources
+from wire.layouts import MAX_LAYOUTS, sources
 from wire.repartition_operations import (
     MAX_LISTED,
     PartitionSources,
@@ -36,7 +36,7 @@ def plan_form(stream: Stream, partitions: int) -> RepartitionPlan:
         # A hash has the same remainder by both counts in that many of the values below their least common multiple.
         "moved_keys": 1 - min(before, partitions) / lcm(before, partitions),
         "sources": waits,
-        "effects": _effects(left, waits),
+        "effects": _effects(left, waits, forgets=len(stream.layouts) >= MAX_LAYOUTS),
     }
 
 
@@ -57,7 +57,7 @@ def _waits(before: int, after: int) -> list[PartitionSources]:
     return waits
 
 
-def _effects(left: list[int], waits: list[PartitionSources]) -> list[str]:
+def _effects(left: list[int], waits: list[PartitionSources], *, forgets: bool) -> list[str]:
     effects = [
         "producers learn of the new layout and go on by themselves; records of one key stay in their order",
         "a transaction that is open at the cutover and goes on writing is aborted, and has to begin again",
@@ -73,9 +73,14 @@ def _effects(left: list[int], waits: list[PartitionSources]) -> list[str]:
         )
     if left:
         effects.append(
-            f"{len(left)} {'partition takes' if len(left) == 1 else 'partitions take'} no records any more; until"
-            " retention has removed all records of such a partition it can be read, and plain publishes to its subject"
+            f"{len(left)} {'partition takes' if len(left) == 1 else 'partitions take'} no records any more; such"
+            " a partition can be read until retention has removed all its records, and plain publishes to its subject"
             " go to a partition in its place"
+        )
+    if forgets:
+        effects.append(
+            f"the stream has {MAX_LAYOUTS} layouts, and its oldest one is forgotten: who reads from before the change"
+            " that followed that one no longer gets each key in order there"
         )
     return effects
 

@@ -47,10 +47,8 @@ def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Outcome:
         return refused
     generation = ledger.next_generation()
     made = partitions_of(command.brokers, command.assignments, Incarnation(generation))
-    # A stream of which all partitions take no records stays one.
-    readonly = all(stream.partitions[number].readonly for number in range(stream.partition_count))
     for number, partition in zip(missing, made, strict=True):
-        stream.partitions[number] = replace(partition, readonly=readonly)
+        stream.partitions[number] = replace(partition, readonly=_is_readonly(stream))
         ledger.count_leader(partition.leader, 1)
     marker = Repartition(
         version=stream.partitioning_version + 1,
@@ -63,6 +61,11 @@ def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Outcome:
         Changes(partitions=tuple(changed.key(number) for number in missing), repartitioned=(stream.name,)),
         value=marker.version,
     )
+
+
+def _is_readonly(stream: Stream) -> bool:
+    """A stream of which all partitions take no records stays one."""
+    return all(stream.partitions[number].readonly for number in range(stream.partition_count))
 
 
 def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | None:
@@ -140,14 +143,15 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Outcome:
     layout = Layout(
         version=marker.version, partitions=count, generation=generation, starts=_starts(stream, before, count)
     )
+    readonly = _is_readonly(stream)
     for number, partition in sorted(stream.partitions.items()):
-        state = partition.state
-        if number < count:
-            state = PartitionState.ACTIVE
-        elif state is PartitionState.ACTIVE:
-            state = PartitionState.DRAINING
-        # Also where the state stays: a replica that sees that partition epoch has seen the cutover.
-        ledger.store(stream.key(number), replace(partition, state=state))
+        changed_partition = partition
+        if number < count and partition.state is PartitionState.RETIRED:
+            changed_partition = replace(partition, state=PartitionState.ACTIVE, readonly=readonly)
+        elif number >= count and partition.state is PartitionState.ACTIVE:
+            changed_partition = replace(partition, state=PartitionState.DRAINING)
+        # Also where nothing changes: a replica that sees that partition epoch has seen the cutover.
+        ledger.store(stream.key(number), changed_partition)
     changed = _put(
         ledger,
         stream,

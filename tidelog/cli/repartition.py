@@ -121,10 +121,16 @@ def alter_partitions(
         found = (await client.repartition(name, partitions))["status"]
         if waits:
             found = await wait_finished(client, name, found)
+        is_done = found["repartition"] is not None or found["partitions"] == partitions
         if as_json:
             print_json(found)
-        else:
+        elif is_done:
             click.echo(in_words(found, idle="the repartition is finished"))
+        if not is_done:
+            raise click.ClickException(
+                f"the repartition of stream {name} to {after} is gone, and keys are spread over"
+                f" {counted(found['partitions'], 'partition')}: somebody has cancelled it, or begun another one"
+            )
 
     run(server, namespace, work)
 

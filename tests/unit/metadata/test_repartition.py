@@ -201,6 +201,27 @@ async def test_streams_that_take_no_records_get_partitions_that_take_none() -> N
         assert world.view(1).readonly
 
 
+async def test_so_do_partitions_that_are_used_again() -> None:
+    async with running() as world:
+        await world.start("a", settings=replace(SETTINGS, repartition_adoption_timeout_s=0.1))
+        await world.api("stream.create", name="s", partitions=2, replication_factor=1)
+        await world.api("stream.repartition", name="s", partitions=1)
+        await until(lambda: world.view(1).state is PartitionState.RETIRED)
+        await world.api("stream.set_readonly", name="s", partitions=[0])
+        await world.api("stream.repartition", name="s", partitions=2)
+        await until(lambda: world.view(1).is_routed)
+        assert world.view(1).readonly
+
+
+def test_a_plan_that_makes_the_stream_forget_a_layout_says_so() -> None:
+    cluster = Cluster("a")
+    cluster.create("s", ["a"])
+    stream = cluster.state.streams[NAME]
+    assert not any("is forgotten" in effect for effect in plan_form(stream, 2)["effects"])
+    stream.layouts = tuple(Layout(version=at + 1, partitions=1 + at % 2) for at in range(MAX_LAYOUTS))
+    assert any("32 layouts, and its oldest one is forgotten" in effect for effect in plan_form(stream, 1)["effects"])
+
+
 def test_a_plan_of_very_many_partitions_is_short() -> None:
     cluster = Cluster("a")
     cluster.create("s", ["a"] * 300)

@@ -106,6 +106,13 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(answering: Callable[..., F
     assert (exit_status, json.loads(out)) == (0, PLAN)
 
 
+def test_one_that_another_operator_cancels_meanwhile_is_no_success(answering: Callable[..., FakeClient]) -> None:
+    answering(status(state(phase="prepared")), {**status(), "partitions": 2})
+    exit_status, out, err = invoke("alter", "s", "--partitions", "40", "--yes")
+    assert (exit_status, "finished" in out) == (1, False)
+    assert "the repartition of stream s to 40 partitions is gone, and keys are spread over 2 partitions" in err
+
+
 def test_it_is_asked_for_and_waited_for(answering: Callable[..., FakeClient]) -> None:
     client = answering(status(state()), status(state(adopted=20)), status())
     exit_status, out, err = invoke("alter", "s", "--partitions", "40")
