@@ -24,8 +24,8 @@ from spark_connector.options import Edge, ExplicitOffsets
 from spark_connector.positions import Position, Positions, StreamPosition
 from wire.error_details import LOG_START
 from wire.errors import Code, TidelogError
-from wire.layouts import KeyOrder
-from wire.types import Offset, StreamName
+from wire.layouts import KeyOrder, end_of_life
+from wire.types import Incarnation, Offset, StreamName
 
 Extents = Mapping[StreamName, StreamExtent]
 
@@ -123,12 +123,16 @@ def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, O
     )
 
 
-def carried_on(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -> Positions:
+def carried_on(
+    start: Positions, extents: Extents, *, fail_on_data_loss: bool, planned: Positions | None = None
+) -> Positions:
     """`start` as far as a query may go on at it: the same lives, and the logs still reach it.
 
-    Streams and partitions that are not read any more are left out, with a warning in the log, unless
-    `fail_on_data_loss`. Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED, UNKNOWN_STREAM or
-    PARTITION_RETIRED.
+    Positions in lives of partitions that were read to their end and are gone are left out. Other streams and partitions
+    that are not read any more are left out, with a warning in the log, unless `fail_on_data_loss`. `planned`: the ends
+    of a micro-batch that is to be read still; a life does not end below them.
+
+    Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED, UNKNOWN_STREAM or PARTITION_RETIRED.
     """
     kept: dict[StreamName, StreamPosition] = {}
     for stream, at in start.items():
@@ -137,18 +141,24 @@ def carried_on(start: Positions, extents: Extents, *, fail_on_data_loss: bool) -
             _lost(Code.UNKNOWN_STREAM, f"stream {stream!r}", fail_on_data_loss=fail_on_data_loss)
             continue
         if at.incarnation != extent.incarnation:
-            raise _recreated(f"stream {stream!r}", at.incarnation, extent.incarnation)
+            raise _recreated(stream, at.incarnation, extent.incarnation)
         partitions: dict[int, Position] = {}
         for partition, position in at.partitions.items():
             name = f"{stream}/{partition}"
             held = extent.partitions.get(partition)
+            if held is not None and held.incarnation == position.incarnation:
+                _check_reachable(name, position, held, fail_on_data_loss=fail_on_data_loss)
+                partitions[partition] = position
+                continue
+            life = None if held is None else held.incarnation
+            end = end_of_life(extent.layouts, partition, position.incarnation, life)
+            to_read = _offset_in(planned or {}, stream, partition, position.incarnation) or 0
+            if end is not None and position.offset >= max(end, to_read):
+                continue
             if held is None:
                 _lost(Code.PARTITION_RETIRED, f"partition {name}", fail_on_data_loss=fail_on_data_loss)
-                continue
-            if position.incarnation != held.incarnation:
-                raise _recreated(f"partition {name}", position.incarnation, held.incarnation)
-            _check_reachable(name, position, held, fail_on_data_loss=fail_on_data_loss)
-            partitions[partition] = position
+            else:
+                _made_anew(name, position, held, fail_on_data_loss=fail_on_data_loss)
         kept[stream] = replace(at, partitions=partitions)
     return kept
 
@@ -185,7 +195,8 @@ def within_logs(ends: Positions, extents: Extents, *, fail_on_data_loss: bool) -
     def reached(stream: StreamName, partition: int, end: Offset) -> Offset:
         extent = extents.get(stream)
         held = None if extent is None else extent.partitions.get(partition)
-        if held is None or end <= held.log_end:
+        life = ends[stream].partitions[partition].incarnation
+        if held is None or held.incarnation != life or end <= held.log_end:
             return end
         told = (
             f"a micro-batch was planned up to {end} of {stream}/{partition}, whose log ends at {held.log_end} now, so "
@@ -208,12 +219,33 @@ def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
     )
 
 
-def _recreated(what: str, then: int, now: int) -> TidelogError:
+def _recreated(stream: StreamName, then: Incarnation, now: Incarnation) -> TidelogError:
     return TidelogError(
         Code.WRONG_INCARNATION,
-        f"{what} was deleted and created again since the checkpoint was written (incarnation {then} then, {now} now), "
-        "so its offsets are other records: start with a new checkpointLocation",
+        f"stream {stream!r} was deleted and created again since the checkpoint was written (incarnation {then} then, "
+        f"{now} now), so its offsets are other records: start with a new checkpointLocation",
     )
+
+
+def _made_anew(name: str, position: Position, held: PartitionExtent, *, fail_on_data_loss: bool) -> None:
+    if held.incarnation < position.incarnation:
+        raise TidelogError(
+            Code.WRONG_INCARNATION,
+            f"partition {name} has incarnation {held.incarnation}, and the checkpoint was written with a later one, "
+            f"{position.incarnation}: start the query again, or with a new checkpointLocation",
+        )
+    told = (
+        f"partition {name} was removed and made anew since the checkpoint was written (incarnation "
+        f"{position.incarnation} then, {held.incarnation} now), and records behind offset {position.offset}, up to "
+        "which it was read, may have gone with it"
+    )
+    if fail_on_data_loss:
+        raise TidelogError(
+            Code.WRONG_INCARNATION,
+            f"{told}: set failOnDataLoss=false to go on where the new one begins, or start with a new "
+            "checkpointLocation",
+        )
+    _log.warning("%s; the query goes on where the new one begins (failOnDataLoss=false)", told)
 
 
 def reachable_ends(start: Positions, extents: Extents, target: Positions | None) -> Positions:
@@ -227,8 +259,8 @@ def reachable_ends(start: Positions, extents: Extents, target: Positions | None)
     """
 
     def end_of(stream: StreamName, partition: int, held: PartitionExtent) -> Offset | None:
-        began = _offset_in(start, stream, partition)
-        goal = held.end if target is None else _offset_in(target, stream, partition)
+        began = _offset_in(start, stream, partition, held.incarnation)
+        goal = held.end if target is None else _offset_in(target, stream, partition, held.incarnation)
         if goal is None:
             return began
         if began is None:
@@ -254,11 +286,11 @@ def in_key_order(start: Positions, ends: Positions, extents: Extents) -> Positio
 
     def read_to(stream: StreamName, partition: int) -> int:
         held = extents[stream].partitions[partition]
-        return max(held.log_start, _offset_in(start, stream, partition) or 0)
+        return max(held.log_start, _offset_in(start, stream, partition, held.incarnation) or 0)
 
     def reached(stream: StreamName, partition: int, end: Offset) -> Offset:
-        extent, began = extents.get(stream), _offset_in(start, stream, partition)
-        if extent is None or began is None or not extent.layouts:
+        began = _offset_in(start, stream, partition, ends[stream].partitions[partition].incarnation)
+        if began is None or stream not in orders:
             return end
         waits = orders[stream].waits_for(partition, partial(read_to, stream))
         return end if waits is None else max(began, min(end, Offset(waits[0])))
@@ -277,7 +309,7 @@ def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict
         (stream, partition): max(0, end.offset - max(began, extents[stream].partitions[partition].log_start))
         for stream, at in ends.items()
         for partition, end in at.partitions.items()
-        if (began := _offset_in(start, stream, partition)) is not None
+        if (began := _offset_in(start, stream, partition, end.incarnation)) is not None
     }
 
 
@@ -292,11 +324,18 @@ def not_past(ends: Positions, most: Mapping[PartitionName, Offset]) -> Positions
 
 
 def common(positions: Positions, others: Positions) -> Positions:
-    """`positions`, of the partitions that `others` has too."""
+    """`positions`, of the lives of streams and partitions that `others` has too."""
     return {
-        stream: replace(at, partitions={p: position for p, position in at.partitions.items() if p in of.partitions})
+        stream: replace(
+            at,
+            partitions={
+                partition: position
+                for partition, position in at.partitions.items()
+                if _offset_in(others, stream, partition, position.incarnation) is not None
+            },
+        )
         for stream, at in positions.items()
-        if (of := others.get(stream)) is not None
+        if (of := others.get(stream)) is not None and of.incarnation == at.incarnation
     }
 
 
@@ -328,7 +367,7 @@ def limited(ends: Positions, waiting: Mapping[PartitionName, int], max_records: 
 def offsets_behind(positions: Positions, ends: Positions) -> dict[str, float]:
     """How far the partitions are behind the ends of their logs, by the names that Kafka's source has for it."""
     behind = [
-        max(0, end.offset - (_offset_in(positions, stream, partition) or 0))
+        max(0, end.offset - (_offset_in(positions, stream, partition, end.incarnation) or 0))
         for stream, at in ends.items()
         for partition, end in at.partitions.items()
     ] or [0]
@@ -364,21 +403,22 @@ def _share(waiting: Mapping[PartitionName, int], limit: int) -> dict[PartitionNa
 
 
 def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
-    """Every partition's records from `start` to `end`. Partitions with none are left out, and so are those that are not
-    in `start`: they join at `end`."""
+    """Every partition's records from `start` to `end`. Partitions with none are left out, and so are lives of
+    partitions that are not in `start`: they join at `end`."""
     return [
         found
         for stream, at in end.items()
         for partition, position in sorted(at.partitions.items())
-        if (began := _offset_in(start, stream, partition)) is not None
+        if (began := _offset_in(start, stream, partition, position.incarnation)) is not None
         and len(found := OffsetRange(stream, at.incarnation, partition, position.incarnation, began, position.offset))
     ]
 
 
-def _offset_in(positions: Positions, stream: StreamName, partition: int) -> Offset | None:
+def _offset_in(positions: Positions, stream: StreamName, partition: int, incarnation: Incarnation) -> Offset | None:
+    """None: there is no position of that life of the partition."""
     at = positions.get(stream)
     position = None if at is None else at.partitions.get(partition)
-    return None if position is None else position.offset
+    return position.offset if position is not None and position.incarnation == incarnation else None
 
 
 def split(ranges: Sequence[OffsetRange], minimum: int, most: int | None = None) -> list[OffsetRange]:

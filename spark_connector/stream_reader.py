@@ -196,7 +196,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What this micro-batch reads, even if the query is not subscribed to it any more.
             begin = common(begin, stop)
             extents = self._connected().extents(tuple(begin))
-            begin = carried_on(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss)
+            begin = carried_on(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss, planned=stop)
             stop = within_logs(stop, extents, fail_on_data_loss=self._options.fail_on_data_loss)
         return tasks_of(ranges_between(begin, stop), self._options)
 
@@ -206,12 +206,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commit_group(self._options.group, from_json(end))
 
     def _commit_group(self, group: str, positions: Positions) -> None:
-        lives = {} if self._latest is None else {stream: at.incarnation for stream, at in self._latest.items()}
+        # Offsets of an earlier life of a stream or partition are nothing to the group.
         offsets = {
             (stream, partition): position.offset
-            for stream, at in positions.items()
-            # Offsets of an earlier life of the stream are nothing to the group.
-            if lives.get(stream) == at.incarnation
+            for stream, at in common(positions, self._latest or {}).items()
             for partition, position in at.partitions.items()
         }
         if offsets and offsets != self._committed:

@@ -54,6 +54,35 @@ def sources(partition: int, before: int, after: int) -> range:
     return range(partition % step, before, step)
 
 
+def end_of_life(
+    layouts: Sequence[Layout], partition: int, incarnation: int, next_incarnation: int | None = None
+) -> int | None:
+    """The cutover of the layout that left this life of the partition out for the last time. None: the newest layout has
+    the partition, or the end is not known, also because layouts since that life began are forgotten.
+
+    `next_incarnation`: of the life that the partition has now; None where it does not exist. A later layout that has
+    the partition again goes on with its log, at or beyond that cutover; one that begins at 0 is of a partition that was
+    removed and made anew.
+    """
+    if not layouts or layouts[0].generation > incarnation:
+        return None
+    end: int | None = None
+    for layout in layouts:
+        if layout.generation <= incarnation:
+            continue
+        if next_incarnation is not None and layout.generation > next_incarnation:
+            break
+        start = layout.starts[partition] if partition < len(layout.starts) else None
+        if partition >= layout.partitions:
+            # Of the layouts that follow each other without the partition, only the first tells its end.
+            end = end if start is None else start
+        elif end is not None and (start is None or (start == 0 and end != 0)):
+            break
+        else:
+            end = None
+    return None if end == NOT_TOLD else end
+
+
 class KeyOrder:
     """How far partitions of a stream can be read so that the records of each key come in their order.
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,10 +23,11 @@ from spark_connector.planning import (
     reachable_ends,
     split,
     waiting_records,
+    within_logs,
 )
 from spark_connector.positions import Position, Positions, StreamPosition, from_json, to_json
 from wire.errors import Code, TidelogError
-from wire.layouts import Layout
+from wire.layouts import NOT_TOLD, Layout
 from wire.types import Incarnation, Offset, StreamName
 
 FLIGHTS = StreamName("flights")
@@ -83,10 +85,11 @@ class TestContinue:
                 carried_on(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
             assert caught.value.code is Code.WRONG_INCARNATION
 
-    def test_a_recreated_partition_is_refused(self) -> None:
-        older = {FLIGHTS: StreamPosition(LIFE, {0: Position(Incarnation(6), Offset(5))})}
-        with pytest.raises(TidelogError, match="partition flights/0 was deleted and created again"):
-            carried_on(older, extents((0, 9)), fail_on_data_loss=False)
+    def test_a_partition_of_which_an_earlier_life_is_told_is_refused_whatever_the_option_says(self) -> None:
+        newer = {FLIGHTS: StreamPosition(LIFE, {0: Position(Incarnation(8), Offset(5))})}
+        for strict in (True, False):
+            with pytest.raises(TidelogError, match=r"flights/0 has incarnation 7, and the checkpoint .* later one, 8"):
+                carried_on(newer, extents((0, 9)), fail_on_data_loss=strict)
 
     def test_lost_records_are_refused_unless_told(self) -> None:
         with pytest.raises(TidelogError, match="begins at 6") as caught:
@@ -124,6 +127,90 @@ class TestContinue:
             carried_on(at(5, 6), extents((0, 9)), fail_on_data_loss=True)
         assert caught.value.code is Code.PARTITION_RETIRED
         assert carried_on(at(5, 6), extents((0, 9)), fail_on_data_loss=False) == at(5)
+
+
+TWO = Layout(version=1, partitions=2)
+ONE = Layout(version=2, partitions=1, generation=20, starts=(4, 6))
+TWO_AGAIN = Layout(version=3, partitions=2, generation=30, starts=(5,))
+NEXT_LIFE = Incarnation(29)
+
+
+def left_over(*layouts: Layout, anew: tuple[int, int] | None = None) -> Extents:
+    """Partition 0, and 1 made anew where it has a log start and an end."""
+    extent = extents((0, 9))[FLIGHTS]
+    partitions = dict(extent.partitions)
+    if anew is not None:
+        partitions[1] = PartitionExtent(NEXT_LIFE, Offset(anew[0]), Offset(anew[1]), Offset(anew[1]))
+    return {FLIGHTS: replace(extent, partitions=partitions, layouts=layouts)}
+
+
+class TestPartitionsThatWereLeftOver:
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize("offset", [6, 7])
+    @pytest.mark.parametrize(
+        "now",
+        [
+            left_over(TWO, ONE),
+            left_over(TWO, ONE, TWO_AGAIN, anew=(0, 3)),
+            left_over(TWO, ONE, TWO_AGAIN, replace(ONE, version=4, generation=40, starts=(8, 99))),
+        ],
+        ids=["gone", "made anew", "gone, as its next life"],
+    )
+    def test_one_that_was_read_to_its_cutover_is_finished(
+        self, now: Extents, offset: int, strict: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert carried_on(at(5, offset), now, fail_on_data_loss=strict) == at(5)
+        assert not caplog.records
+
+    def test_one_that_is_gone_before_it_was_read_is_refused_or_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        with pytest.raises(TidelogError, match="partition flights/1, which the checkpoint reads") as caught:
+            carried_on(at(5, 5), left_over(TWO, ONE), fail_on_data_loss=True)
+        assert caught.value.code is Code.PARTITION_RETIRED
+        assert carried_on(at(5, 5), left_over(TWO, ONE), fail_on_data_loss=False) == at(5)
+        assert "partition flights/1, which the checkpoint reads" in caplog.text
+
+    def test_one_that_is_made_anew_before_it_was_read_is_refused_or_begun_anew(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        now = left_over(TWO, ONE, TWO_AGAIN, anew=(0, 3))
+        with pytest.raises(TidelogError, match=r"flights/1 was removed and made anew .* behind offset 5") as caught:
+            carried_on(at(5, 5), now, fail_on_data_loss=True)
+        assert caught.value.code is Code.WRONG_INCARNATION
+        begin = carried_on(at(5, 5), now, fail_on_data_loss=False)
+        assert begin == at(5)
+        assert "flights/1 was removed and made anew" in caplog.text
+        assert reachable_ends(begin, now, None)[FLIGHTS].partitions[1] == Position(NEXT_LIFE, Offset(0))
+
+    def test_one_that_was_used_again_is_finished_at_its_last_cutover(self) -> None:
+        used = replace(TWO_AGAIN, starts=(5, 7))
+        now = left_over(TWO, ONE, used, replace(ONE, version=4, generation=40, starts=(8, 99)))
+        with pytest.raises(TidelogError, match="partition flights/1"):
+            carried_on(at(5, 98), now, fail_on_data_loss=True)
+        assert carried_on(at(5, 99), now, fail_on_data_loss=True) == at(5)
+
+    def test_one_whose_end_is_not_known_is_refused_or_left_out(self) -> None:
+        for layouts in ((), (TWO,), (ONE,), (TWO, replace(ONE, starts=(4, NOT_TOLD)))):
+            with pytest.raises(TidelogError, match="partition flights/1"):
+                carried_on(at(5, 100), left_over(*layouts), fail_on_data_loss=True)
+            assert carried_on(at(5, 100), left_over(*layouts), fail_on_data_loss=False) == at(5)
+
+    def test_it_does_not_end_below_what_is_planned(self) -> None:
+        """Records without a version may have come behind the cutover."""
+        with pytest.raises(TidelogError, match="partition flights/1"):
+            carried_on(at(5, 6), left_over(TWO, ONE), fail_on_data_loss=True, planned=at(5, 7))
+        assert carried_on(at(5, 7), left_over(TWO, ONE), fail_on_data_loss=True, planned=at(5, 7)) == at(5)
+
+    def test_positions_of_two_lives_are_not_compared(self) -> None:
+        anew = left_over(TWO, ONE, TWO_AGAIN, anew=(8, 12))
+        ends = reachable_ends(at(9), anew, None)
+        assert ends[FLIGHTS].partitions[1] == Position(NEXT_LIFE, Offset(8))
+        assert ranges_between(at(9, 6), ends) == []
+        assert waiting_records(at(9, 6), ends, anew) == {(FLIGHTS, 0): 0}
+        assert common(at(9, 6), ends) == at(9)
+        assert offsets_behind(at(9, 6), ends)["maxOffsetsBehindLatest"] == 8
+        assert within_logs(at(9, 60), anew, fail_on_data_loss=True) == at(9, 60)
+        began = {FLIGHTS: StreamPosition(LIFE, {**at(9)[FLIGHTS].partitions, 1: Position(NEXT_LIFE, Offset(8))})}
+        assert offsets(reachable_ends(began, anew, at(9, 10))) == [9, 8], "10 is where an earlier life was to end"
 
 
 class TestExplicitOffsets:

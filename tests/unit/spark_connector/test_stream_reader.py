@@ -296,6 +296,76 @@ class TestSubscription:
         assert len(reader_of(query.log, subscribe="trains").partitions(start, query.position)) == 1
 
 
+class TestPartitionsThatARepartitionLeftOver:
+    LEFT = (Layout(version=1, partitions=2), Layout(version=2, partitions=1, generation=20, starts=(12, 4)))
+    AGAIN = (*LEFT, Layout(version=3, partitions=2, generation=30, starts=(14,)))
+
+    def read_to_its_end(self, **options: str) -> tuple[Query, FakeStream]:
+        """Partition 1 has been left out, and read to its cutover."""
+        query = Query(flights({0: (0, 12), 1: (0, 4)}), **options)
+        stream = query.log.by_name["flights"]
+        stream.layouts = self.LEFT
+        assert query.step() == {("flights", 0): (0, 12), ("flights", 1): (0, 4)}
+        return query, stream
+
+    @pytest.mark.parametrize("order", ["partition", "key"])
+    @pytest.mark.parametrize("strict", ["true", "false"])
+    @pytest.mark.parametrize("has_restarted", [True, False])
+    def test_a_query_goes_on_when_it_is_removed_and_made_anew(
+        self, order: str, strict: str, has_restarted: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = {"order": order, "failOnDataLoss": strict, "groupId": "billing"}
+        query, stream = self.read_to_its_end(**options)
+        stream.held = {0: (0, 14)}
+        assert query.step() == {("flights", 0): (12, 14)}
+        assert offsets(query.position) == [14]
+        assert query.log.commits[-1] == ("billing", {("flights", 0): 12}), "the group has nothing to do with it either"
+        stream.layouts, stream.held, stream.lives = self.AGAIN, {0: (0, 15), 1: (0, 3)}, {1: 29}
+        if has_restarted:
+            query.restart(**options)
+        assert [query.step() for _ in range(2)] == [{("flights", 0): (14, 15)}, {("flights", 1): (0, 3)}]
+        assert not caplog.records
+
+    @pytest.mark.parametrize("order", ["partition", "key"])
+    @pytest.mark.parametrize("strict", ["true", "false"])
+    @pytest.mark.parametrize("log_start", [0, 9])
+    def test_a_query_that_stood_still_finds_it_made_anew(
+        self, order: str, strict: str, log_start: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = {"order": order, "failOnDataLoss": strict, "groupId": "billing"}
+        query, stream = self.read_to_its_end(**options)
+        query.restart(**options)
+        stream.layouts, stream.held, stream.lives = self.AGAIN, {0: (0, 15), 1: (log_start, 11)}, {1: 29}
+        start = query.position
+        assert query.step() == {("flights", 0): (12, 15)}
+        assert query.log.commits[-1] == ("billing", {("flights", 0): 12}), "4 is no offset of its present life"
+        planned = ranges(reader_of(query.log, **options).partitions(start, query.position))
+        assert [(each.partition, each.start, each.end) for each in planned] == [(0, 12, 15)]
+        assert query.step() == {("flights", 1): (log_start, 11)}
+        assert not caplog.records
+
+    def test_a_planned_micro_batch_that_does_not_read_it_is_repeated_without_it(self) -> None:
+        query, stream = self.read_to_its_end()
+        stream.held[0] = (0, 14)
+        start = query.position
+        query.step()
+        del stream.held[1]
+        for lives, held in ({}, {0: (0, 14)}), ({1: 29}, {0: (0, 14), 1: (0, 1)}):
+            stream.lives, stream.held, stream.layouts = lives, held, self.AGAIN if lives else self.LEFT
+            planned = ranges(reader_of(query.log).partitions(start, query.position))
+            assert [(each.partition, each.start, each.end) for each in planned] == [(0, 12, 14)]
+
+    def test_a_planned_micro_batch_that_reads_it_behind_its_cutover_is_an_error_or_read_without_it(self) -> None:
+        query, stream = self.read_to_its_end()
+        stream.held[1] = (0, 5)
+        start = query.position
+        assert query.step() == {("flights", 1): (4, 5)}
+        del stream.held[1]
+        with pytest.raises(TidelogError, match="partition flights/1, which the checkpoint reads"):
+            reader_of(query.log).partitions(start, query.position)
+        assert reader_of(query.log, failOnDataLoss="false").partitions(start, query.position) == []
+
+
 class TestLogsThatShrink:
     def test_a_log_that_was_cut_is_told_at_once(self) -> None:
         query = Query(flights({0: (0, 10)}))

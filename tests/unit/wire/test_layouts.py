@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.layouts import NOT_TOLD, KeyOrder, Layout, sources
+from wire.layouts import NOT_TOLD, KeyOrder, Layout, end_of_life, sources
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1 << 32))
@@ -147,3 +147,103 @@ def test_reading_as_allowed_keeps_the_order_of_each_key_through_any_repartitions
         assert number == seen[key]
         seen[key] += 1
         read[p] += 1
+
+
+LEFT_OUT = [
+    Layout(version=1, partitions=2),
+    Layout(version=2, partitions=1, generation=9, starts=(4, 7)),
+]
+
+
+def test_a_life_ends_at_the_cutover_of_the_layout_that_leaves_it_out() -> None:
+    assert end_of_life(LEFT_OUT, 1, 1) == 7
+    assert end_of_life(LEFT_OUT, 0, 1) is None, "the newest layout has it"
+    assert end_of_life(LEFT_OUT[:1], 1, 1) is None
+    untold = [LEFT_OUT[0], Layout(version=2, partitions=1, generation=9, starts=(4, NOT_TOLD))]
+    assert end_of_life(untold, 1, 1) is None
+    again = [*LEFT_OUT, Layout(version=3, partitions=1, generation=19, starts=(5,))]
+    assert end_of_life(again, 1, 1) == 7, "a second layout without it tells nothing of it"
+
+
+def test_a_life_that_is_used_again_ends_when_it_is_left_out_again() -> None:
+    used = [*LEFT_OUT, Layout(version=3, partitions=2, generation=19, starts=(5, 8))]
+    assert end_of_life(used, 1, 1) is None
+    assert end_of_life([*used, Layout(version=4, partitions=1, generation=29, starts=(6, 30))], 1, 1) == 30
+    empty = [
+        LEFT_OUT[0],
+        Layout(version=2, partitions=1, generation=9, starts=(4, 0)),
+        Layout(version=3, partitions=2, generation=19, starts=(5, 0)),
+        Layout(version=4, partitions=1, generation=29, starts=(6, 30)),
+    ]
+    assert end_of_life(empty, 1, 1) == 30, "it had no record when it was used again"
+
+
+def test_each_life_of_a_partition_has_its_own_end() -> None:
+    layouts = [
+        *LEFT_OUT,
+        Layout(version=3, partitions=2, generation=19, starts=(5,)),
+        Layout(version=4, partitions=1, generation=29, starts=(6, 30)),
+    ]
+    assert end_of_life(layouts, 1, 1, 18) == 7
+    assert end_of_life(layouts, 1, 1) == 7
+    assert end_of_life(layouts, 1, 18) == 30
+    assert end_of_life(layouts, 1, 18, 38) == 30
+    assert end_of_life(layouts, 1, 38) is None
+    assert end_of_life(layouts, 1, 18, 1) is None
+    between = [*LEFT_OUT, Layout(version=3, partitions=3, generation=19, starts=(5, 0, 3))]
+    assert end_of_life(between, 1, 1) == 7, "a partition beyond it was used again, it was not"
+
+
+def test_an_end_is_not_known_when_layouts_since_the_life_began_are_forgotten() -> None:
+    layouts = [
+        Layout(version=3, partitions=1, generation=19, starts=(5,)),
+        Layout(version=4, partitions=2, generation=29, starts=(6,)),
+        Layout(version=5, partitions=1, generation=39, starts=(9, 30)),
+    ]
+    assert end_of_life(layouts, 1, 1) is None, "30 is the end of a later life"
+    assert end_of_life(layouts, 1, 28) == 30
+    assert end_of_life(layouts[1:], 1, 28) is None
+    assert end_of_life(layouts[2:], 1, 1) is None
+    assert end_of_life([], 1, 1) is None
+
+
+@given(st.data())
+def test_a_reader_of_less_than_a_life_is_never_taken_for_finished(data: st.DataObject) -> None:
+    """Partitions are left out, used again, removed, and made anew, as by `metadata/commands/repartition.py`."""
+    generation = 1
+    count = data.draw(st.integers(1, 4))
+    layouts = [Layout(version=1, partitions=count)]
+    lives, logs = dict.fromkeys(range(count), 1), dict.fromkeys(range(count), 0)
+    ended: list[tuple[int, int, int]] = []
+    """(partition, incarnation, cutover) of lives that are over."""
+    cutovers: dict[int, int] = {}
+    for _ in range(data.draw(st.integers(1, 8))):
+        for number in range(count):
+            logs[number] += data.draw(st.integers(0, 3))
+        after = data.draw(st.integers(1, 4).filter(lambda number: number != count))  # noqa: B023
+        existed = set(logs)
+        generation += 2
+        for number in range(after):
+            if number not in logs:
+                lives[number], logs[number] = generation - 1, 0
+        told = max([count, *(number + 1 for number in existed if number < after)])
+        starts = tuple(logs[number] if number in existed else 0 for number in range(told))
+        layouts.append(Layout(version=layouts[-1].version + 1, partitions=after, generation=generation, starts=starts))
+        cutovers |= {number: logs[number] for number in range(after, count)}
+        count = after
+        for number in [number for number in logs if number >= count and data.draw(st.booleans())]:
+            del logs[number]
+            ended.append((number, lives.pop(number), cutovers[number]))
+    known = layouts[-data.draw(st.integers(1, len(layouts))) :]
+    for number, incarnation, cutover in ended:
+        end = end_of_life(known, number, incarnation, lives.get(number))
+        assert end is None or end >= cutover
+        if known == layouts and lives.get(number, 0) > incarnation and incarnation == _last_before(ended, number):
+            assert end == cutover
+    for number, incarnation in lives.items():
+        if number < count:
+            assert end_of_life(known, number, incarnation) is None
+
+
+def _last_before(ended: list[tuple[int, int, int]], partition: int) -> int:
+    return max(incarnation for number, incarnation, _ in ended if number == partition)
