@@ -211,8 +211,8 @@ class RouteUpdates:
     async def _report(self) -> None:
         """Tells the home broker what is gone by, for ever."""
         while True:
+            self._changed.clear()  # before the report: what changes while it is on its way is told by the next one
             await self._report_once()
-            self._changed.clear()
             try:
                 async with asyncio.timeout(REPORT_INTERVAL_S):
                     await self._changed.wait()

@@ -234,6 +234,29 @@ async def test_a_report_waits_for_the_one_who_goes_by_the_oldest_routes(brokers:
     assert cache._updates.applied() == {"three": 8}
 
 
+async def test_a_change_that_comes_while_a_report_is_on_its_way_is_reported_at_once(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = brokers.broker
+    unanswered: list[Message] = []
+    async with brokers.client.producer("three") as producer:
+        await producer.send(b"0")
+        await until(lambda: len(brokers.reports) > 0)
+        monkeypatch.setattr(route_updates, "REPORT_INTERVAL_S", 60.0)
+        await asyncio.sleep(0.05)  # the next report is on the long interval
+        brokers.transport.listen(broker.subjects.adopt(BrokerId("b7")), unanswered.append)
+        broker.repartition("three", 5)
+        brokers.push()
+        await until(lambda: len(unanswered) == 1)
+        broker.repartition("three", 6)
+        brokers.push()
+        await delivered()
+        brokers.listen(True)
+        brokers._on_report(unanswered[0])
+        newest = broker.streams[S]["routing_generation"]
+        await until(lambda: brokers.reports[-1]["streams"] == {"three": newest})
+
+
 async def test_another_home_broker_is_found_when_the_first_is_gone(brokers: Brokers) -> None:
     async with brokers.client.producer("three") as producer:
         await producer.send(b"0")
