@@ -2,11 +2,14 @@
 
 Whatever happens, the records of each key are processed in the order in which they were written, none is left out, and
 nothing hangs as long as somebody commits. Records may be processed again; it counts when they are for the first time.
+
+Runs are on the clock of a simulated world: what happens in one follows from its seed, however busy the machine is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +19,8 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import FakeTransport
+from tests.simulation.world import Process, inhabited
+from tests.simulation.world import World as SimulatedWorld
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.test_group_consumer import World
@@ -115,6 +120,7 @@ class Scenario:
                 auto_commit=not by_hand,
                 auto_commit_interval=0.02 + rng.random() * 0.2,
             )
+            consumer._clock = consumer._stopwatch = asyncio.get_running_loop().time
             await self._life(consumer, rng, by_hand)
 
     def _client(self) -> Client:
@@ -173,7 +179,7 @@ class Scenario:
             if number not in self.seen[key]:
                 self.seen[key].append(number)
 
-    async def run(self, *, alone: bool = False) -> None:
+    async def run(self, *, alone: bool) -> None:
         readers = [self.read_alone()] if alone else [self.read() for _ in range(MEMBERS)]
         try:
             async with asyncio.timeout(30):
@@ -185,6 +191,19 @@ class Scenario:
     def check(self) -> None:
         for key, count in self.sent.items():
             assert self.seen[key] == list(range(count)), f"key {key}"
+
+
+def ran(seed: int, *, alone: bool = False) -> Scenario:
+    """The scenario at its end. Raises TimeoutError if it hangs."""
+    world = SimulatedWorld(seed)
+    with inhabited(world):
+        process = Process.begun(world, "clients")
+        with process.running():
+            scenario = Scenario(seed)
+            running = process.create_task(scenario.run(alone=alone))
+        world.run_until(60, running.done)
+        running.result()
+    return scenario
 
 
 @pytest.fixture(autouse=True)
@@ -199,17 +218,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_each_key_is_processed_in_the_order_in_which_it_was_written(seed: int) -> None:
-    scenario = Scenario(seed)
-    await scenario.run()
-    scenario.check()
+def test_each_key_is_processed_in_the_order_in_which_it_was_written(seed: int) -> None:
+    ran(seed).check()
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_consumer_without_a_group_hands_out_each_key_in_order(seed: int) -> None:
-    scenario = Scenario(seed)
-    await scenario.run(alone=True)
-    scenario.check()
+def test_a_consumer_without_a_group_hands_out_each_key_in_order(seed: int) -> None:
+    ran(seed, alone=True).check()
+
+
+def test_a_run_follows_from_its_seed_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, runs = Scenario._process, []
+    for pause in (0.0, 0.001):
+        handed_out: list[tuple[float, list[tuple[int, int]]]] = []
+        runs.append(handed_out)
+
+        def process_slowly(
+            self: Scenario, records: list[Record[Any, Any]], pause: float = pause, told: list[Any] = handed_out
+        ) -> None:
+            time.sleep(pause)
+            told.append((asyncio.get_running_loop().time(), [(r.partition, r.offset) for r in records]))
+            process(self, records)
+
+        monkeypatch.setattr(Scenario, "_process", process_slowly)
+        ran(0)
+    assert runs[0] == runs[1]
 
 
 @contextmanager
@@ -227,13 +260,12 @@ def broken(monkeypatch: pytest.MonkeyPatch, of: type[Any], name: str, instead: C
         pytest.param(LayoutWatch, "knows", lambda *_: True, id="later versions are not looked up"),
     ],
 )
-async def test_without_the_gate_the_order_is_lost(
+def test_without_the_gate_the_order_is_lost(
     monkeypatch: pytest.MonkeyPatch, of: type[Any], name: str, instead: Callable[..., Any]
 ) -> None:
     with broken(monkeypatch, of, name, instead):
         for seed in range(20):
-            scenario = Scenario(seed)
-            await scenario.run()
+            scenario = ran(seed)
             try:
                 scenario.check()
             except AssertionError:
