@@ -83,8 +83,9 @@ class GroupAdmin:
         }
         offsets = {(entry["stream"], entry["partition"]): entry for entry in found["offsets"]}
         streams = sorted({stream for stream, _ in (*owners, *offsets)})
-        ends = dict(zip(streams, await asyncio.gather(*map(self._ends, streams)), strict=True))
-        waiting = {stream: self._waiting(stream, offsets) for stream in streams}
+        told = await asyncio.gather(*(self._if_told(stream, "latest") for stream in streams))
+        ends = dict(zip(streams, told, strict=True))
+        waiting = {stream: await self._waiting(stream, offsets) for stream in streams}
         progress = []
         for name in sorted({*owners, *offsets}):
             stream, partition = name
@@ -176,27 +177,32 @@ class GroupAdmin:
     async def _describe(self, group: str) -> op.GroupDescription:
         return await self._api.call(op.GROUP_DESCRIBE, _group_name(group))
 
-    async def _ends(self, stream: str) -> dict[int, int]:
-        """Empty where they are not known."""
+    async def _if_told(self, stream: str, which: Which) -> dict[int, int]:
+        """As `_look_up`; empty where no leader tells, the stream is gone, or may not be read."""
         try:
-            return await self._look_up(stream, "latest")
+            return await self._look_up(stream, which)
         except TidelogError as error:
             if not error.retriable and error.code not in (Code.UNKNOWN_STREAM, Code.NOT_PERMITTED):
                 raise
             return {}
 
-    def _waiting(self, stream: str, offsets: Mapping[Name, op.GroupOffset]) -> dict[int, Mapping[int, int]]:
-        """By partition that is committed up to where it has to wait, what it waits for."""
+    async def _waiting(self, stream: str, offsets: Mapping[Name, op.GroupOffset]) -> dict[int, Mapping[int, int]]:
+        """By partition, what the next read of it waits for: at what is committed, or else at the start of its log."""
         known = self._metadata.last_seen(StreamName(stream))
         if known is None or len(known.layouts) == 1:
             return {}
         order = known.key_order
+        starts: dict[int, int] = {}
 
-        def committed(partition: int) -> int:
-            return offsets[stream, partition]["offset"] if (stream, partition) in offsets else 0
+        def position(partition: int) -> int:
+            committed = offsets[stream, partition]["offset"] if (stream, partition) in offsets else 0
+            return max(committed, starts.get(partition, 0))
 
-        found = {partition: order.waits_for(partition, committed) for partition in known.partitions}
-        return {p: wait[1] for p, wait in found.items() if wait is not None and wait[0] == committed(p)}
+        if all(order.waits_for(partition, position) is None for partition in known.partitions):
+            return {}
+        starts = await self._if_told(stream, "earliest")
+        found = {partition: order.waits_for(partition, position) for partition in known.partitions}
+        return {p: wait[1] for p, wait in found.items() if wait is not None and position(p) >= wait[0]}
 
     async def _look_up(self, stream: str, which: Which) -> dict[int, int]:
         """As `Client.offsets`. An admin who may not read the stream is told by the brokers' reports, which know no

@@ -5,6 +5,8 @@
     revoked    nothing more is handed out; at once, or at the program's next call if it has records of the partition
                that it has not finished: on_revoked, a commit, and the coordinator hears that it is given up
     lost       dropped at once, on_lost
+    made anew  lost, and assigned again. The coordinator takes such a partition away, but not if it sees neither that it
+               was removed nor that it was missing, as after a failover: it assigns numbers
 
 A partition of which on_assigned was not told yet goes silently.
 """
@@ -30,6 +32,7 @@ from tidelog.client.positions import Anchor, AtOffset, Position, Start, start_po
 from tidelog.client.subscription import Listeners, Name
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition
+from wire.groups_pb2 import CommittedOffset
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class GroupPartitions:
         self._auto_commit = auto_commit
         self._commit_timeout = commit_timeout
         self.listeners = GroupListeners(listeners, reading.progress.set)
+        reading.on_made_anew = self._begin_anew
         self._held: dict[StreamPartition, _Held] = {}
         self.claims = GroupClaims(self._held, reading)
         self._busy: set[StreamPartition] = set()
@@ -181,7 +185,7 @@ class GroupPartitions:
             beginning.cancel()
             await asyncio.wait((beginning,))
         if (has_failed or beginning is not None) and self._held.get(of) is held and held.beginning is None:
-            self._begin_one(of, held, None)
+            held.beginning = self._spawn(self._begin_reading(of, held, None))
 
     def marks(
         self, partitions: Iterable[StreamPartition] | None = None, *, again: bool = False
@@ -223,7 +227,7 @@ class GroupPartitions:
             for of in present:
                 self._held[of].is_told = True
             await self.listeners.assigned(present)
-        committed: dict[StreamPartition, int] = {}
+        committed: dict[StreamPartition, CommittedOffset] = {}
         while present := self._present(partitions):
             try:
                 found = await self._commits.fetch(present, _OFFSETS_TIMEOUT)
@@ -235,27 +239,28 @@ class GroupPartitions:
                 _log.warning("committed offsets are not known at present: %s", error.message)
                 await asyncio.sleep(_AGAIN)
                 continue
-            committed = {StreamPartition(o.stream, o.incarnation, o.partition): o.offset for o in found}
+            committed = {StreamPartition(o.stream, o.incarnation, o.partition): o for o in found if o.offset >= 0}
             break
         for of in sorted(self._present(partitions)):
-            offset = committed.get(of, -1)
+            known = committed.get(of)
             self._commits.forget((of,))
-            if offset >= 0:
-                self._commits.know(of, offset)
-            if self._held[of].beginning is None:
-                self._begin_one(of, self._held[of], offset if offset >= 0 else None)
+            if known is not None:
+                self._commits.know(of, known.offset)
+            held = self._held[of]
+            if held.beginning is None:
+                held.beginning = self._spawn(self._begin_reading(of, held, known))
 
-    def _begin_one(self, of: StreamPartition, held: _Held, committed: int | None) -> None:
-        start = held.position or (None if committed is None else AtOffset(committed))
-        held.beginning = self._spawn(self._begin_reading(of, held, start))
-
-    async def _begin_reading(self, of: StreamPartition, held: _Held, start: Position | None) -> None:
-        """`start` None: nothing is committed."""
-        told = ""
+    async def _begin_reading(self, of: StreamPartition, held: _Held, committed: CommittedOffset | None) -> None:
+        """`committed` None: nothing is."""
+        told, sought, has_gone = "", held.position, False
         while True:
             try:
-                stream = await self._life(of)
+                stream = await self._life(of, anew=has_gone)
                 if stream is not None:
+                    if committed is not None and not _is_of_life(committed, stream):
+                        self._commits.forget((of,))
+                        committed = None
+                    start = sought or (None if committed is None else AtOffset(committed.offset))
                     await self._reading.add(
                         of, start or await _first_start(of, stream, self._start, self._commits), stream
                     )
@@ -265,7 +270,7 @@ class GroupPartitions:
                 if not error.retriable and error.code not in GONE:
                     self._fail(of, error)
                     break
-                why = error.message
+                why, has_gone = error.message, error.code in GONE
             if why != told:
                 _log.warning("%s cannot be begun at present: %s", of, why)
                 told = why
@@ -274,9 +279,18 @@ class GroupPartitions:
         if self._reading.is_read(of) and self._commits.is_new(of, self._reading.finished[of]):
             self.commit_soon.set()
 
-    async def _life(self, of: StreamPartition) -> StreamMetadata | None:
-        """The stream, if it is in that life, and has the partition."""
-        stream = await self._metadata.get(of.stream)
+    def _begin_anew(self, of: StreamPartition) -> None:
+        held = self._held.get(of)
+        if held is None or held.is_leaving:
+            return
+        _log.warning("%s was removed, and made anew by a repartition: it is begun anew", of)
+        if self._drop(of):
+            self._spawn(self._tell_lost({of}))
+        self.assign(frozenset((of,)))
+
+    async def _life(self, of: StreamPartition, *, anew: bool) -> StreamMetadata | None:
+        """The stream, if it is in that life, and has the partition. `anew`: what was last seen may be too old."""
+        stream = await (self._metadata.refresh(of.stream) if anew else self._metadata.get(of.stream))
         if stream.incarnation != of.incarnation or of.partition not in stream.partitions:
             stream = await self._metadata.refresh(of.stream)
         return stream if stream.incarnation == of.incarnation and of.partition in stream.partitions else None
@@ -346,6 +360,11 @@ class GroupPartitions:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.listeners.raise_later(error)
+
+
+def _is_of_life(committed: CommittedOffset, stream: StreamMetadata) -> bool:
+    """Not of a partition of that number that was removed since, which the coordinator may not know yet."""
+    return committed.partition_incarnation in (0, stream.partitions[committed.partition].incarnation)
 
 
 async def _first_start(of: StreamPartition, stream: StreamMetadata, start: Anchor, commits: GroupCommits) -> Position:

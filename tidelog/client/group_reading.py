@@ -51,6 +51,9 @@ class GroupReading:
         self.on_partition: Callable[[StreamPartition], object] | None = None
         """Called when a partition is read, or is not read any more."""
 
+        self.on_made_anew: Callable[[StreamPartition], object] | None = None
+        """See `StreamReading.on_made_anew`."""
+
     @property
     def readings(self) -> Mapping[_Life, StreamReading]:
         """By life of a stream."""
@@ -77,6 +80,9 @@ class GroupReading:
                 committed = self.committed
                 reading.committed = lambda partition: committed(StreamPartition(*life, partition))
                 reading.on_layout = self.on_layout
+            if self.on_made_anew is not None:
+                made_anew = self.on_made_anew
+                reading.on_made_anew = lambda partition: made_anew(StreamPartition(*life, partition))
         self._incarnations[of] = stream.partitions[of.partition].incarnation
         self._share()
         await reading.add(of.partition, start, stream)

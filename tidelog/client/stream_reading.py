@@ -106,6 +106,9 @@ class StreamReading:
         """Up to where a partition counts as read for those that wait for it. None: up to what is finished here."""
         self.on_layout: Callable[[], object] = _nothing
         """Called when the layouts may have changed."""
+        self.on_made_anew: Callable[[int], object] | None = None
+        """Called when a partition that is read was removed, and made anew since. None: it is picked up again, if new
+        partitions are."""
         self._order = order
         self.layout = LayoutWatch(stream, order)
         """What is known of the stream's layouts."""
@@ -455,6 +458,11 @@ class StreamReading:
         assert now is not None
         if self._route_watch is not None:
             self._route_watch.applied = now.routing_generation
+        if self.on_made_anew is not None:
+            for partition, reader in tuple(self.readers.items()):
+                known = now.partitions.get(partition)
+                if known is not None and known.incarnation != reader.fetcher.partition_incarnation:
+                    self.on_made_anew(partition)
         if not has_changed:
             return
         for partition, reader in tuple(self.readers.items()):

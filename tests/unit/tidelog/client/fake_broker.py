@@ -316,6 +316,10 @@ class FakeBroker:
         if self.refusals:
             self._refuse(message.reply, self.refusals.pop(0))
             return
+        entry = self.streams[key[0]]["partitions"][key[1] :]
+        if entry and request.partition_incarnation != entry[0]["incarnation"]:
+            self._refuse(message.reply, TidelogError(Code.WRONG_INCARNATION, "another life of the partition"))
+            return
         match request.WhichOneof("position"):
             case "earliest":
                 self._answer(key, request, log.start, message.reply)

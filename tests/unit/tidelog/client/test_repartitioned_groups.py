@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.test_group_consumer import World, take, until
-from tidelog.client import group_gate, layout_watch
+from tidelog.client import group_gate, group_partitions, layout_watch
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition
 from wire.groups_pb2 import CommittedOffset, OffsetsRequest
 from wire.operations import GROUP_COORDINATOR
 from wire.transport import Message
+from wire.types import StreamName
 
 
 @pytest.fixture
@@ -262,18 +263,42 @@ async def test_members_that_come_and_go_while_partitions_wait_hang_nobody(world:
         assert found.index(("s", partition, 0)) > found.index(("s", partition - 2, 4))
 
 
-async def test_a_description_tells_what_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("counts", "committed", "log_starts", "waits_for"),
+    [
+        pytest.param([4], {0: 4, 1: 5}, {}, [{}, {}, {"0": 5}, {}], id="where nothing is committed"),
+        pytest.param([4], {0: 4, 1: 5, 2: 0}, {}, [{}, {}, {"0": 5}, {}], id="at the limit"),
+        pytest.param([4], {0: 4, 1: 5, 2: 7}, {}, [{}, {}, {"0": 5}, {}], id="beyond the limit"),
+        pytest.param([4], {0: 4}, {0: 5, 1: 5}, [{}, {}, {}, {}], id="not for what retention has removed"),
+        pytest.param([1, 2], {0: 4, 1: 4}, {}, [{}, {}], id="not in front of the limit"),
+        pytest.param([1, 2], {0: 4}, {}, [{}, {}], id="not at the start of the log"),
+        pytest.param([1, 2], {0: 4}, {1: 5}, [{}, {"0": 5}], id="at the start of the log, where that is the limit"),
+    ],
+)
+async def test_a_description_tells_what_waits(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    counts: list[int],
+    committed: dict[int, int],
+    log_starts: dict[int, int],
+    waits_for: list[dict[str, int]],
+) -> None:
     async def described(_: str) -> Any:
         offsets = [
-            {"stream": "s", "partition": p, "offset": 4 + p, "metadata": "", "committed_at_ns": 1} for p in (0, 1)
+            {"stream": "s", "partition": p, "offset": offset, "metadata": "", "committed_at_ns": 1}
+            for p, offset in committed.items()
         ]
-        return {"details": [{"id": "m", "assigned": {"s": [0, 1, 2, 3]}, "revoking": {}}], "offsets": offsets}
+        assigned = [*range(len(waits_for))]
+        return {"details": [{"id": "m", "assigned": {"s": assigned}, "revoking": {}}], "offsets": offsets}
 
-    repartition(world, 4)
+    for count in counts:
+        repartition(world, count)
+    for partition, start in log_starts.items():
+        world.broker.logs["s", partition].start = start
     client = world.client()
     monkeypatch.setattr(client._groups, "_describe", described)
     progress = (await client.describe_group("g"))["progress"]
-    assert [entry["waits_for"] for entry in progress] == [{}, {}, {"0": 5}, {}]
+    assert [entry["waits_for"] for entry in progress] == waits_for
 
 
 async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World) -> None:
@@ -320,3 +345,61 @@ async def test_what_was_committed_in_an_earlier_life_of_a_partition_opens_nothin
         assert consumer.waiting == {("s", 0): {("s", 1): 3}}
         await consumer.commit()
         assert await take(consumer, 1) == [("s", 0, 6)]
+
+
+def make_anew(world: World, partition: int) -> None:
+    """The last partition of `s`, all of whose records were removed. The coordinator sees no view between the two, so
+    that it assigns nothing anew."""
+    broker = world.broker
+    broker.repartition("s", partition)
+    broker.streams["s"]["partitions"].pop()
+    log = broker.logs["s", partition]
+    log.batches.clear()
+    log.start = log.end = 0
+    broker.repartition("s", partition + 1)
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+async def test_a_partition_that_was_made_anew_between_two_views_of_the_coordinator_is_begun_anew(
+    world: World, order: Literal["key", "partition"]
+) -> None:
+    told: list[tuple[str, set[tuple[str, int]]]] = []
+    async with world.client().subscribe(
+        "s",
+        group="g",
+        order=order,
+        on_assigned=lambda partitions: told.append(("assigned", {*partitions})),
+        on_lost=lambda partitions: told.append(("lost", {*partitions})),
+    ) as consumer:
+        await take(consumer, 10)
+        await consumer.commit()
+        generation = consumer.generation
+        make_anew(world, 1)
+        world.seed("s", 1, 8)
+        # The coordinator still has the offset of before.
+        assert await take(consumer, 8) == [("s", 1, offset) for offset in range(8)]
+        assert consumer.generation == generation
+    assert world.committed == {("s", 0): 5, ("s", 1): 8}
+    assert told == [("assigned", {("s", 0), ("s", 1)}), ("lost", {("s", 1)}), ("assigned", {("s", 1)})]
+
+
+async def test_older_metadata_do_not_bring_an_earlier_life_of_a_partition_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_partitions, "_AGAIN", 0.01)
+    lost: list[set[tuple[str, int]]] = []
+    client = world.client()
+    before = await client._metadata.get("s")
+
+    def lag(_: object) -> None:
+        client._metadata._known[StreamName("s")] = before
+
+    async with client.subscribe(
+        "s", group="g", order="partition", on_assigned=lag, on_lost=lambda partitions: lost.append({*partitions})
+    ) as consumer:
+        await take(consumer, 10)
+        await consumer.commit()
+        make_anew(world, 1)
+        world.seed("s", 1, 3)
+        assert await take(consumer, 3) == [("s", 1, offset) for offset in range(3)]
+    assert lost == [{("s", 1)}]
