@@ -472,6 +472,8 @@ class StreamReading:
                 # The last record of a partition that keys are not spread over any more was removed.
                 if self._end(partition):
                     self.gone.add(partition)
+                    if self._watching is None:  # look now and then: it may be made anew, or not be gone
+                        self._watching = asyncio.create_task(self.layout.watch(self._refresh, self.limits))
             elif known.incarnation != reader.fetcher.partition_incarnation:
                 if self._follows:
                     self.remove(partition)  # it was made anew, and is picked up

@@ -403,3 +403,22 @@ async def test_older_metadata_do_not_bring_an_earlier_life_of_a_partition_back(
         world.seed("s", 1, 3)
         assert await take(consumer, 3) == [("s", 1, offset) for offset in range(3)]
     assert lost == [{("s", 1)}]
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+async def test_a_partition_that_the_member_has_seen_go_is_begun_anew(
+    world: World, order: Literal["key", "partition"]
+) -> None:
+    async with world.client().subscribe("s", group="g", order=order) as consumer:
+        await take(consumer, 10)
+        await consumer.commit()
+        world.broker.repartition("s", 1)
+        world.broker.streams["s"]["partitions"].pop()
+        consumer._reading.readings["s", 10]._refresh()
+        await until(lambda: bool(consumer._reading.readings["s", 10].gone))
+        log = world.broker.logs["s", 1]
+        log.batches.clear()
+        log.start = log.end = 0
+        world.broker.repartition("s", 2)
+        world.seed("s", 1, 3)
+        assert await take(consumer, 3) == [("s", 1, offset) for offset in range(3)]
