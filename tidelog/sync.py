@@ -274,6 +274,12 @@ class Consumer(Generic[K, V]):
         return self._inner.positions
 
     @property
+    def waiting(self) -> Mapping[int, Mapping[int, int]]:
+        """With `order="key"`, the partitions of which nothing is handed out before others are read further: by
+        partition, those others, and up to which offset each (-1: that is not known yet)."""
+        return self._thread.call(lambda: self._inner.waiting)
+
+    @property
     def lag(self) -> Mapping[int, int]:
         """By partition, the committed records from its position on, as of the newest answer of a broker."""
         return self._inner.lag
@@ -370,6 +376,12 @@ class GroupConsumer(Generic[K, V]):
     def positions(self) -> Mapping[Name, int]:
         """By partition, the offset after the last record that was handed out."""
         return self._thread.call(lambda: self._inner.positions)
+
+    @property
+    def waiting(self) -> Mapping[Name, Mapping[Name, int]]:
+        """With `order="key"`, the partitions of which nothing is handed out before the group has committed more of
+        others: by partition, those others, and up to which offset each (-1: that is not known yet)."""
+        return self._thread.call(lambda: self._inner.waiting)
 
     @property
     def lag(self) -> Mapping[Name, int]:

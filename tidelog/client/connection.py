@@ -233,7 +233,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""
         self._check_open()
-        return await self._metadata.refresh(stream)
+        return await self._metadata.refresh(stream, of_controller=True)
 
     # Records
 

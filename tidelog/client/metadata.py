@@ -135,10 +135,13 @@ class MetadataCache:
     def __init__(self, api: Api, transport: Transport, subjects: Subjects) -> None:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
-        self._asking: dict[StreamName, _Asking] = {}
+        self._asking: dict[tuple[StreamName, bool], _Asking] = {}
+        """By stream, and whether the controller is to answer."""
         self._updates = RouteUpdates(api, transport, subjects, self._on_push)
         self._pushed: set[StreamName] = set()
         """Streams of which what is known was pushed."""
+        self._with_racks: set[StreamName] = set()
+        """Streams of which somebody needs the racks."""
         self._checks: dict[StreamName, asyncio.Task[None]] = {}
         """Pushes that only the controller can judge."""
 
@@ -177,12 +180,18 @@ class MetadataCache:
         name = stream_name(stream)
         return self._known.get(name) or await self.refresh(name)
 
-    async def refresh(self, stream: str) -> StreamMetadata:
-        """As of now."""
+    def need_racks(self, stream: StreamName) -> None:
+        """From now on the stream is asked for of the controller, which alone knows racks."""
+        self._with_racks.add(stream)
+
+    async def refresh(self, stream: str, *, of_controller: bool = False) -> StreamMetadata:
+        """As of now. `of_controller`: as it knows them, with the racks; else as any broker does."""
         name = stream_name(stream)
-        asking = self._asking.get(name)
+        of_controller = of_controller or name in self._with_racks
+        asked = name, of_controller
+        asking = self._asking.get(asked)
         if asking is None or asking.task.done():
-            asking = self._asking[name] = _Asking(asyncio.create_task(self._ask(name)))
+            asking = self._asking[asked] = _Asking(asyncio.create_task(self._ask(name, of_controller)))
         asking.waiting += 1
         try:
             return await asyncio.shield(asking.task)
@@ -190,14 +199,14 @@ class MetadataCache:
             asking.waiting -= 1
             if not asking.waiting:
                 asking.task.cancel()
-            if self._asking.get(name) is asking and (asking.task.done() or not asking.waiting):
-                del self._asking[name]
+            if self._asking.get(asked) is asking and (asking.task.done() or not asking.waiting):
+                del self._asking[asked]
 
     def forget(self, stream: str) -> None:
         self._known.pop(StreamName(stream), None)
 
-    async def _ask(self, name: StreamName) -> StreamMetadata:
-        found = await self._ask_any(name)
+    async def _ask(self, name: StreamName, of_controller: bool) -> StreamMetadata:
+        found = None if of_controller else await self._ask_any(name)
         if found is None:
             try:
                 routes = await self._api.call(METADATA, name)

@@ -93,6 +93,8 @@ class StreamReading:
         self._most_bytes = settings.max_bytes
         self._read_from = read_from
         self._rack = rack
+        if rack is not None:
+            metadata.need_racks(stream)
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread

@@ -47,7 +47,8 @@ class Brokers:
         self.asked.append(names)
         known = [self.told or self.broker.streams[name] for name in names if name in self.broker.streams]
         answer = {"cluster_id": CLUSTER, "generation": 9, "home_broker": self.home, "too_large": [], "next": None}
-        self._answer(message, {**answer, "streams": known})
+        told = [{key: value for key, value in routes.items() if key != "racks"} for routes in known]
+        self._answer(message, {**answer, "streams": told})
 
     def _on_report(self, message: Message) -> None:
         self.reports.append(json.loads(message.data))
@@ -167,29 +168,42 @@ async def test_a_producer_without_permission_for_pushes_works_and_says_so_once(
 
 async def test_routes_are_asked_of_any_broker_once_the_cluster_is_known(brokers: Brokers) -> None:
     client = brokers.client
-    await client.metadata("three")
+    await client._metadata.refresh("three")
     assert not brokers.asked
-    await client.metadata("three")
+    await client._metadata.refresh("three")
+    assert brokers.asked == [["three"]]
+
+
+async def test_the_controller_is_asked_by_the_program_and_for_racks(brokers: Brokers) -> None:
+    brokers.broker.streams["three"]["racks"] = {"b1": "east"}
+    client = brokers.client
+    for _ in range(2):
+        assert (await client.metadata("three")).racks == {"b1": "east"}
+    client._metadata.forget("three")
+    assert (await client._metadata.refresh("three")).racks == {}, "a broker tells none"
+    assert brokers.asked == [["three"]]
+    async with client.consume("three", read_from="nearest", rack="east"):
+        assert (await client._metadata.get("three")).racks == {"b1": "east"}
     assert brokers.asked == [["three"]]
 
 
 async def test_the_controller_is_asked_where_a_broker_is_behind(brokers: Brokers) -> None:
     client = brokers.client
-    await client.metadata("three")
+    await client._metadata.refresh("three")
     brokers.told = dict(brokers.broker.streams["three"])
     brokers.broker.repartition("three", 5)
     brokers.broker.streams["three"]["routing_generation"] = 300
     client._metadata.forget("three")
-    first = await client.metadata("three")
+    first = await client._metadata.refresh("three")
     assert first.partitioning_version == 1, "nothing newer is known"
     brokers.told = {**brokers.told, "routing_generation": 0}
-    assert (await client.metadata("three")).partitioning_version == 2
+    assert (await client._metadata.refresh("three")).partitioning_version == 2
 
 
 async def test_a_broker_that_has_not_heard_of_a_stream_does_not_decide(brokers: Brokers) -> None:
-    await brokers.client.metadata("three")
+    await brokers.client._metadata.refresh("three")
     with pytest.raises(TidelogError) as caught:
-        await brokers.client.metadata("nowhere")
+        await brokers.client._metadata.refresh("nowhere")
     assert caught.value.code is Code.UNKNOWN_STREAM
 
 
@@ -274,7 +288,7 @@ async def test_the_home_broker_is_kept_when_another_one_tells_routes(brokers: Br
         await producer.send(b"0")
         await until(lambda: bool(brokers.reports))
         brokers.home = "b8"
-        await brokers.client.metadata("three")
+        await brokers.client._metadata.refresh("three")
         told = len(brokers.reports)
         await until(lambda: len(brokers.reports) > told)
 
