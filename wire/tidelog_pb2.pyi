@@ -531,7 +531,7 @@ class AppendRequest(_message.Message):
     partition_incarnation: _builtins.int
     """life of the partition; 0: any"""
     partitioning_version: _builtins.int
-    """0: any; another one than the stream's is refused with STALE_PARTITIONING"""
+    """0: any; an older one than the stream's is refused with STALE_PARTITIONING, a newer one waits (R61)"""
     leader_epoch: _builtins.int
     """0: any"""
     acks: Global___AppendRequest.Acks.ValueType

@@ -616,7 +616,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader that takes no more records appends those of its open batch later",
-        (LeaderDriver.on_view, "if view.readonly:", "if False:"),
+        (LeaderDriver.on_view, "if view.readonly or ", "if "),
     ),
     _mutant(
         "deleted records are served while their segment is there",
