@@ -202,12 +202,15 @@ class KeyReaders:
         """Values that are committed and were not given, when last looked at, and their offsets."""
         self._looked_at: dict[PartitionKey, int] = {}
         """Batches of its history."""
+        self._first_incarnation = 0
+        """Of the stream, when reading began."""
         self.lives = [0] * READERS
         self.members: list[KeyReader] = []
 
     def begin(self, limit: float) -> None:
         """Returns when all partitions are read, before any record with a key is written."""
         self.members = [KeyReader(self, number, 0) for number in range(READERS)]
+        self._first_incarnation = self.clients.incarnation
         wanted = set(range(self.clients.partitions))
 
         def read_all() -> bool:
@@ -228,7 +231,10 @@ class KeyReaders:
         self.members[number] = KeyReader(self, number, self.lives[number])
 
     def unsettled(self) -> str | None:
-        """What was written with a key, is committed, and was not deleted, was given to a member."""
+        """What was written with a key, is committed, and was not deleted, was given to a member. A group that begins at
+        the latest record leaves out what is written to a stream that is made anew before a member reads it."""
+        if self.start == "latest" and self.clients.incarnation != self._first_incarnation:
+            return None
         invariants = self.clients.invariants
         for key, history in invariants.history.of.items():
             partition = invariants.raft.truth.partition(key)
