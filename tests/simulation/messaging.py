@@ -78,6 +78,8 @@ class Nats:
         self.message_trace = MessageTrace()
         self.overhears: Callable[[Message], None] | None = None
         """Hears all messages as they are sent."""
+        self.repeats_appends = True
+        """An `.append` may be delivered twice, as every other message."""
         self.believed: OnlyBrokersAreBelieved | None = None
         """Where a forger is about."""
         self._subscriptions: dict[str, dict[tuple[int, int], _Session]] = {}
@@ -238,7 +240,8 @@ class Nats:
             self.world.say(f"LOST on the way to {subject}")
             return
         self._up(session, subject, self._route, session, message)
-        if weather.duplication and self.rng.random() < weather.duplication:
+        is_repeated = weather.duplication and self.rng.random() < weather.duplication
+        if is_repeated and (self.repeats_appends or not subject.endswith(".append")):
             self._up(session, subject, self._route, session, message)
 
     def _route(self, session: _Session, message: Message) -> None:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from dataplane.broker.settings import StorageSettings
 from dataplane.log import recent_states
+from dataplane.replica.producers import DEFAULT_LIMITS
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
@@ -155,6 +156,9 @@ class Cluster:
         self.data = DATA
         self.world = world
         self.nats = Nats(self.world)
+        # A copy that arrives when the producer is forgotten is refused, and its client takes that for the answer to the
+        # only attempt (R33).
+        self.nats.repeats_appends = self.plan.producers == DEFAULT_LIMITS
         self.nats.weather = self.usual_weather()
         if any(fault.kind == "forger" for fault in self.schedule):
             self.nats.believed = OnlyBrokersAreBelieved(self.world)
