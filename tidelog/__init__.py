@@ -51,12 +51,14 @@ if TYPE_CHECKING:
     from tidelog.client.errors import NotPermitted as NotPermitted
     from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
     from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
+    from tidelog.client.errors import PartitionRetired as PartitionRetired
     from tidelog.client.errors import ProducerFenced as ProducerFenced
     from tidelog.client.errors import ReadOnly as ReadOnly
     from tidelog.client.errors import RecordTooLarge as RecordTooLarge
     from tidelog.client.errors import SerializationFailed as SerializationFailed
     from tidelog.client.errors import StaleCommit as StaleCommit
     from tidelog.client.errors import StaleGeneration as StaleGeneration
+    from tidelog.client.errors import StalePartitioning as StalePartitioning
     from tidelog.client.errors import StreamExists as StreamExists
     from tidelog.client.errors import SubjectTaken as SubjectTaken
     from tidelog.client.errors import TransactionAborted as TransactionAborted
@@ -87,9 +89,9 @@ _ERRORS = (
     "CorruptEnvelope", "CursorChanged", "DeliveryTimeout", "DeserializationFailed", "FencedInstance", "GroupNotEmpty",
     "IncorrectOffset", "LeaderNotMoved", "LimitReached", "LogTruncated", "MessageTooLarge", "NoKey", "NoServer",
     "NoSpace", "NotAssigned", "NotEnoughReplicas", "NotInTransaction", "NotPermitted", "OffsetOutOfRange",
-    "OutOfOrderSequence", "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed", "StaleCommit",
-    "StaleGeneration", "StreamExists", "SubjectTaken", "TransactionAborted", "UnknownGroup", "UnknownMember",
-    "UnknownStream", "UnknownTransaction", "WrongCluster", "WrongIncarnation",
+    "OutOfOrderSequence", "PartitionRetired", "ProducerFenced", "ReadOnly", "RecordTooLarge", "SerializationFailed",
+    "StaleCommit", "StaleGeneration", "StalePartitioning", "StreamExists", "SubjectTaken", "TransactionAborted",
+    "UnknownGroup", "UnknownMember", "UnknownStream", "UnknownTransaction", "WrongCluster", "WrongIncarnation",
 )  # fmt: skip
 
 _HOMES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidelog.client.batches import PendingBatch
-from tidelog.client.errors import DeliveryTimeout, typed
+from tidelog.client.errors import DeliveryTimeout, PartitionRetired, StalePartitioning, typed
 from tidelog.client.leader_link import LeaderLink
 from wire.error_details import OUTCOME, REASON
 from wire.errors import Code, TidelogError
@@ -40,9 +40,10 @@ def forgotten(batch: PendingBatch, name: str) -> TidelogError:
 
 
 def begin_again(error: TidelogError, name: str) -> TidelogError:
-    """Partition `name` takes no records of the layout under which the transaction began."""
-    return TidelogError(
-        error.code,
+    """Partition `name` takes no records of the layout under which the transaction began, whichever code the leader's
+    refusal has."""
+    return StalePartitioning(
+        Code.STALE_PARTITIONING,
         f"the stream of partition {name} was repartitioned while the transaction was open: begin the transaction again"
         f" ({error.message})",
         error.details,
@@ -51,7 +52,7 @@ def begin_again(error: TidelogError, name: str) -> TidelogError:
 
 def expectation_is_void(stream: str, offset: int) -> TidelogError:
     """The stream was repartitioned before a record could be written that expects an offset."""
-    return TidelogError(
+    return StalePartitioning(
         Code.STALE_PARTITIONING,
         f"stream {stream!r} was repartitioned before a record with expected_offset={offset} could be written: it was"
         " not written; read what is there, and decide again",
@@ -62,7 +63,7 @@ def expectation_is_void(stream: str, offset: int) -> TidelogError:
 def not_routed(stream: str, partition: int, count: int) -> TidelogError:
     """Of a record with an explicit partition, which a repartition has taken out of use."""
     now_has = "1 partition" if count == 1 else f"{count} partitions"
-    return TidelogError(
+    return PartitionRetired(
         Code.PARTITION_RETIRED,
         f"partition {partition} of stream {stream!r} takes no records since the stream has {now_has}: nothing was"
         " written; leave partition= out, or give one below that",

@@ -111,6 +111,17 @@ class IncorrectOffset(TidelogError):
         return None if last is None else last + 1
 
 
+class PartitionRetired(TidelogError):
+    """A repartition has taken keys away from the partition that was chosen: it takes no records any more. Nothing was
+    written."""
+
+
+class StalePartitioning(TidelogError):
+    """The stream was repartitioned before a record that cannot go to another partition was written: one with an
+    `expected_offset`, or one of an open transaction. Or the producer could not learn of the new layout within its
+    delivery timeout. Nothing was written."""
+
+
 class ProducerFenced(TidelogError):
     """A newer producer with the same transactional id has begun; this one has ended. Or an operator has aborted its
     transaction."""
@@ -260,6 +271,9 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.OUTCOME_UNKNOWN: DeliveryTimeout,
     Code.OUT_OF_ORDER_SEQUENCE: OutOfOrderSequence,
     Code.INCORRECT_OFFSET: IncorrectOffset,
+    Code.PARTITION_DRAINING: PartitionRetired,
+    Code.PARTITION_RETIRED: PartitionRetired,
+    Code.STALE_PARTITIONING: StalePartitioning,
     Code.PRODUCER_FENCED: ProducerFenced,
     Code.NOT_IN_TRANSACTION: NotInTransaction,
     Code.TRANSACTION_ABORTED: TransactionAborted,

@@ -8,6 +8,7 @@ from tests.unit.tidelog.client.accumulators import SETTINGS, core, failure, fill
 from tidelog.client.accumulator import PartitionAccumulator, WantSession, WantTicket
 from tidelog.client.batches import BatchState, ProducerSession
 from tidelog.client.encoding import encode_batch
+from tidelog.client.errors import StalePartitioning
 from wire.batch import Compression
 from wire.errors import Code
 from wire.types import FIRST_TRANSACTIONAL_ID
@@ -53,6 +54,25 @@ def test_a_ticket_that_is_refused_is_replaced_and_the_batch_keeps_its_place(code
     assert sent(acc, 10.0) == [first, second]
     assert [batch.base_sequence for batch in (first, second)] == [0, 1]
     assert first.session == SESSION
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (Code.STALE_PARTITIONING, {"version": "2"}),
+        (Code.PARTITION_DRAINING, {}),
+        (Code.PARTITION_RETIRED, {}),
+        (Code.UNAVAILABLE, {"version": "1"}),
+    ],
+)
+def test_a_repartition_has_one_class_whichever_way_the_leader_refuses(code: Code, details: dict[str, str]) -> None:
+    acc = in_transaction()
+    fill(acc, 1)
+    (batch,) = sent(acc)
+    error = failure(acc.on_error(batch, 1, refused(code, **details), 0.0))
+    assert isinstance(error, StalePartitioning)
+    assert error.code is Code.STALE_PARTITIONING
+    assert "begin the transaction again (" in error.message
 
 
 @pytest.mark.parametrize("code", [Code.NOT_IN_TRANSACTION, Code.PRODUCER_FENCED])

@@ -12,9 +12,9 @@ from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker
 from tests.unit.tidelog.client.transactions_world import World
 from tidelog.client import upkeep
-from tidelog.client.errors import BadRequest, TransactionAborted
+from tidelog.client.errors import BadRequest, PartitionRetired, StalePartitioning, TransactionAborted
 from wire.batch import RecordBatch
-from wire.errors import Code, TidelogError
+from wire.errors import Code
 
 
 def keys_of(broker: FakeBroker, partition: int) -> dict[bytes, list[bytes]]:
@@ -112,11 +112,11 @@ async def test_a_chosen_partition_is_kept_or_refused(cluster: Cluster) -> None:
         many = asyncio.ensure_future(producer.send_many([b"c", b"d"], partition=2))
         assert (await kept).partition == 1
         for failing in (lost, many):
-            with pytest.raises(TidelogError, match="partition 2 of stream 'three' takes no records") as caught:
+            with pytest.raises(PartitionRetired, match="partition 2 of stream 'three' takes no records") as caught:
                 await failing
             assert caught.value.code is Code.PARTITION_RETIRED
             assert caught.value.details["outcome"] == "not_written"
-        with pytest.raises(TidelogError, match="takes no records since the stream has 2 partitions"):
+        with pytest.raises(PartitionRetired, match="takes no records since the stream has 2 partitions"):
             await producer.send(b"e", partition=2)
         with pytest.raises(BadRequest, match="it has 0, 1"):
             await producer.send(b"f", partition=3)
@@ -128,7 +128,7 @@ async def test_a_record_that_expects_an_offset_is_not_written_elsewhere(cluster:
     async with client.producer("three") as producer:
         await producer.send(b"a", partition=0)
         broker.repartition("three", 4)
-        with pytest.raises(TidelogError, match="expected_offset=1 could be written") as caught:
+        with pytest.raises(StalePartitioning, match="expected_offset=1 could be written") as caught:
             await producer.send(b"b", partition=0, expected_offset=1)
         assert caught.value.code is Code.STALE_PARTITIONING
         assert caught.value.details["outcome"] == "not_written"
@@ -210,7 +210,7 @@ async def test_a_transaction_that_is_open_is_to_begin_again(world: World) -> Non
         await producer.begin()
         await producer.send("three", b"a", key=b"k")
         world.broker.repartition("three", 5)
-        with pytest.raises(TidelogError, match="begin the transaction again"):
+        with pytest.raises(StalePartitioning, match="begin the transaction again"):
             await producer.send("three", b"b", key=b"k")
         with pytest.raises(TransactionAborted, match="repartitioned"):
             await producer.commit()
