@@ -121,7 +121,8 @@ def alter_partitions(
         found = (await client.repartition(name, partitions))["status"]
         if waits:
             found = await wait_finished(client, name, found)
-        is_done = found["repartition"] is not None or found["partitions"] == partitions
+        under_way = found["repartition"]
+        is_done = partitions in (found["partitions"], None if under_way is None else under_way["partitions"])
         if as_json:
             print_json(found)
         elif is_done:
