@@ -40,9 +40,6 @@ from wire.types import (
     StreamName,
 )
 
-MAX_PARTITIONS = 10_000
-"""Per stream; a stream is created by one Raft command of bounded size."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:

@@ -8,7 +8,7 @@ from metadata import stream_settings
 from metadata.commands.partitions import why_not_unclean
 from metadata.commands.repartition import missing_partitions, why_not_cancelled, why_not_repartition
 from metadata.commands.streams import why_not_compacted
-from metadata.model import MAX_PARTITIONS, Partition, Stream
+from metadata.model import Partition, Stream
 from metadata.placement import Chance, place
 from metadata.references import ref_of
 from metadata.relief import Relief
@@ -20,6 +20,7 @@ from wire.echo import echo
 from wire.error_details import END
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
+from wire.layouts import check_partition_count
 from wire.partition_operations import LATEST
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
@@ -93,8 +94,7 @@ class AdminRequests:
         config: Mapping[str, str],
         voters: int,
     ) -> pb.Command:
-        if not 1 <= partitions <= MAX_PARTITIONS:
-            raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
+        check_partition_count(partitions)
         factor = replication_factor
         if factor is None:
             factor = min(DEFAULT_REPLICAS, len(self._state.brokers) + self._unregistered(voters))

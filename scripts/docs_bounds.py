@@ -17,7 +17,6 @@ from dataplane.replica.message_ids import LONG as LONG_ID
 from dataplane.replica.producers import MAX_TRANSACTIONAL, TRANSACTIONAL_MS
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.transactions import MAX_ABORTED
-from metadata.model import MAX_PARTITIONS
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
 from metadata.raft.introductions import MAX_INTRODUCTIONS
 from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
@@ -70,6 +69,7 @@ from wire.batch.record_headers import MAX_RECORD_HEADERS
 from wire.echo import MOST_ECHOED
 from wire.groups import MAX_COMMITTED
 from wire.json_codec import MAX_BITS, MAX_DEPTH
+from wire.layouts import MAX_PARTITIONS
 from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
 from wire.reply_subjects import MAX_VERDICTS
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS

@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Final
 
+from wire.errors import Code, TidelogError
+
+MAX_PARTITIONS: Final = 10_000
+"""Per stream; a stream is created by one Raft command of bounded size."""
 NOT_TOLD: Final = -1
 """In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32
@@ -45,6 +49,14 @@ class Layout:
     def is_told(self) -> bool:
         """All cutovers are known."""
         return NOT_TOLD not in self.starts
+
+
+def check_partition_count(partitions: int) -> None:
+    """Whether a stream can have so many. Raises TidelogError(BAD_CONFIG)."""
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise TidelogError(
+            Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}; give a number between them"
+        )
 
 
 def sources(partition: int, before: int, after: int) -> range:

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from metadata.commands.ledger import Ledger
 from metadata.commands.streams import check_assignments, partitions_of, stream_of
-from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
+from metadata.model import Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
 from metadata.references import key_of
 from wire import metadata_pb2 as pb
-from wire.errors import Code
-from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout
+from wire.errors import Code, TidelogError
+from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout, check_partition_count
 from wire.types import BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
 
 
@@ -70,8 +70,10 @@ def _is_readonly(stream: Stream) -> bool:
 
 def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | None:
     """The refusal of a repartition to so many partitions; None where it can begin."""
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        return Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}"
+    try:
+        check_partition_count(partitions)
+    except TidelogError as error:
+        return error.code, error.message
     if stream.repartition is not None:
         sentence = (
             f"stream {stream.name} is being repartitioned to {stream.repartition.partitions} partitions already;"

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from metadata import election, stream_settings
 from metadata.commands.ledger import Ledger
-from metadata.model import MAX_PARTITIONS, Changes, Outcome, Partition, Stream
+from metadata.model import Changes, Outcome, Partition, Stream
 from wire import metadata_pb2 as pb
 from wire.durability import MAX_REPLICAS
 from wire.errors import Code, TidelogError
-from wire.layouts import Layout
+from wire.layouts import Layout, check_partition_count
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
@@ -103,10 +103,10 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
                 Code.SUBJECT_TAKEN,
                 f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another one",
             )
-    if not 1 <= len(command.assignments) <= MAX_PARTITIONS:
-        return ledger.refuse(
-            Code.BAD_CONFIG, f"{len(command.assignments)} partitions are outside 1 to {MAX_PARTITIONS}"
-        )
+    try:
+        check_partition_count(len(command.assignments))
+    except TidelogError as error:
+        return ledger.refuse(error.code, error.message)
     factor = command.replication_factor
     if not 1 <= factor <= MAX_REPLICAS:
         return ledger.refuse(Code.BAD_REPLICATION_FACTOR, f"replication factor {factor} is outside 1 to {MAX_REPLICAS}")

@@ -11,6 +11,7 @@ from tidelog.cli.repartition import alter_partitions, in_words, repartition, sho
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
+from wire.layouts import MAX_PARTITIONS
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -40,7 +41,7 @@ def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) 
 @stream.command(cls=SettingsCommand)
 @click.argument("name")
 @click.option("--subject", help="NATS subject to capture; partition i listens on SUBJECT.i.  [default: NAME]")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--partitions", type=click.IntRange(min=1, max=MAX_PARTITIONS), default=1, show_default=True)
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1, max=MAX_REPLICAS),
@@ -124,7 +125,7 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
 @click.option(
     "--partitions",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MAX_PARTITIONS),
     help="Spread keys over N partitions from now on. What was written stays where it is.",
 )
 @click.option("--dry-run", "only_plan", is_flag=True, help="Only show what --partitions would do.")

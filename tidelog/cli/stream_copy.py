@@ -12,6 +12,7 @@ from tidelog.cli.config_options import SettingsCommand, config_of, config_option
 from tidelog.cli.session import cluster_options, counted, print_json, run
 from tidelog.cli.times import FORMS, position, time_zone_option
 from wire.durability import MAX_REPLICAS
+from wire.layouts import MAX_PARTITIONS
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 @click.command(cls=SettingsCommand)
 @click.argument("source")
 @click.argument("target")
-@click.option("--partitions", type=click.IntRange(min=1), help="Of the copy.  [default: as many as SOURCE has]")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1, max=MAX_PARTITIONS),
+    help="Of the copy.  [default: as many as SOURCE has]",
+)
 @click.option("--subject", help="NATS subject that the copy captures.  [default: TARGET]")
 @click.option(
     "--replication-factor", type=click.IntRange(min=1, max=MAX_REPLICAS), help="Of the copy.  [default: that of SOURCE]"

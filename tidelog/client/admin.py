@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidelog.client.api import Api
-from tidelog.client.arguments import check_mapping, check_texts
+from tidelog.client.arguments import check_mapping, check_texts, partition_count
 from tidelog.client.errors import BadConfig, StreamExists, typed
 from tidelog.client.metadata import MetadataCache, stream_name
 from wire import operations as op
@@ -33,6 +33,7 @@ class Admin:
     ) -> op.StreamDescription:
         stream = stream_name(name)
         wanted = stream if subject is None else subject
+        count = partition_count(partitions)
         strings = _config_texts(config)
         try:
             self._subjects.check_subject(wanted)
@@ -44,7 +45,7 @@ class Admin:
                 op.STREAM_CREATE,
                 name=stream,
                 subject=wanted,
-                partitions=partitions,
+                partitions=count,
                 replication_factor=replication_factor,
                 config=strings,
             )

@@ -9,9 +9,10 @@ from numbers import Real
 from pathlib import Path
 from types import NoneType
 
-from tidelog.client.errors import BadRequest
+from tidelog.client.errors import BadRequest, typed
 from wire.echo import echo
-from wire.errors import Code
+from wire.errors import Code, TidelogError
+from wire.layouts import MAX_PARTITIONS, check_partition_count
 
 _MOST_BITS = 1024
 """Of a whole number that a sentence can show."""
@@ -61,6 +62,18 @@ def check_whole(name: str, value: object, low: int, high: int) -> None:
         raise bad(f"{name}={shown(value)} is not a whole number; give one from {low} to {high}")
     if not low <= number <= high:
         raise bad(f"{name}={number} is outside {low} to {high}")
+
+
+def partition_count(value: object) -> int:
+    """How many partitions a stream is to have. Raises BadRequest, or BadConfig as a broker would."""
+    number = whole(value)
+    if number is None:
+        raise bad(f"partitions={shown(value)} is not a whole number; give one from 1 to {MAX_PARTITIONS}")
+    try:
+        check_partition_count(number)
+    except TidelogError as error:
+        raise typed(error) from None
+    return number
 
 
 def check_flag(name: str, value: object) -> None:

@@ -20,6 +20,7 @@ from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
 from wire.groups_pb2 import CommitResponse
+from wire.layouts import MAX_PARTITIONS
 from wire.types import StreamName
 
 Target: TypeAlias = str | int | datetime | AtTime | Mapping[Name, int]
@@ -336,7 +337,7 @@ def _numbers(partitions: Iterable[int]) -> list[int]:
         raise bad(f"partitions={shown(partitions)} is no list of numbers; give one such as [0, 2]")
     numbers = [*partitions]
     for number in numbers:
-        check_whole("partition", number, 0, (1 << 31) - 1)
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
     return numbers
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_whole, shown
+from tidelog.client.arguments import bad, check_flag, check_whole, partition_count, shown
 from tidelog.client.metadata import stream_name
 from wire.error_details import REPEATED
 from wire.errors import TidelogError
+from wire.layouts import MAX_PARTITIONS
 from wire.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
@@ -27,7 +28,6 @@ from wire.repartition_operations import (
     RepartitionStatus,
 )
 
-_MOST_PARTITION = (1 << 31) - 1
 _MAX_OFFSET = (1 << 63) - 1
 
 
@@ -47,8 +47,7 @@ class PartitionChanges(ABC):
         Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
         """
         self._check_open()
-        if not isinstance(readonly, bool):
-            raise bad(f"readonly={shown(readonly)} is neither True nor False")
+        check_flag("readonly", readonly)
         name = stream_name(stream)
         numbers = [] if partitions is None else partition_numbers(partitions)
         answer = await self._api.call(STREAM_SET_READONLY, name=name, readonly=readonly, partitions=numbers)
@@ -65,8 +64,7 @@ class PartitionChanges(ABC):
         Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
         """
         self._check_open()
-        if not isinstance(resume_all, bool):
-            raise bad(f"resume_all={shown(resume_all)} is neither True nor False")
+        check_flag("resume_all", resume_all)
         name = stream_name(stream)
         numbers = [] if partitions is None else partition_numbers(partitions)
         answer = await self._api.call(STREAM_PAUSE, name=name, partitions=numbers, resume_all=resume_all)
@@ -86,25 +84,24 @@ class PartitionChanges(ABC):
         how far it is, as `repartition_status` does.
 
         Raises UnknownStream, BadRequest (another repartition is under way, it has so many partitions already, one of
-        Tidelog's own streams), BadConfig, LimitReached, NotEnoughBrokers, NoServer.
+        Tidelog's own streams, a compacted stream), BadConfig, LimitReached, BadReplicationFactor (too few live
+        brokers), NoServer.
         """
         self._check_open()
-        if not isinstance(dry_run, bool):
-            raise bad(f"dry_run={shown(dry_run)} is neither True nor False")
-        check_whole("partitions", partitions, 1, _MOST_PARTITION)
-        name = stream_name(stream)
-        planned = await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=True)
+        check_flag("dry_run", dry_run)
+        wanted, name = partition_count(partitions), stream_name(stream)
+        planned = await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=True)
         if dry_run:
             return planned
         try:
-            return await self._api.call(STREAM_REPARTITION, name=name, partitions=partitions, dry_run=False)
+            return await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=False)
         except TidelogError as error:
             if not error.detail(REPEATED):
                 raise
             # The answer was lost on the way, or takes longer than one attempt: what is under way may be ours.
             status = await self.repartition_status(name)
             begun = status["repartition"]
-            if partitions != (status["partitions"] if begun is None else begun["partitions"]):
+            if wanted != (status["partitions"] if begun is None else begun["partitions"]):
                 raise
             return {"plan": planned["plan"], "status": status}
 
@@ -147,7 +144,7 @@ def partition_numbers(partitions: Iterable[int]) -> list[int]:
     if not numbers:
         raise bad("partitions is empty; name one, or leave it out for all")
     for number in numbers:
-        check_whole("partition", number, 0, _MOST_PARTITION)
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
     return numbers
 
 
@@ -155,6 +152,6 @@ def _check_offsets(before: object) -> None:
     if not isinstance(before, Mapping) or not before:
         raise bad(f"before={shown(before)} is no mapping of partitions to offsets; give one such as {{0: 1000}}")
     for number, offset in before.items():
-        check_whole("partition", number, 0, _MOST_PARTITION)
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
         if offset != "latest":
             check_whole(f"the offset of partition {number}", offset, 0, _MAX_OFFSET)

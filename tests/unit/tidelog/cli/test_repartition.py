@@ -107,10 +107,22 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(answering: Callable[..., F
 
 
 def test_one_that_another_operator_cancels_meanwhile_is_no_success(answering: Callable[..., FakeClient]) -> None:
-    answering(status(state(phase="prepared")), {**status(), "partitions": 2})
+    before: RepartitionStatus = {**status(), "partitions": 2}
+    answering(status(state(phase="prepared")), before)
     exit_status, out, err = invoke("alter", "s", "--partitions", "40", "--yes")
     assert (exit_status, "finished" in out) == (1, False)
     assert "the repartition of stream s to 40 partitions is gone, and keys are spread over 2 partitions" in err
+    answering(status(state(phase="prepared")), before)
+    exit_status, out, err = invoke("alter", "s", "--partitions", "40", "--yes", "--json")
+    assert (exit_status, json.loads(out), "is gone" in err) == (1, before, True)
+
+
+def test_one_that_has_made_way_for_another_is_no_success_either(answering: Callable[..., FakeClient]) -> None:
+    """Nothing is waited for: what is under way is looked at once."""
+    answering({**status(state(partitions=7)), "partitions": 2})
+    exit_status, out, err = invoke("alter", "s", "--partitions", "40", "--yes", "--no-wait")
+    assert (exit_status, "under way" in out) == (1, False)
+    assert "the repartition of stream s to 40 partitions is gone" in err
 
 
 def test_it_is_asked_for_and_waited_for(answering: Callable[..., FakeClient]) -> None:
@@ -142,15 +154,24 @@ def test_it_need_not_be_waited_for(answering: Callable[..., FakeClient]) -> None
     [
         (["--partitions", "3", "--config", "compact=true"], "--partitions stands alone"),
         (["--partitions", "3", "--unset", "compact"], "--partitions stands alone"),
-        (["--partitions", "0"], "--partitions"),
+        (["--partitions", "0"], "0 is not in the range 1<=x<=10000"),
+        (["--partitions", "10001"], "10001 is not in the range 1<=x<=10000"),
+        (["--partitions", "six"], "'six' is not a valid integer range"),
         (["--dry-run"], "--dry-run is about --partitions"),
         (["--config", "compact=true", "--no-wait"], "--no-wait is about --partitions"),
     ],
 )
-def test_options_that_do_not_go_together(arguments: list[str], words: str) -> None:
+def test_options_that_cannot_be_or_do_not_go_together(arguments: list[str], words: str) -> None:
     exit_status, _, err = invoke("alter", "s", *arguments)
     assert exit_status == 2
     assert words in err
+
+
+@pytest.mark.parametrize("named", ["create", "alter", "copy"])
+def test_the_help_says_how_many_partitions_a_stream_can_have(named: str) -> None:
+    exit_status, out, _ = invoke(named, "--help")
+    assert exit_status == 0
+    assert "1<=x<=10000" in "".join(out.split())
 
 
 @pytest.mark.parametrize(

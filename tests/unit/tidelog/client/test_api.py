@@ -247,8 +247,10 @@ async def test_impossible_requests_are_refused_before_they_are_sent(cluster: Clu
         await client.create_stream("a", subject="tidelog.x")
     with pytest.raises(BadConfig, match="unknown stream setting 'colour'"):
         await client.create_stream("a", config={"colour": "red"})
-    with pytest.raises(BadRequest, match=r"stream\.create's partitions is true, not a whole number"):
+    with pytest.raises(BadRequest, match=r"partitions=True \(bool\) is not a whole number; give one from 1 to 10000"):
         await client.create_stream("a", partitions=True)
+    with pytest.raises(BadRequest, match=r"stream\.create's replication_factor is true, not a whole number or null"):
+        await client.create_stream("a", replication_factor=True)
     assert seen == []
     await client.create_stream("a", config={"min_isr": 2, "reply_acks": False})
     assert seen[0] == {
@@ -276,6 +278,13 @@ async def test_a_closed_client_says_so(cluster: Cluster) -> None:
         await client.streams()
     with pytest.raises(Closed):
         client.producer("s")
+
+
+def test_programs_tell_the_outcomes_of_a_repartition_by_class() -> None:
+    """A partition that drains will be retired: to a program that has chosen it both are one thing."""
+    classes = {code: type(typed(TidelogError(code, "text"))) for code in Code}
+    assert classes[Code.PARTITION_RETIRED] is classes[Code.PARTITION_DRAINING] is tidelog.PartitionRetired
+    assert classes[Code.STALE_PARTITIONING] is tidelog.StalePartitioning
 
 
 def test_every_error_class_belongs_to_one_code_and_is_public() -> None:
