@@ -31,7 +31,8 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class GroupProgress(TypedDict):
-    """Of a partition of which a group has committed something, or which a member has."""
+    """Of a partition of which a group has committed something, which a member has, or in which what the group reads
+    next waits for other partitions."""
 
     stream: str
     partition: int
@@ -87,8 +88,9 @@ class GroupAdmin:
         told = await asyncio.gather(*(self._if_told(stream, "latest") for stream in streams))
         ends = dict(zip(streams, told, strict=True))
         waiting = {stream: await self._waiting(stream, offsets) for stream in streams}
+        held_up = [(stream, partition) for stream, partitions in waiting.items() for partition in partitions]
         progress = []
-        for name in sorted({*owners, *offsets}):
+        for name in sorted({*owners, *offsets, *held_up}):
             stream, partition = name
             entry, end = offsets.get(name), ends[stream].get(partition)
             committed = None if entry is None else entry["offset"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal
 
 import pytest
@@ -283,22 +283,52 @@ async def test_a_description_tells_what_waits(
     log_starts: dict[int, int],
     waits_for: list[dict[str, int]],
 ) -> None:
-    async def described(_: str) -> Any:
-        offsets = [
-            {"stream": "s", "partition": p, "offset": offset, "metadata": "", "committed_at_ns": 1}
-            for p, offset in committed.items()
-        ]
-        assigned = [*range(len(waits_for))]
-        return {"details": [{"id": "m", "assigned": {"s": assigned}, "revoking": {}}], "offsets": offsets}
-
     for count in counts:
         repartition(world, count)
     for partition, start in log_starts.items():
         world.broker.logs["s", partition].start = start
     client = world.client()
-    monkeypatch.setattr(client._groups, "_describe", described)
+    assigned = [*range(len(waits_for))]
+    monkeypatch.setattr(client._groups, "_describe", described(committed, {"s": assigned}))
     progress = (await client.describe_group("g"))["progress"]
     assert [entry["waits_for"] for entry in progress] == waits_for
+
+
+def described(committed: dict[int, int], *assigned: dict[str, list[int]]) -> Callable[[str], Awaitable[dict[str, Any]]]:
+    """A group that has committed these offsets in stream s, with members that have these partitions."""
+
+    async def run(_: str) -> dict[str, Any]:
+        offsets = [
+            {"stream": "s", "partition": p, "offset": offset, "metadata": "", "committed_at_ns": 1}
+            for p, offset in committed.items()
+        ]
+        members = [{"id": f"m{number}", "assigned": held, "revoking": {}} for number, held in enumerate(assigned)]
+        return {"details": members, "offsets": offsets}
+
+    return run
+
+
+async def test_a_description_has_the_partitions_that_wait_and_that_nobody_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator sees them before the members come back."""
+    repartition(world, 4)
+    world.seed("s", 2, 7)
+    client = world.client()
+    monkeypatch.setattr(client._groups, "_describe", described({0: 4, 1: 5}))
+    progress = (await client.describe_group("g"))["progress"]
+    assert [(entry["partition"], entry["committed"], entry["waits_for"]) for entry in progress] == [
+        (0, 4, {}),
+        (1, 5, {}),
+        (2, None, {"0": 5}),
+    ]
+    assert progress[2] == {
+        "stream": "s", "partition": 2, "committed": None, "end": 7, "lag": None, "member": None, "metadata": "",
+        "committed_at_ns": 0, "waits_for": {"0": 5},
+    }  # fmt: skip
+    monkeypatch.setattr(client._groups, "_describe", described({0: 5, 1: 5}))
+    progress = (await client.describe_group("g"))["progress"]
+    assert [entry["partition"] for entry in progress] == [0, 1], "nothing waits any more"
 
 
 async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World) -> None:
