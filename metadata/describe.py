@@ -78,6 +78,7 @@ def describe_form(
         "subject": stream.subject,
         "incarnation": stream.incarnation,
         "kind": stream.kind,
+        "partitioner": stream.partitioner,
         "partitioning_version": stream.partitioning_version,
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),

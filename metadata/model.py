@@ -140,7 +140,7 @@ class Repartition:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """`kind`, `partitioner`, `placement` and `leader_pin` are stored and not yet acted on: docs/design.md."""
+    """`kind`, `placement` and `leader_pin` are stored and not yet acted on: docs/design.md."""
 
     name: StreamName
     subject: str
@@ -151,6 +151,7 @@ class Stream:
     their built-in defaults."""
     replication_factor: int
     partitioner: str
+    """Of `wire.layouts.PARTITIONERS`, or of a later version's: how producers that choose none spread keys."""
     partitioning_version: int
     routing_generation: Generation
     """At which leaders, partitions or layouts last changed."""

@@ -20,7 +20,7 @@ from wire.echo import echo
 from wire.error_details import END
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
-from wire.layouts import check_partition_count
+from wire.layouts import check_partition_count, check_partitioner
 from wire.partition_operations import LATEST
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
@@ -60,11 +60,12 @@ class AdminRequests:
         replication_factor: int | None,
         config: Mapping[str, str],
         *,
+        partitioner: str | None = None,
         voters: int = 1,
     ) -> pb.Command:
         """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
         cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
-        which may still be on their way.
+        which may still be on their way. `partitioner` None: the default one.
 
         Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR, LIMIT_REACHED;
         NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
@@ -76,14 +77,16 @@ class AdminRequests:
                 Code.BAD_NAME, f"stream name {name!r} begins with {PREFIX!r}, as Tidelog's own do; choose another one"
             )
         self._subjects.check_subject(subject)
+        if partitioner is not None:
+            check_partitioner(partitioner)
         self._check_limits(partitions)
-        return self._create(name, subject, partitions, replication_factor, config, voters)
+        return self._create(name, subject, partitions, replication_factor, config, partitioner, voters)
 
     def create_internal(self, stream: InternalStream, *, voters: int = 1) -> pb.Command:
         """Raises TidelogError, as `create_stream`."""
         self._require_controller()
         subject = self._subjects.internal(stream.name)
-        return self._create(stream.name, subject, stream.partitions, None, stream.config, voters)
+        return self._create(stream.name, subject, stream.partitions, None, stream.config, None, voters)
 
     def _create(
         self,
@@ -92,6 +95,7 @@ class AdminRequests:
         partitions: int,
         replication_factor: int | None,
         config: Mapping[str, str],
+        partitioner: str | None,
         voters: int,
     ) -> pb.Command:
         check_partition_count(partitions)
@@ -112,6 +116,7 @@ class AdminRequests:
                 subject=subject,
                 config=dict(config),
                 replication_factor=factor,
+                partitioner=partitioner or "",
                 brokers=live,
                 assignments=assignments,
             )

@@ -25,6 +25,7 @@ from spark_connector.option_values import (
     parsed,
     refuse,
 )
+from wire.layouts import PARTITIONERS
 from wire.subjects import check_stream_name
 from wire.transactions import MAX_SEQUENCE, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_family
 from wire.types import StreamName
@@ -49,7 +50,8 @@ class SinkOptions(ConnectionOptions):
     """None: as the stream has it."""
     linger: float
     """Seconds."""
-    partitioner: Literal["crc32c", "murmur2"]
+    partitioner: Literal["crc32c", "murmur2"] | None
+    """None: the stream's."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
@@ -69,7 +71,7 @@ class SinkOptions(ConnectionOptions):
             acks=found["acks"] or "all",
             compression=found["compression"],
             linger=or_default(found["linger"], 0.0),
-            partitioner=found["partitioner"] or "crc32c",
+            partitioner=found["partitioner"],
         )
         options._check()
         return options
@@ -126,7 +128,7 @@ _PARSERS: Mapping[str, Parser] = {
     "acks": one_of("all", "leader", "none"),
     "compression": one_of("none", "lz4", "zstd"),
     "linger": duration(bare="ms"),
-    "partitioner": one_of("crc32c", "murmur2"),
+    "partitioner": one_of(*PARTITIONERS),
     **OF_CONNECTIONS,
 }
 SINK_OPTIONS: Final = tuple(_PARSERS)

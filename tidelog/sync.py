@@ -517,7 +517,7 @@ class Client:
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V]: ...
@@ -535,7 +535,7 @@ class Client:
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> TransactionalProducer[K, V]: ...

@@ -20,10 +20,15 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Final
 
+from wire.echo import echo
 from wire.errors import Code, TidelogError
 
 MAX_PARTITIONS: Final = 10_000
 """Per stream; a stream is created by one Raft command of bounded size."""
+DEFAULT_PARTITIONER: Final = "crc32c"
+PARTITIONERS: Final = (DEFAULT_PARTITIONER, "murmur2")
+"""Names of the hashes of keys, of which a stream has one for its life: CRC-32C, and MurmurHash2 as Kafka's Java clients
+use it. `tidelog.client.partitioner` computes them."""
 NOT_TOLD: Final = -1
 """In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32
@@ -56,6 +61,15 @@ def check_partition_count(partitions: int) -> None:
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise TidelogError(
             Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}; give a number between them"
+        )
+
+
+def check_partitioner(name: str) -> None:
+    """Whether a stream can have it. Raises TidelogError(BAD_CONFIG)."""
+    if name not in PARTITIONERS:
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"partitioner={echo(name)} is neither {' nor '.join(map(repr, PARTITIONERS))}; give one of them",
         )
 
 

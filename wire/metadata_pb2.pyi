@@ -373,7 +373,7 @@ class CreateStream(_message.Message):
     kind: _builtins.str
     """empty: log; stored and not yet acted on (docs/design.md)"""
     partitioner: _builtins.str
-    """empty: crc32c; stored and not yet acted on (docs/design.md)"""
+    """how producers that choose none spread keys; empty: crc32c"""
     placement: _builtins.str
     """empty: spread; stored and not yet acted on (docs/design.md)"""
     leader_pin: _builtins.str

@@ -121,6 +121,8 @@ class StreamDescription(TypedDict):
     subject: str
     incarnation: int
     kind: str
+    partitioner: NotRequired[str]
+    """How producers that choose none spread keys."""
     partitioning_version: int
     replication_factor: int
     config: dict[str, str]
@@ -146,6 +148,8 @@ class CreateStreamRequest:
     replication_factor: int | None = None
     """None: the cluster's default."""
     config: dict[str, str] = field(default_factory=dict)
+    partitioner: str | None = None
+    """Of `wire.layouts.PARTITIONERS`; None: the first of them."""
 
 
 STREAM_CREATE = Operation(

@@ -12,7 +12,7 @@ from metadata.model import Changes, Outcome, Partition, Stream
 from wire import metadata_pb2 as pb
 from wire.durability import MAX_REPLICAS
 from wire.errors import Code, TidelogError
-from wire.layouts import Layout, check_partition_count
+from wire.layouts import DEFAULT_PARTITIONER, Layout, check_partition_count
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
@@ -31,7 +31,6 @@ OfStream: TypeAlias = (
 """A controller's command about one life of a stream."""
 
 DEFAULT_KIND = "log"
-DEFAULT_PARTITIONER = "crc32c"
 DEFAULT_PLACEMENT = "spread"
 
 

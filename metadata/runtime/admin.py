@@ -116,6 +116,7 @@ class Admin:
             request.partitions,
             request.replication_factor,
             request.config,
+            partitioner=request.partitioner,
             voters=self._voters(),
         )
         settings = with_defaults(request.config, self._context.state.defaults)

@@ -12,9 +12,11 @@ import nats
 import pytest
 
 import tidelog
+import tidelog.sync
 from tests.integration.command_line import command, start_tidelog
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
+from tidelog.client.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
 
 
@@ -149,6 +151,52 @@ async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> N
     assert status == 1
     assert "exists with" in err
     assert "replication_factor=3, not 1" in err
+
+
+async def test_every_producer_goes_by_the_partitioner_of_the_stream(cluster: DevCluster) -> None:
+    create = ("stream", "create", "kafka", "--partitions", "6", "--partitioner", "murmur2")
+    assert (await asyncio.to_thread(printed, cluster, *create))["partitioner"] == "murmur2"
+    keys = [b"key %d" % number for number in range(12)]
+    lines = "".join(json.dumps({"key": key.decode(), "value": "by file"}) + "\n" for key in keys)
+    publish = ("publish", "kafka", "--file", "-", "--format", "jsonl")
+    assert (await asyncio.to_thread(command, cluster, *publish, stdin=lines))[0] == 0
+    one = await asyncio.to_thread(printed, cluster, "publish", "kafka", "by hand", "--key", keys[0].decode())
+    assert one["partition"] == murmur2(keys[0]) % 6
+
+    def block() -> None:
+        with tidelog.sync.connect(cluster.nats_url) as client, client.producer("kafka") as producer:
+            producer.send_many([b"blocking"] * len(keys), keys=keys)
+
+    await asyncio.to_thread(block)
+    async with await tidelog.connect(cluster.nats_url) as client:
+        async with client.producer("kafka") as producer:
+            await asyncio.gather(*(producer.send(b"waiting", key=key) for key in keys))
+        async with client.producer(transactional_id="kafka") as writer, writer.transaction():
+            await writer.send_many("kafka", [b"transaction"] * len(keys), keys=keys)
+        found = [record async for record in client.consume("kafka", stop="latest")]
+        assert len(found) == 4 * len(keys) + 1
+        assert all(record.partition == murmur2(record.key or b"") % 6 for record in found)
+        assert (await client.ensure_stream("kafka", partitions=6))["partitioner"] == "murmur2"
+        with pytest.raises(tidelog.StreamExists, match="exists with partitioner=murmur2, not crc32c"):
+            await client.ensure_stream("kafka", partitions=6, partitioner="crc32c")
+    shown = (await asyncio.to_thread(command, cluster, "stream", "describe", "kafka"))[1]
+    assert "subject kafka  partitioner murmur2" in shown
+
+
+async def test_a_stream_that_was_repartitioned_has_the_partitions_that_keys_are_spread_over(
+    cluster: DevCluster,
+) -> None:
+    """A partition that is left over is none of them."""
+    async with await tidelog.connect(cluster.nats_url) as client:
+        made = await client.create_stream("narrow", partitions=4)
+        async with client.producer("narrow") as producer:
+            await producer.send(b"stays", partition=3)
+        await client.repartition("narrow", 2)
+        kept = await client.ensure_stream("narrow", partitions=2)
+        assert kept["incarnation"] == made["incarnation"]
+        assert kept["partitions"][-1]["partition"] == 3
+        with pytest.raises(tidelog.StreamExists, match="exists with partitions=2, not 4; ask for what is there"):
+            await client.ensure_stream("narrow", partitions=4)
 
 
 async def test_settings_change_while_the_stream_is_used(cluster: DevCluster) -> None:

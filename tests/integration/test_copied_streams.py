@@ -11,9 +11,9 @@ import pytest
 import tidelog
 from tests.integration.command_line import command
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
-from tests.integration.waiting import LIMIT
+from tests.integration.waiting import LIMIT, until
 from tidelog.client.errors import BadRequest, StreamExists
-from tidelog.client.partitioner import Partitioner
+from tidelog.client.partitioner import Partitioner, murmur2
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 3000
@@ -103,6 +103,34 @@ async def test_a_copy_with_other_partitions_keeps_the_order_of_each_key(cluster:
         without = [row for row in before[number] if row[0] is None]
         there = [row for row in after[number % 5] if row[0] is None]
         assert [row for row in there if row in set(without)] == without
+
+
+async def test_a_copy_of_a_repartitioned_stream_has_each_key_in_one_partition(cluster: ReplicatedCluster) -> None:
+    """Its partitions hold records of layouts that the copy does not have."""
+    client = cluster.client
+    await client.create_stream("source", partitions=3, partitioner="murmur2")
+    keys = [b"k%d" % number for number in range(20)]
+
+    async def is_finished() -> bool | None:
+        return True if (await client.repartition_status("source"))["repartition"] is None else None
+
+    async with client.producer("source") as producer:
+        for generation, count in enumerate((3, 6, 4)):
+            if generation:
+                await client.repartition("source", count)
+                await until(is_finished, "the repartition is finished")
+            sent = [await producer.send(b"%d" % generation, key=key) for key in keys]
+            assert [receipt.partition for receipt in sent] == [murmur2(key) % count for key in keys]
+    copied = await client.copy_stream("source", "target")
+    assert copied.records == 3 * len(keys)
+    described = await client.describe("target")
+    assert (len(described["partitions"]), described["partitioner"]) == (4, "murmur2")
+    found = await contents(client, "target")
+    assert sum(map(len, found.values())) == 3 * len(keys)
+    for key in keys:
+        assert [row[1] for row in found[murmur2(key) % 4] if row[0] == key] == [b"0", b"1", b"2"]
+    with pytest.raises(tidelog.BadRequest, match="stream source was repartitioned, so that nothing tells"):
+        await client.copy_stream("source", "target", resume=True)
 
 
 async def test_a_copy_that_ended_early_is_gone_on_with_while_leaders_die(cluster: ReplicatedCluster) -> None:

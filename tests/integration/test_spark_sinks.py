@@ -20,6 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 
 import tidelog
+import tidelog.sync
 from spark_connector.connections import kept
 from spark_connector.sink_delivery import Place, send_rows
 from spark_connector.sink_options import SinkOptions
@@ -28,6 +29,7 @@ from spark_connector.source import TidelogDataSource
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.spark_session import local_spark
 from tests.integration.waiting import LIMIT
+from tidelog.client.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 3000
@@ -216,6 +218,20 @@ def test_rows_are_appended_with_what_their_columns_say(
         assert number >= 100 or record.partition == 2
     assert {record.partition for record in found.values()} == {0, 1, 2}
     assert open_transactions(cluster) == []
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_keys_go_where_the_partitioner_of_the_stream_puts_them(
+    cluster: DevCluster, spark: SparkSession, guarantee: str
+) -> None:
+    stream = f"kafka-{guarantee}"
+    with tidelog.sync.connect(cluster.nats_url) as client:
+        client.create_stream(stream, partitions=6, partitioner="murmur2")
+    rows = spark.range(RECORDS).selectExpr("cast(id AS string) AS value", "cast(id AS string) AS key")
+    write(rows, cluster, stream=stream, guarantee=guarantee)
+    found = read(cluster, stream)
+    assert len(found) == RECORDS
+    assert all(record.partition == murmur2(record.key or b"") % 6 for record in found)
 
 
 def test_each_row_may_name_its_stream(cluster: DevCluster, spark: SparkSession) -> None:

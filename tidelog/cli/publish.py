@@ -16,6 +16,7 @@ import click
 from tidelog.cli.record_input import InputFault, chunks
 from tidelog.cli.session import cluster_options, counted, fail, print_json, run
 from wire.echo import one_line
+from wire.layouts import PARTITIONERS
 
 if TYPE_CHECKING:
     import asyncio
@@ -105,10 +106,8 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
 )
 @click.option(
     "--partitioner",
-    type=click.Choice(["crc32c", "murmur2"]),
-    default="crc32c",
-    show_default=True,
-    help="The hash that gives a key its partition; murmur2 as in Kafka's Java clients.",
+    type=click.Choice(PARTITIONERS),
+    help="The hash that gives a key its partition; murmur2 as in Kafka's Java clients.  [default: the stream's]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Publish to this partition, whatever the key.")
 @click.option(
@@ -129,7 +128,7 @@ def publish(
     file: BinaryIO | None,
     form: str,
     compression: str | None,
-    partitioner: str,
+    partitioner: str | None,
     partition: int | None,
     msg_id: str | None,
     server: str | None,
@@ -170,7 +169,7 @@ def publish(
             durability=durability,
             confirm_timeout=confirm_timeout,
             compression=codec,
-            partitioner=cast("Literal['crc32c', 'murmur2']", partitioner),
+            partitioner=cast("Literal['crc32c', 'murmur2'] | None", partitioner),
         ) as producer:
             async with _delays_told(producer):
                 if file is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
@@ -11,7 +11,7 @@ from tidelog.cli.repartition import alter_partitions, in_words, repartition, sho
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
-from wire.layouts import MAX_PARTITIONS
+from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, PARTITIONERS
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -48,6 +48,12 @@ def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) 
     help=f"Replicas of each partition.  [default: {DEFAULT_REPLICAS}, or all brokers of a smaller cluster]",
 )
 @click.option(
+    "--partitioner",
+    type=click.Choice(PARTITIONERS),
+    help="The hash that gives a key its partition, for producers that choose none; murmur2 as in Kafka's Java clients."
+    f" It cannot be altered.  [default: {DEFAULT_PARTITIONER}]",
+)
+@click.option(
     "--if-not-exists", is_flag=True, help="Leave a stream that is there as it is, if it is what these options say."
 )
 @config_option
@@ -57,6 +63,7 @@ def create(
     subject: str | None,
     partitions: int,
     replication_factor: int | None,
+    partitioner: str | None,
     if_not_exists: bool,
     settings: tuple[str, ...],
     server: str | None,
@@ -72,7 +79,12 @@ def create(
     async def work(client: Client) -> None:
         create = client.ensure_stream if if_not_exists else client.create_stream
         made = await create(
-            name, subject=subject, partitions=partitions, replication_factor=replication_factor, config=config
+            name,
+            subject=subject,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config=config,
+            partitioner=cast("Literal['crc32c', 'murmur2'] | None", partitioner),
         )
         if as_json:
             print_json(made)
@@ -385,7 +397,11 @@ def _show_description(found: StreamDescription) -> None:
     from rich.table import Table
 
     settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
-    console().print(f"stream [bold]{found['name']}[/]  subject {found['subject']}\n{settings}", highlight=False)
+    partitioner = found.get("partitioner", DEFAULT_PARTITIONER)  # a broker of an older version tells none
+    console().print(
+        f"stream [bold]{found['name']}[/]  subject {found['subject']}  partitioner {partitioner}\n{settings}",
+        highlight=False,
+    )
     # A broker of a version without repartitions tells no layouts.
     layouts, begun = found.get("layouts", []), found.get("repartition")
     has_states = len(layouts) > 1 or begun is not None

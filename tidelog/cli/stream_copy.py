@@ -70,11 +70,12 @@ def copy(
     """Make TARGET, a stream like SOURCE, and copy the committed records of SOURCE into it.
 
     Keys, values, headers and timestamps are copied, in the order of each partition; TARGET has the settings of SOURCE
-    but for delete_protection and what --config says. With another number of partitions, records with a key go where
-    producers put that key, in order; records without a key stay together by the partition that they come from.
+    but for delete_protection and what --config says. With another number of partitions, and where SOURCE was
+    repartitioned, records with a key go where producers put that key, in order; records without a key stay together by
+    the partition that they come from.
 
-    A copy that ended early stays as it is: --resume goes on with it where the numbers of partitions are the same; else
-    delete it and begin anew.
+    A copy that ended early stays as it is: --resume goes on with it where the numbers of partitions are the same and
+    neither was repartitioned; else delete it and begin anew.
 
     \b
     Examples:

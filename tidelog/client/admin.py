@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from tidelog.client.api import Api
 from tidelog.client.arguments import check_mapping, check_texts, partition_count
 from tidelog.client.errors import BadConfig, StreamExists, typed
-from tidelog.client.metadata import MetadataCache, stream_name
+from tidelog.client.metadata import MetadataCache, partitions_spread_over, stream_name
 from wire import operations as op
 from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
+from wire.layouts import DEFAULT_PARTITIONER, check_partitioner
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 
@@ -30,6 +31,7 @@ class Admin:
         partitions: int,
         replication_factor: int | None,
         config: Mapping[str, str | int | bool],
+        partitioner: str | None,
     ) -> op.StreamDescription:
         stream = stream_name(name)
         wanted = stream if subject is None else subject
@@ -37,6 +39,8 @@ class Admin:
         strings = _config_texts(config)
         try:
             self._subjects.check_subject(wanted)
+            if partitioner is not None:
+                check_partitioner(partitioner)
         except TidelogError as error:
             raise typed(error) from None
         self._metadata.forget(stream)
@@ -48,13 +52,14 @@ class Admin:
                 partitions=count,
                 replication_factor=replication_factor,
                 config=strings,
+                partitioner=partitioner,
             )
         except TidelogError as error:
             if error.code is not Code.STREAM_EXISTS or not error.detail(REPEATED):
                 raise
             # An answer was lost on the way, so it may be ours.
             found = await self._api.call(op.STREAM_DESCRIBE, stream)
-            if found["subject"] != wanted or len(found["partitions"]) != partitions:
+            if found["subject"] != wanted or partitions_spread_over(found) != count:
                 raise
             return found
 
@@ -66,6 +71,7 @@ class Admin:
         partitions: int,
         replication_factor: int | None,
         config: Mapping[str, str | int | bool],
+        partitioner: str | None,
     ) -> op.StreamDescription:
         try:
             return await self.create_stream(
@@ -74,6 +80,7 @@ class Admin:
                 partitions=partitions,
                 replication_factor=replication_factor,
                 config=config,
+                partitioner=partitioner,
             )
         except TidelogError as error:
             if error.code is not Code.STREAM_EXISTS:
@@ -83,13 +90,16 @@ class Admin:
             asked = StreamConfig.from_strings(_config_texts(config)).to_strings()
             wanted = {key: asked[key] for key in config}
             wanted["subject"] = stream if subject is None else subject
-            wanted["partitions"] = str(partitions)
+            wanted["partitions"] = str(partition_count(partitions))
             if replication_factor is not None:
                 wanted["replication_factor"] = str(replication_factor)
+            if partitioner is not None:
+                wanted["partitioner"] = partitioner
             there = {
                 **found["config"],
                 "subject": found["subject"],
-                "partitions": str(len(found["partitions"])),
+                "partitioner": found.get("partitioner", DEFAULT_PARTITIONER),
+                "partitions": str(partitions_spread_over(found)),
                 "replication_factor": str(found["replication_factor"]),
             }
             others = [f"{key}={there[key]}, not {value}" for key, value in wanted.items() if there[key] != value]
@@ -97,7 +107,7 @@ class Admin:
                 raise StreamExists(
                     Code.STREAM_EXISTS,
                     f"stream {stream} exists with {'; '.join(others)}; ask for what is there, or change its settings "
-                    "(`stream alter`); subject, partitions and replication factor are fixed",
+                    "or partitions (`stream alter`); subject, replication factor and partitioner are fixed",
                     error.details,
                 ) from None
             return found

@@ -115,9 +115,12 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         partitions: int = 1,
         replication_factor: int | None = None,
         config: Mapping[str, str | int | bool] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
     ) -> op.StreamDescription:
         """Create a stream that captures `subject` (default: its name). `replication_factor` None: 3, or all brokers of
-        a smaller cluster. Returns the answer of `describe`, which tells the replication factor and all settings.
+        a smaller cluster. `partitioner`: how producers that choose none spread keys over partitions, as long as the
+        stream lives; "murmur2" is as Kafka's Java clients do it, None is "crc32c". Returns the answer of `describe`,
+        which tells the replication factor and all settings.
 
         Raises StreamExists, SubjectTaken, BadName, BadSubject, BadConfig, BadReplicationFactor, NoServer.
         """
@@ -128,6 +131,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             partitions=partitions,
             replication_factor=replication_factor,
             config={} if config is None else config,
+            partitioner=partitioner,
         )
 
     async def ensure_stream(
@@ -138,10 +142,11 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         partitions: int = 1,
         replication_factor: int | None = None,
         config: Mapping[str, str | int | bool] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
     ) -> op.StreamDescription:
         """As `create_stream`; a stream of that name that is there already is left as it is, if its subject, its
-        partitions, and the replication factor and settings that are given are the same. Returns the answer of
-        `describe`.
+        partitions, and the replication factor, partitioner and settings that are given are the same. Returns the
+        answer of `describe`.
 
         Raises StreamExists, which tells what differs, and otherwise as `create_stream`.
         """
@@ -152,6 +157,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             partitions=partitions,
             replication_factor=replication_factor,
             config={} if config is None else config,
+            partitioner=partitioner,
         )
 
     async def alter_stream(
@@ -434,11 +440,12 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
     ) -> CopiedStream:
         """Make the stream `target` as `source` is, but for what is given otherwise (its `subject` is its name), and
         copy the committed records between `start` and `stop` into it: keys, values, headers and timestamps, in the
-        order of each partition. With another number of `partitions`, records with a key go where producers put that
-        key: their order is kept per key. `config`: settings that differ; `delete_protection` is not copied.
+        order of each partition. With another number of `partitions`, and where `source` was repartitioned, records with
+        a key go where producers put that key: their order is kept per key. `config`: settings that differ;
+        `delete_protection` is not copied.
 
         A copy that ended early stays as it is; with `resume` and the same arguments it is gone on with, where both have
-        as many partitions. `on_progress(done, total)` is called now and then, in offsets.
+        as many partitions and neither was repartitioned. `on_progress(done, total)` is called now and then, in offsets.
 
         Raises StreamExists, UnknownStream, BadRequest, and what `create_stream`, a consumer and a producer raise.
         """

@@ -17,11 +17,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from tidelog.client.arguments import bad
 from tidelog.client.errors import BufferFull, StreamExists, UnknownStream
-from tidelog.client.metadata import stream_name
+from tidelog.client.metadata import partitions_spread_over, stream_name
 from tidelog.client.positions import AtTime
 from wire.errors import Code
 from wire.internal_streams import INTERNAL_STREAMS
@@ -72,17 +72,21 @@ async def copy_stream(client: Client, request: CopyRequest) -> CopiedStream:
         raise bad(f"stream {target} cannot be copied onto itself; choose another name for the copy")
     if target in INTERNAL_STREAMS:
         raise bad(f"{target} is the name of a stream of Tidelog's own; choose another one for the copy")
-    count = len(source["partitions"]) if request.partitions is None else request.partitions
+    before = partitions_spread_over(source)
+    count = before if request.partitions is None else request.partitions
+    # Records of one key of a stream that was repartitioned are in several partitions.
+    is_repartitioned = len(source.get("layouts", ())) > 1
     there = await _made(client, request, source, count)
     stop = request.stop
     if stop == "latest":  # what is committed now: the copy has an end, however long it takes
         stop = await client.offsets(request.source, "latest")
-    async with client.consume(request.source, start=request.start, stop=stop, on_gap="skip") as consumer:
+    order: Literal["key", "partition"] = "key" if is_repartitioned else "partition"
+    async with client.consume(request.source, start=request.start, stop=stop, on_gap="skip", order=order) as consumer:
         await consumer.start()
         begin = dict(consumer.positions)
         total = sum(max(0, stop[p] - begin[p]) for p in begin) if isinstance(stop, dict) else 0
         async with client.producer(target) as producer:
-            spread_over = None if count == len(source["partitions"]) else count
+            spread_over = None if count == before and not is_repartitioned else count
             copy = _Copy(client, target, producer, there, spread_over)
             async for batch in consumer.batches():
                 for record in batch.records():
@@ -112,7 +116,12 @@ async def _made(client: Client, request: CopyRequest, source: StreamDescription,
     config.update(request.config)
     try:
         await client.create_stream(
-            request.target, subject=request.subject, partitions=count, replication_factor=factor, config=config
+            request.target,
+            subject=request.subject,
+            partitions=count,
+            replication_factor=factor,
+            config=config,
+            partitioner=cast("Literal['crc32c', 'murmur2'] | None", source.get("partitioner")),
         )
     except StreamExists as error:
         raise StreamExists(
@@ -125,12 +134,19 @@ async def _made(client: Client, request: CopyRequest, source: StreamDescription,
 
 
 async def _what_is_there(client: Client, request: CopyRequest, source: StreamDescription, count: int) -> dict[int, int]:
-    found = len((await client.describe(request.target))["partitions"])
-    if found != len(source["partitions"]) or found != count:
+    target = await client.describe(request.target)
+    found, before = partitions_spread_over(target), partitions_spread_over(source)
+    if found != before or found != count:
         raise bad(
-            f"the copy {request.target} has {found} partitions and {request.source} has {len(source['partitions'])}:"
+            f"the copy {request.target} has {found} partitions and {request.source} has {before}:"
             " what of it is there can only be told where both have the same number; delete the copy and begin anew"
         )
+    for name, described in ((request.source, source), (request.target, target)):
+        if len(described.get("layouts", ())) > 1:
+            raise bad(
+                f"stream {name} was repartitioned, so that nothing tells what of the copy {request.target} is there;"
+                " delete the copy and begin anew"
+            )
     begin = await client.offsets(request.target, "earliest")
     if any(begin.values()):
         raise bad(f"the first records of the copy {request.target} were removed; delete it and begin anew")

@@ -17,7 +17,7 @@ from tidelog.client.errors import WrongIncarnation, typed
 from tidelog.client.route_updates import RouteUpdates, RouteWatch
 from wire.errors import Code, TidelogError
 from wire.layouts import KeyOrder, Layout
-from wire.operations import METADATA, StreamRoutes
+from wire.operations import METADATA, StreamDescription, StreamRoutes
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
 from wire.transport import Transport
@@ -53,6 +53,8 @@ class StreamMetadata:
     """At which leaders, partitions or layouts last changed; 0: the brokers do not tell."""
     layouts: tuple[Layout, ...]
     """Oldest first; the last one is that of `partitioning_version`."""
+    partitioner: str
+    """How producers that choose none spread keys; perhaps one of a later version, which is not known here."""
     replication_factor: int
     config: StreamConfig
     """Settings that this version of the client does not know have their default."""
@@ -74,6 +76,7 @@ class StreamMetadata:
             partitioning_version=routes["partitioning_version"],
             routing_generation=routes.get("routing_generation", 0),
             layouts=layouts,
+            partitioner=routes["partitioner"],
             replication_factor=routes["replication_factor"],
             config=StreamConfig.from_strings_known(routes["config"]),
             partitions={
@@ -277,6 +280,12 @@ def _is_sound(pushed: StreamMetadata) -> bool:
         and len(pushed.partitions) <= _MOST_PARTITIONS
         and all(partition in pushed.partitions for partition in range(newest.partitions))
     )
+
+
+def partitions_spread_over(described: StreamDescription) -> int:
+    """Of the newest layout: others are made ready for one to come, or left over from an earlier one."""
+    layouts = described.get("layouts")  # a broker of a version without repartitions tells none
+    return layouts[-1]["partitions"] if layouts else len(described["partitions"])
 
 
 def stream_name(name: str) -> StreamName:

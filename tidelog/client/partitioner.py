@@ -1,7 +1,8 @@
 """Which partition a record goes to.
 
-A key always goes to CRC-32C(key) mod partitions: any client in any language can do the same. With murmur2, which a
-producer may choose instead, a key goes where Kafka's Java clients put it in a topic of as many partitions.
+A key goes to hash(key) mod partitions: any client in any language can do the same. The hash is that of the stream,
+CRC-32C or murmur2, unless a producer chooses another one. With murmur2 a key goes where Kafka's Java clients put it in
+a topic of as many partitions.
 
 Records without a key stick to one partition until its batch is sealed and then move on to the next: few large batches
 instead of many small ones, and an even spread over time. Partitions without a leader at present are passed over while

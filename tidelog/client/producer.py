@@ -38,7 +38,7 @@ from tidelog.client.encoding import (
 from tidelog.client.errors import typed
 from tidelog.client.home_loop import HomeLoop
 from tidelog.client.metadata import MetadataCache, StreamMetadata
-from tidelog.client.partitioner import KEY_HASHES, Partitioner
+from tidelog.client.partitioner import KEY_HASHES, KeyHash, Partitioner
 from tidelog.client.pipe import Pipe
 from tidelog.client.pipe_maker import PipeMaker
 from tidelog.client.positions import Moment, timestamp_ns
@@ -88,14 +88,14 @@ class Producer(Generic[K, V]):
         compression: str | None,
         durability: Durability | None,
         confirm_timeout_ms: int,
-        partitioner: str,
+        partitioner: str | None,
         spread: int,
         serializers: Serializers[K, V],
         on_closed: Callable[[Producer[K, V]], object],
     ) -> None:
         if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
-        if partitioner not in [*KEY_HASHES]:
+        if partitioner not in [None, *KEY_HASHES]:
             raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
         self._stream = stream
         self._transport = transport
@@ -108,7 +108,8 @@ class Producer(Generic[K, V]):
         self._compression = _COMPRESSION[compression]
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
-        self._key_hash = KEY_HASHES[partitioner]
+        self._chosen_hash = partitioner
+        """None: that of the stream."""
         self._spread = spread
         self._serializers = serializers
         self._on_closed = on_closed
@@ -216,7 +217,7 @@ class Producer(Generic[K, V]):
             stop_gathering=self._stop_gathering,
             settle=self._settle,
             on_switch=self._on_switch,
-            key_hash=self._key_hash,
+            key_hash=self._key_hash(layout),
             spread=self._spread,
             with_sessions=session is not None,
         )
@@ -226,6 +227,16 @@ class Producer(Generic[K, V]):
         for pipe in self._pipes.values():
             if session is not None:
                 pipe.core.on_session(session)
+
+    def _key_hash(self, layout: StreamMetadata) -> KeyHash:
+        """Raises BadRequest."""
+        name = self._chosen_hash or layout.partitioner
+        if name not in KEY_HASHES:
+            raise bad(
+                f"stream {self._stream!r} spreads keys by partitioner {name!r}, which this version of Tidelog does not"
+                " know: upgrade this program, since its keys would go to other partitions than those of its peers"
+            )
+        return KEY_HASHES[name]
 
     def _on_metadata(self, layout: StreamMetadata) -> None:
         """The stream, as a broker tells it that was asked."""

@@ -41,7 +41,7 @@ class _Options(Generic[K, V]):
     compression: _Compression | None
     durability: Durability | None
     confirm_timeout_ms: int
-    partitioner: _Partitioner
+    partitioner: _Partitioner | None
     serializers: Serializers[K, V]
 
 
@@ -73,7 +73,7 @@ class ProducerCalls(ABC):
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V]: ...
@@ -91,7 +91,7 @@ class ProducerCalls(ABC):
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> TransactionalProducer[K, V]: ...
@@ -112,7 +112,7 @@ class ProducerCalls(ABC):
         buffer_bytes: int = 64 << 20,
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] = "crc32c",
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V] | TransactionalProducer[K, V]:
@@ -131,7 +131,8 @@ class ProducerCalls(ABC):
         waits and `send_nowait` raises BufferFull. After `delivery_timeout_ms` a record fails with DeliveryTimeout, or
         with what its leader refuses it for. `compression` of batches; None: the stream's setting. `partitioner`: the
         hash of a key, modulo the number of partitions, is the partition of its records; "murmur2" is that of Kafka's
-        Java clients (librdkafka's murmur2_random). All producers of a stream should use one, else a key has two homes.
+        Java clients (librdkafka's murmur2_random). None: the stream's (`create_stream`). A producer that chooses
+        another one than its peers gives a key two homes, and the key's records have no order.
         `key_serializer`, `value_serializer`: called with each key and value that is not None, to make bytes of it;
         what they refuse, `send` and its like raise as SerializationFailed. None: keys and values are bytes.
 

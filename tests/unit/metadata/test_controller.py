@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from metadata.controller import ControllerCore, Phase
+from metadata.describe import describe_form, metadata_form
 from metadata.effects import (
     AskForClusters,
     BecomeController,
@@ -447,6 +448,18 @@ def test_a_broker_that_stopped_listening_gets_no_replicas(controller: Controller
     assert [*create(controller, replication_factor=2).create_stream.brokers] == ["a", "c"]
 
 
+@pytest.mark.parametrize(("asked", "made"), [(None, "crc32c"), ("crc32c", "crc32c"), ("murmur2", "murmur2")])
+def test_a_stream_has_a_partitioner_for_its_life(controller: Controller, asked: str | None, made: str) -> None:
+    assert controller.cluster.apply(create(controller, partitioner=asked)).code is None
+    state = controller.cluster.state
+    stream = state.streams[StreamName("t")]
+    assert metadata_form(state, stream, {})["partitioner"] == made
+    assert describe_form(stream, {}, {})["partitioner"] == made
+    again = ClusterState()
+    again.restore(state.snapshot())
+    assert again.streams[StreamName("t")].partitioner == made
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -456,6 +469,11 @@ def test_a_broker_that_stopped_listening_gets_no_replicas(controller: Controller
         ({"subject": "x.*"}, Code.BAD_SUBJECT, "wildcard"),
         ({"partitions": 0}, Code.BAD_CONFIG, "1 to 10000"),
         ({"partitions": 10_001}, Code.BAD_CONFIG, "1 to 10000"),
+        (
+            {"partitioner": "murmur3"},
+            Code.BAD_CONFIG,
+            "partitioner='murmur3' is neither 'crc32c' nor 'murmur2'; give one of them",
+        ),
         ({"replication_factor": 0}, Code.BAD_REPLICATION_FACTOR, "1 to 16"),
         ({"replication_factor": 17}, Code.BAD_REPLICATION_FACTOR, "1 to 16"),
         ({"replication_factor": 4}, Code.BAD_REPLICATION_FACTOR, "3 (a, b, c); start more brokers or ask for 3"),

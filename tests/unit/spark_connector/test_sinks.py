@@ -55,7 +55,7 @@ def parsed(**given: str) -> SinkOptions:
 def test_a_write_is_exactly_once_unless_told() -> None:
     options = parsed(stream="orders")
     assert options.exactly_once
-    assert (options.acks, options.compression, options.partitioner, options.linger) == ("all", None, "crc32c", 0.0)
+    assert (options.acks, options.compression, options.partitioner, options.linger) == ("all", None, None, 0.0)
     assert (options.transaction_timeout, options.retry_seconds) == (900.0, 120.0)
     assert options.for_batch() is options
     assert options.for_stream() is options

@@ -15,6 +15,7 @@ import tidelog
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tidelog import sync
 from tidelog.client.loop_thread import LoopThread
+from tidelog.client.partitioner import murmur2
 
 OTHER_NAMES = {"aclose": "close"}
 """Of the asyncio classes: the name of the same method here."""
@@ -73,6 +74,14 @@ def test_every_class_that_waits_is_there() -> None:
     }
     here = {name for name, kind in vars(sync).items() if getattr(kind, "__module__", "") == sync.__name__}
     assert waiting == {name for name in here if name[0].isupper()}
+
+
+def test_a_producer_goes_by_the_partitioner_of_its_stream(world: World) -> None:
+    world.thread.call(lambda: world.broker.create("kafka", 6, partitioner="murmur2"))
+    with world.client.producer("kafka") as producer:
+        for number in range(20):
+            key = b"%d" % number
+            assert producer.send(b"", key=key).partition == murmur2(key) % 6
 
 
 def test_publish_and_read(world: World) -> None:

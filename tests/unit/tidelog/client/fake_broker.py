@@ -99,13 +99,13 @@ class FakeBroker:
         for name in self._api:
             self.transport.listen(api_subject(name), partial(self._on_api, name))
 
-    def create(self, name: str, partitions: int = 1, **config: str) -> None:
+    def create(self, name: str, partitions: int = 1, *, partitioner: str = "crc32c", **config: str) -> None:
         self.streams[name] = {
             "name": name,
             "subject": name,
             "incarnation": 10 + len(self.streams),
             "kind": "log",
-            "partitioner": "crc32c",
+            "partitioner": partitioner,
             "partitioning_version": 1,
             "routing_generation": 1,
             "layouts": [{"version": 1, "partitions": partitions, "generation": 0, "starts": []}],

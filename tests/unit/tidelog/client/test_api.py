@@ -259,6 +259,7 @@ async def test_impossible_requests_are_refused_before_they_are_sent(cluster: Clu
         "partitions": 1,
         "replication_factor": None,
         "config": {"min_isr": "2", "reply_acks": "false"},
+        "partitioner": None,
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from tidelog.client.partitioner import KEY_HASHES, KeyHash, Partitioner, murmur2
+from wire.layouts import DEFAULT_PARTITIONER, PARTITIONERS
 
 
 def test_a_key_goes_where_any_client_would_put_it() -> None:
@@ -79,3 +80,8 @@ def test_partitions_without_a_leader_are_passed_over_unless_all_are() -> None:
     assert partitioner.sticky == 2
     partitioner.move_on(lambda _: False)
     assert partitioner.sticky == 0
+
+
+def test_each_partitioner_that_a_stream_can_have_is_known() -> None:
+    assert tuple(KEY_HASHES) == PARTITIONERS
+    assert KEY_HASHES[DEFAULT_PARTITIONER] is crc32c

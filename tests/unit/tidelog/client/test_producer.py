@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from dataplane.replica.producers import ProducerLimits, ProducerTable
 from tests.fake_nats import delivered
@@ -123,6 +124,39 @@ async def test_a_producer_puts_keys_where_clients_of_kafka_do(cluster: Cluster) 
     assert [receipt.partition for receipt in receipts] == expected
     found = {record.value: record.partition async for record in client.consume("six", stop="latest")}
     assert [found[key] for key in keys] == expected
+
+
+async def test_a_producer_that_chooses_no_partitioner_has_that_of_the_stream(cluster: Cluster) -> None:
+    """Two hashes on one stream would give a key two homes, and its records no order."""
+    _, broker, client = cluster
+    broker.create("kafka", 6, partitioner="murmur2")
+    keys = [b"%d" % number for number in range(50)]
+    async with client.producer("kafka") as producer:
+        receipts = [await producer.send(b"one", key=key) for key in keys]
+        await producer.send_many(keys, keys=keys)
+        futures = [producer.send_nowait(b"two", key=key) for key in keys]
+        receipts += [await future for future in futures]
+        assert [receipt.partition for receipt in receipts] == [murmur2(key) % 6 for key in keys] * 2
+        broker.repartition("kafka", 4)
+        receipts = [await producer.send(b"three", key=key) for key in keys]
+        assert [receipt.partition for receipt in receipts] == [murmur2(key) % 4 for key in keys]
+    found = {record.value: record.partition async for record in client.consume("kafka", stop="latest")}
+    assert [found[key] for key in keys] == [murmur2(key) % 6 for key in keys]
+    async with client.producer("kafka", partitioner="crc32c") as producer:
+        receipts = [await producer.send(b"four", key=key) for key in keys]
+    assert [receipt.partition for receipt in receipts] == [crc32c(key) % 4 for key in keys]
+
+
+async def test_a_producer_does_not_guess_a_partitioner_of_a_later_version(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.create("later", 6, partitioner="xxh3")
+    producer = client.producer("later")
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="stream 'later' spreads keys by partitioner 'xxh3', which this version"):
+            await producer.send(b"one", key=b"k")
+    await producer.close()
+    async with client.producer("later", partitioner="crc32c") as producer:
+        assert (await producer.send(b"one", key=b"k")).partition == crc32c(b"k") % 6
 
 
 async def test_records_of_every_kind_share_a_batch_and_get_their_own_receipts(cluster: Cluster) -> None:

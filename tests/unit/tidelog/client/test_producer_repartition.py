@@ -13,6 +13,7 @@ from tests.unit.tidelog.client.fake_broker import Cluster, FakeBroker
 from tests.unit.tidelog.client.transactions_world import World
 from tidelog.client import upkeep
 from tidelog.client.errors import BadRequest, PartitionRetired, StalePartitioning, TransactionAborted
+from tidelog.client.partitioner import murmur2
 from wire.batch import RecordBatch
 from wire.errors import Code
 
@@ -203,6 +204,13 @@ async def test_a_repartition_waits_for_a_transaction_that_is_open_and_for_no_oth
         assert not await told()
         await producer.abort()
         assert await told()
+
+
+async def test_a_transaction_goes_by_the_partitioner_of_the_stream(world: World) -> None:
+    world.broker.create("kafka", 6, partitioner="murmur2")
+    async with world.producer() as producer, producer.transaction():
+        receipts = [await producer.send("kafka", b"a", key=key) for key in KEYS]
+    assert [receipt.partition for receipt in receipts] == [murmur2(key) % 6 for key in KEYS]
 
 
 async def test_a_transaction_that_is_open_is_to_begin_again(world: World) -> None:
