@@ -188,6 +188,15 @@ class Stream:
         """Of the newest layout."""
         return self.layouts[-1].partitions
 
+    @property
+    def partitions_in_words(self) -> str:
+        """The numbers of all that exist: "0 to 5", or "0 to 1, 4" where some were removed."""
+        numbers = sorted(self.partitions)
+        firsts = [number for number in numbers if number - 1 not in self.partitions]
+        lasts = [number for number in numbers if number + 1 not in self.partitions]
+        runs = zip(firsts, lasts, strict=True)
+        return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
+
     def is_made_ready(self, number: int) -> bool:
         """The partition waits for the cutover to a layout that has it."""
         return number >= self.partition_count and self.partitions[number].state is PartitionState.ACTIVE

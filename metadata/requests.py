@@ -392,7 +392,7 @@ class AdminRequests:
         partition = stream.partitions.get(number)
         if partition is None:
             raise TidelogError(
-                Code.BAD_REQUEST, f"stream {name} has partitions 0 to {max(stream.partitions)}, not {number}"
+                Code.BAD_REQUEST, f"stream {name} has partitions {stream.partitions_in_words}, not {number}"
             )
         return stream.key(number), partition
 

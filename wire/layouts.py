@@ -59,9 +59,7 @@ class Layout:
 def check_partition_count(partitions: int) -> None:
     """Whether a stream can have so many. Raises TidelogError(BAD_CONFIG)."""
     if not 1 <= partitions <= MAX_PARTITIONS:
-        raise TidelogError(
-            Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}; give a number between them"
-        )
+        raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
 
 
 def check_partitioner(name: str) -> None:

@@ -425,8 +425,23 @@ SETTINGS: Mapping[str, Setting] = {
 """By name, in the order of the table."""
 
 
+_GIVEN_APART = ("subject", "partitions", "replication_factor", "partitioner")
+"""A stream has these as well, and none of them is a setting."""
+
+
 def setting_named(name: str) -> Setting:
     """Raises TidelogError(BAD_CONFIG)."""
+    if name in _GIVEN_APART:
+        change = (
+            "changed by repartition (`tidelog stream alter --partitions`)"
+            if name == "partitions"
+            else "the same as long as the stream lives"
+        )
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"{name} is no setting: it is given to create_stream as {name}= (`tidelog stream create"
+            f" --{name.replace('_', '-')}`), and {change}",
+        )
     if name not in SETTINGS:
         raise TidelogError(
             Code.BAD_CONFIG, f"unknown stream setting {echo(name)}; known: {', '.join(sorted(SETTINGS))}"

@@ -76,8 +76,8 @@ def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | N
         return error.code, error.message
     if stream.repartition is not None:
         sentence = (
-            f"stream {stream.name} is being repartitioned to {stream.repartition.partitions} partitions already;"
-            f" `tidelog stream repartition status {stream.name}` shows how far that is"
+            f"stream {stream.name} is being repartitioned to {stream.repartition.partitions} partitions already; wait"
+            f" until that is finished: `tidelog stream repartition watch {stream.name}` shows how far it is"
         )
         return Code.BAD_REQUEST, sentence
     if stream.settings.compact:
@@ -88,7 +88,7 @@ def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | N
         )
         return Code.BAD_REQUEST, sentence
     if partitions == stream.partition_count:
-        return Code.BAD_REQUEST, f"stream {stream.name} has {partitions} partitions already"
+        return Code.BAD_REQUEST, f"stream {stream.name} has {partitions} partitions already; give another number"
     return None
 
 

@@ -215,7 +215,7 @@ def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Map
     unknown = next((number for number in changes if number not in stream.partitions), None)
     if unknown is not None:
         return ledger.refuse(
-            Code.BAD_REQUEST, f"stream {stream.name} has partitions 0 to {max(stream.partitions)}, not {unknown}"
+            Code.BAD_REQUEST, f"stream {stream.name} has partitions {stream.partitions_in_words}, not {unknown}"
         )
     changed: list[PartitionKey] = []
     for number, fields in changes.items():

@@ -24,7 +24,20 @@ _SHOWN: Final = 12
 """Partitions that one line lists."""
 
 
-@click.group()
+class _Repartition(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:  # perhaps the name of a stream
+            told = f"{error.message} A repartition begins with `tidelog stream alter NAME --partitions N`."
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, told, possibilities=self.commands, ctx=ctx
+            ) from None
+
+
+@click.group(cls=_Repartition)
 def repartition() -> None:
     """How far a change of the number of partitions is; it begins with `tidelog stream alter NAME --partitions N`.
 

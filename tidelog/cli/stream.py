@@ -189,6 +189,8 @@ def alter(
         return
     if only_plan or no_wait:
         raise click.UsageError(f"{'--dry-run' if only_plan else '--no-wait'} is about --partitions; add --partitions N")
+    if not config and not unset:
+        raise click.UsageError("give what is to change: --config KEY=VALUE, --unset KEY, or --partitions N")
 
     async def work(client: Client) -> None:
         changed = await client.alter_stream(name, config=config, unset=unset)

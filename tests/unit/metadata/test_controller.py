@@ -448,6 +448,15 @@ def test_a_broker_that_stopped_listening_gets_no_replicas(controller: Controller
     assert [*create(controller, replication_factor=2).create_stream.brokers] == ["a", "c"]
 
 
+def test_a_partition_that_is_not_there_is_told_from_those_that_are(controller: Controller) -> None:
+    """Of those that a repartition leaves over, some are removed before others."""
+    controller.cluster.apply(create(controller, partitions=6))
+    for number in (2, 3, 5):
+        del controller.cluster.state.streams[StreamName("t")].partitions[number]
+    with pytest.raises(TidelogError, match="stream t has partitions 0 to 1, 4, not 3"):
+        controller.core.requests.set_readonly("t", True, [3])
+
+
 @pytest.mark.parametrize(("asked", "made"), [(None, "crc32c"), ("crc32c", "crc32c"), ("murmur2", "murmur2")])
 def test_a_stream_has_a_partitioner_for_its_life(controller: Controller, asked: str | None, made: str) -> None:
     assert controller.cluster.apply(create(controller, partitioner=asked)).code is None

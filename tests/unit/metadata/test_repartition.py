@@ -153,7 +153,7 @@ async def test_a_repartition_that_cannot_be_is_refused() -> None:
         await world.api("stream.create", name="c", replication_factor=1, config={"compact": "true"})
         for name, partitions, code, sentence in (
             ("t", 2, Code.UNKNOWN_STREAM, "stream 't' does not exist"),
-            ("s", 2, Code.BAD_REQUEST, "stream s has 2 partitions already"),
+            ("s", 2, Code.BAD_REQUEST, "stream s has 2 partitions already; give another number"),
             ("s", 0, Code.BAD_CONFIG, "partitions=0 is outside 1 to 10000"),
             ("s", 10_001, Code.BAD_CONFIG, "partitions=10001 is outside 1 to 10000"),
             ("s", 6, Code.LIMIT_REACHED, "the cluster would have 7 partitions, and max_partitions is 6"),
@@ -164,7 +164,7 @@ async def test_a_repartition_that_cannot_be_is_refused() -> None:
                     await world.api("stream.repartition", name=name, partitions=partitions, dry_run=dry_run)
                 assert refused.value.code is code
         await world.api("stream.repartition", name="s", partitions=3)
-        with pytest.raises(TidelogError, match="stream s is being repartitioned to 3 partitions already"):
+        with pytest.raises(TidelogError, match=r"to 3 partitions already; wait until .*: `tidelog .* watch s`"):
             await world.api("stream.repartition", name="s", partitions=2)
         with pytest.raises(TidelogError, match="cannot be cancelled any more"):
             await world.api("stream.repartition_cancel", name="s")

@@ -41,6 +41,24 @@ def test_a_refusal_names_the_setting_the_value_and_the_values_that_it_takes(sett
         assert "give one of them" in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("partitions", "--partitions`), and changed by repartition (`tidelog stream alter --partitions`)"),
+        ("partitioner", "--partitioner`), and the same as long as the stream lives"),
+        ("replication_factor", "--replication-factor`), and the same as long as the stream lives"),
+        ("subject", "--subject`), and the same as long as the stream lives"),
+    ],
+)
+def test_what_a_stream_has_beside_its_settings_is_told_from_them(name: str, remedy: str) -> None:
+    with pytest.raises(TidelogError) as refused:
+        StreamConfig.from_strings({name: "6"})
+    assert refused.value.code is Code.BAD_CONFIG
+    assert refused.value.message == (
+        f"{name} is no setting: it is given to create_stream as {name}= (`tidelog stream create {remedy}"
+    )
+
+
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
     with pytest.raises(TidelogError, match=r"unknown stream setting 'colour'; known: .* compact, .*segment"):
         StreamConfig.from_strings({"colour": "red"})

@@ -158,6 +158,7 @@ def test_it_need_not_be_waited_for(answering: Callable[..., FakeClient]) -> None
         (["--partitions", "10001"], "10001 is not in the range 1<=x<=10000"),
         (["--partitions", "six"], "'six' is not a valid integer range"),
         (["--dry-run"], "--dry-run is about --partitions"),
+        ([], "give what is to change: --config KEY=VALUE, --unset KEY, or --partitions N"),
         (["--config", "compact=true", "--no-wait"], "--no-wait is about --partitions"),
     ],
 )
@@ -165,6 +166,13 @@ def test_options_that_cannot_be_or_do_not_go_together(arguments: list[str], word
     exit_status, _, err = invoke("alter", "s", *arguments)
     assert exit_status == 2
     assert words in err
+
+
+def test_the_command_that_begins_one_is_told_where_it_is_looked_for() -> None:
+    exit_status, _, err = invoke("repartition", "orders", "6")
+    assert exit_status == 2
+    assert "No such command 'orders'. A repartition begins with `tidelog stream alter NAME --partitions N`." in err
+    assert "Did you mean 'status'" in invoke("repartition", "stats", "orders")[2].replace("\n", " ")
 
 
 @pytest.mark.parametrize("named", ["create", "alter", "copy"])
