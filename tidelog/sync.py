@@ -146,6 +146,11 @@ class Producer(Generic[K, V]):
         """The name of the stream."""
         return self._inner.stream
 
+    @property
+    def partition_count(self) -> int:
+        """Over how many partitions it spreads keys, once it has started."""
+        return self._inner.partition_count
+
 
 class TransactionalProducer(Generic[K, V]):
     """See `tidelog.TransactionalProducer`. Make it with `Client.producer`."""

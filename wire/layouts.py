@@ -78,6 +78,13 @@ def sources(partition: int, before: int, after: int) -> range:
     return range(partition % step, before, step)
 
 
+def takes_in_place(layouts: Sequence[Layout], partition: int) -> int | None:
+    """The partition that takes what is published to this one by a client that chooses partitions by itself: this one,
+    or another one where the newest layout does not have it. None: no layout has had it."""
+    count = layouts[-1].partitions
+    return partition % count if 0 <= partition < max(layout.partitions for layout in layouts) else None
+
+
 def end_of_life(
     layouts: Sequence[Layout], partition: int, incarnation: int, next_incarnation: int | None = None
 ) -> int | None:

@@ -157,6 +157,11 @@ class Producer(Generic[K, V]):
         """The name of the stream."""
         return self._stream
 
+    @property
+    def partition_count(self) -> int:
+        """Over how many partitions it spreads keys, once it has started."""
+        return 0 if self._layouts is None else len(self._layouts.newest.targets)
+
     async def start(self) -> None:
         """Learn the stream's partitions and get a producer id. `send` does it when it has not been done.
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.layouts import NOT_TOLD, KeyOrder, Layout, end_of_life, sources
+from wire.layouts import NOT_TOLD, KeyOrder, Layout, end_of_life, sources, takes_in_place
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1 << 32))
@@ -35,6 +35,11 @@ def test_a_multiple_waits_for_one_partition_only() -> None:
     assert not order.has_begun_later(1)
     assert order.ends(1) == [6]
     assert order.ends(4) == []
+
+
+def test_a_partition_that_some_layout_has_had_has_another_one_in_its_place() -> None:
+    layouts = [Layout(version=2, partitions=6), Layout(version=3, partitions=4)]
+    assert [takes_in_place(layouts, number) for number in range(-1, 7)] == [None, 0, 1, 2, 3, 0, 1, None]
 
 
 def test_fewer_partitions_wait_for_all_from_which_keys_come() -> None:

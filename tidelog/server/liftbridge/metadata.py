@@ -4,6 +4,9 @@ FetchPartitionMetadata, from the leader.
 Offsets cost a question to the replicas of each stream: FetchMetadata asks for those of the first MAX_DESCRIBED streams,
 and waits OFFSETS_WITHIN for them, because clients ask when a leader has died. Those that are not told are UNKNOWN, as
 of an empty partition.
+
+Partitions that a repartition has left are told, as read-only: clients find no leader to read from otherwise. Those that
+are made ready for the next layout are not: nobody can write to them, or read.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from tidelog.server.liftbridge.refusals import Refused
 from tidelog.server.liftbridge.settings import split_address
 from wire import liftbridge_pb2 as pb
 from wire.errors import TidelogError
-from wire.operations import PartitionDescription
-from wire.types import BrokerId
+from wire.operations import PartitionDescription, StreamDescription
+from wire.types import BrokerId, PartitionState
 
 CURSORS = "__cursors"
 """Liftbridge's stream of cursors. There is none here; it is told to clients, which look for its leader."""
@@ -61,7 +64,7 @@ class MetadataCalls:
     async def fetch_partition(self, request: pb.FetchPartitionMetadataRequest) -> pb.FetchPartitionMetadataResponse:
         description = await self._gateway.client.describe(request.stream)
         told = next((each for each in description["partitions"] if each["partition"] == request.partition), None)
-        if told is None:
+        if told is None or _is_made_ready(description, told):
             raise Refused(
                 StatusCode.NOT_FOUND, f"there is no partition {request.partition} in stream {request.stream!r}"
             )
@@ -81,7 +84,7 @@ class MetadataCalls:
             highWatermark=committed,
             newestOffset=end - 1,
             paused=told["paused"],
-            readonly=told["readonly"],
+            readonly=told["readonly"] or told["state"] != PartitionState.ACTIVE.value,
         )
         start = told["log_start_offset"]
         if start is not None and start <= committed:
@@ -95,7 +98,13 @@ class MetadataCalls:
         times = []
         for offset in (start, committed):
             async with self._gateway.client.consume(
-                stream, partitions=[partition], start=offset, stop=committed + 1, on_gap="skip", max_bytes=1
+                stream,
+                partitions=[partition],
+                start=offset,
+                stop=committed + 1,
+                on_gap="skip",
+                max_bytes=1,
+                read_uncommitted=True,  # an open transaction is not waited for
             ) as consumer:
                 record = await consumer.getone(RECORD_WITHIN)
             times.append(0 if record is None else record.timestamp)
@@ -152,6 +161,8 @@ class MetadataCalls:
     ) -> pb.StreamMetadata:
         described = pb.StreamMetadata(name=stream.name, subject=stream.subject)
         for number, partition in stream.partitions.items():
+            if stream.is_made_ready(number):
+                continue
             metadata = self._partition(number, partition, addresses)
             told = offsets.get(number)
             committed, end = (None, None) if told is None else (told["high_watermark"], told["log_end_offset"])
@@ -167,7 +178,7 @@ class MetadataCalls:
             replicas=partition.replicas,
             isr=partition.isr,
             paused=partition.paused,
-            readonly=partition.readonly,
+            readonly=partition.readonly or partition.state is not PartitionState.ACTIVE,
         )
 
     def _leader_of(self, leader: BrokerId | None, addresses: Container[BrokerId]) -> str:
@@ -176,3 +187,10 @@ class MetadataCalls:
         if leader is None:
             return ""
         return leader if leader in addresses else self._gateway.broker
+
+
+def _is_made_ready(stream: StreamDescription, partition: PartitionDescription) -> bool:
+    """It waits for the cutover to a layout that has it."""
+    layouts = stream.get("layouts")
+    is_beyond = layouts is not None and partition["partition"] >= layouts[-1]["partitions"]
+    return is_beyond and partition["state"] == PartitionState.ACTIVE.value

@@ -28,6 +28,7 @@ _OVER = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION)
 class Place:
     producer: Producer
     layout: StreamMetadata
+    """As it was when the producer began."""
     users: int = 0
 
 
@@ -39,8 +40,8 @@ class Producers:
 
     @asynccontextmanager
     async def use(self, stream: str, level: Level) -> AsyncIterator[Place]:
-        """A producer that has started. Raises UnknownStream and what else `Producer.start` does; BACKPRESSURE while
-        all places are in use."""
+        """A producer that has started; only the first use waits. Raises UnknownStream and what else `Producer.start`
+        does; BACKPRESSURE while all places are in use."""
         place = await self._place(stream, level)
         place.users += 1
         try:
@@ -51,10 +52,6 @@ class Producers:
             raise
         finally:
             place.users -= 1
-
-    async def prepare(self, stream: str, level: Level) -> None:
-        """As `use`; the next `use` gives the producer without a wait."""
-        await self._place(stream, level)
 
     async def close(self) -> None:
         places, self._places = self._places, {}

@@ -7,6 +7,9 @@ are acknowledged when the record is in the leader's log, or committed; NONE is g
                     ^─── a place of MAX_IN_FLIGHT is free ───────────── written ──────────────────────────────┘
 
 A client that does not read its responses is read no more once all places wait to be written.
+
+Clients choose partitions by the number that they have heard of. What is published to a partition that keys are not
+spread over any more goes to the one whose leader takes its plain messages, too (R63), unless an offset is expected.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from tidelog.server.liftbridge.refusals import Refused, async_error
 from wire import liftbridge_pb2 as pb
 from wire.envelope import decode_ack, encode_ack, encode_publish
 from wire.errors import Code, CorruptData, TidelogError
+from wire.layouts import takes_in_place
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import ingest_subject
 from wire.tidelog_pb2 import Ack, AckPolicy, Message
@@ -35,6 +39,8 @@ from wire.transport import Message as NatsMessage
 MAX_IN_FLIGHT = 256
 """Publishes of one PublishAsync that are not answered."""
 _LEVELS: dict[int, Level] = {AckPolicy.LEADER: "leader", AckPolicy.ALL: "all", AckPolicy.NONE: "leader"}
+_MOVED = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+"""The record was not written, and may be under what is known now."""
 _T = TypeVar("_T")
 
 
@@ -55,7 +61,7 @@ class PublishCalls:
 
     async def publish(self, request: pb.PublishRequest) -> pb.PublishResponse:
         if request.ackPolicy == AckPolicy.NONE:
-            await self._producing(request, lambda place: self._give(place, request))
+            await self._producing(request, lambda place, number: self._give(place, request, number))
             return pb.PublishResponse(correlationId=request.correlationId)
         return pb.PublishResponse(ack=await self._acknowledged(request), correlationId=request.correlationId)
 
@@ -115,8 +121,7 @@ class PublishCalls:
 
     async def _prepare(self, request: pb.PublishRequest) -> None:
         """What may wait for a controller before the record is given to a producer."""
-        _check(request)
-        await self._producers.prepare(request.stream, _LEVELS[request.ackPolicy])
+        await self._producing(request, _nothing)
 
     async def _outcome(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
         """None: nobody wants to hear of it."""
@@ -127,37 +132,61 @@ class PublishCalls:
 
     async def _acknowledged(self, request: pb.PublishRequest) -> Ack:
         received = time.time_ns()
-        return await self._producing(request, lambda place: self._append(place, request, received))
+        return await self._producing(request, lambda place, number: self._append(place, request, number, received))
 
-    async def _producing(self, request: pb.PublishRequest, action: Callable[[Place], Awaitable[_T]]) -> _T:
-        """`action` with a producer for the stream; once more where the stream has been created anew meanwhile."""
+    async def _producing(self, request: pb.PublishRequest, action: Callable[[Place, int], Awaitable[_T]]) -> _T:
+        """`action` with a producer for the stream, and the partition that takes the record; once more where the stream
+        has been created anew meanwhile, or the partition has left before the record was written."""
         _check(request)
         level = _LEVELS[request.ackPolicy]
         for is_last in (False, True):
             try:
                 async with self._producers.use(request.stream, level) as place:
-                    if request.partition not in place.layout.partitions:
-                        raise Refused(
-                            StatusCode.NOT_FOUND,
-                            f"there is no partition {request.partition} in stream {request.stream!r}",
-                        )
-                    return await action(place)
+                    return await action(place, await self._target(place, request))
             except TidelogError as error:
-                if error.code is not Code.WRONG_INCARNATION or is_last:
+                if error.code not in _MOVED or is_last:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _append(self, place: Place, request: pb.PublishRequest, received: int) -> Ack:
+    async def _target(self, place: Place, request: pb.PublishRequest) -> int:
+        """The partition that takes the record. Waits for a controller only where the producer, or this broker, may not
+        have heard of the partition yet."""
+        name, number, count = request.stream, request.partition, place.producer.partition_count
+        if 0 <= number < count:
+            return number
+        known = self._gateway.stream(name)
+        if known is not None and known.incarnation == place.layout.incarnation and known.partition_count == count:
+            target = takes_in_place(known.layouts, number)
+        else:
+            target = None
+        if target is None:
+            now = await self._gateway.client.metadata(name)  # which the producer hears of, too
+            if now.incarnation != place.layout.incarnation:
+                raise TidelogError(Code.WRONG_INCARNATION, f"stream {name!r} was deleted and created again")
+            target, count = takes_in_place(now.layouts, number), place.producer.partition_count
+        if target is None:
+            raise Refused(StatusCode.NOT_FOUND, f"there is no partition {number} in stream {name!r}")
+        if target >= count:
+            raise TidelogError(Code.UNAVAILABLE, f"stream {name!r} is being repartitioned; try again")
+        if target != number and request.expectedOffset > 0:
+            raise TidelogError(
+                Code.PARTITION_RETIRED,
+                f"partition {number} of stream {name!r} takes no records since the stream has {count} partitions, and"
+                " the expected offset means nothing in another one: nothing was written; publish to one below that",
+            )
+        return target
+
+    async def _append(self, place: Place, request: pb.PublishRequest, target: int, received: int) -> Ack:
         receipt: Receipt = await place.producer.send(
             request.value,
             key=request.key or None,
             headers=dict(request.headers) or None,
-            partition=request.partition,
+            partition=target,
             expected_offset=request.expectedOffset if request.expectedOffset > 0 else None,
         )
         ack = Ack(
             stream=request.stream,
-            partitionSubject=ingest_subject(place.layout.subject, request.partition),
+            partitionSubject=ingest_subject(place.layout.subject, target),
             msgSubject=ingest_subject(place.layout.subject, request.partition),
             offset=receipt.offset,
             ackInbox=request.ackInbox,
@@ -165,23 +194,23 @@ class PublishCalls:
             ackPolicy=request.ackPolicy,
             receptionTimestamp=received,
             commitTimestamp=time.time_ns(),
-            partition=request.partition,
+            partition=target,
         )
         if request.ackPolicy != AckPolicy.NONE:
             self._tell_inbox(ack)
         return ack
 
-    async def _give(self, place: Place, request: pb.PublishRequest) -> None:
+    async def _give(self, place: Place, request: pb.PublishRequest, target: int) -> None:
         """Records of a partition that takes none are refused at once, as far as this broker knows of it."""
         stream = self._gateway.stream(request.stream)
-        partition = None if stream is None else stream.partitions.get(request.partition)
+        partition = None if stream is None else stream.partitions.get(target)
         if partition is not None and partition.readonly:
-            raise TidelogError(Code.READONLY, f"partition {request.partition} of {request.stream!r} is read-only")
+            raise TidelogError(Code.READONLY, f"partition {target} of {request.stream!r} is read-only")
         future = place.producer.send_nowait(
             request.value,
             key=request.key or None,
             headers=dict(request.headers) or None,
-            partition=request.partition,
+            partition=target,
             expected_offset=request.expectedOffset if request.expectedOffset > 0 else None,
         )
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio reports unread ones
@@ -290,6 +319,9 @@ class _Session:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._changed.set()
+
+
+async def _nothing(_place: Place, _target: int) -> None: ...
 
 
 def _failed(request: pb.PublishRequest, error: TidelogError | Refused) -> pb.PublishResponse:

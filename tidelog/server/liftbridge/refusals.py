@@ -25,6 +25,7 @@ _STATUS: Mapping[Code, StatusCode] = {
     Code.OFFSET_BEFORE_LOG: StatusCode.OUT_OF_RANGE,
     Code.CORRUPT_ENVELOPE: StatusCode.INVALID_ARGUMENT,
     Code.READONLY: StatusCode.FAILED_PRECONDITION,
+    Code.PARTITION_RETIRED: StatusCode.FAILED_PRECONDITION,
     Code.WRONG_INCARNATION: StatusCode.NOT_FOUND,
     Code.UNKNOWN_GROUP: StatusCode.NOT_FOUND,
     Code.UNKNOWN_MEMBER: StatusCode.FAILED_PRECONDITION,
@@ -50,6 +51,7 @@ _ASYNC: Mapping[StatusCode, PublishAsyncError.Code.ValueType] = {
 }
 _ASYNC_OF_CODES: Mapping[Code, PublishAsyncError.Code.ValueType] = {
     Code.READONLY: PublishAsyncError.READONLY,
+    Code.PARTITION_RETIRED: PublishAsyncError.READONLY,
     Code.INCORRECT_OFFSET: PublishAsyncError.INCORRECT_OFFSET,
     Code.NO_KEY: PublishAsyncError.ENCRYPTION_FAILED,
     Code.LIMIT_REACHED: PublishAsyncError.BAD_REQUEST,

@@ -2,7 +2,9 @@
 
 The first message is empty: the subscription stands, and its position is fixed. Then come records, as fast as the client
 takes them; while it does not, at most PREFETCH_BYTES wait here, and what gRPC itself holds. A subscription ends with
-RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do.
+RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do. A group's
+consumer stays subscribed to a partition that is retired, since a later repartition may use it again, until the group
+takes the partition away.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.subjects import ingest_subject
 from wire.tidelog_pb2 import Message
+from wire.types import PartitionState
 
 MAX_SUBSCRIPTIONS = 256
 """Of one broker."""
@@ -117,9 +120,10 @@ class SubscribeCalls:
             if records:
                 continue
             if consumer.is_at_end:
-                raise Refused(StatusCode.RESOURCE_EXHAUSTED, "Stop offset reached")
-            if await self._is_at_readonly_end(consumer, request):
-                raise Refused(StatusCode.RESOURCE_EXHAUSTED, "End of readonly partition")
+                what = "Stop offset reached" if stop is not None else "End of a partition that was removed"
+                raise Refused(StatusCode.RESOURCE_EXHAUSTED, what)
+            if (kind := self._takes_no_records(request)) and await self._is_at_last_end(consumer, request):
+                raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"End of {kind} partition")
 
     async def _check_partition(self, request: pb.SubscribeRequest) -> None:
         layout = await self._gateway.client.metadata(request.stream)
@@ -132,13 +136,22 @@ class SubscribeCalls:
         stream = self._gateway.stream(request.stream)
         return ingest_subject(stream.subject if stream is not None else request.stream, request.partition)
 
-    async def _is_at_readonly_end(self, consumer: Consumer, request: pb.SubscribeRequest) -> bool:
+    def _takes_no_records(self, request: pb.SubscribeRequest) -> str:
+        """How that is called; empty: it takes some, or may soon."""
         stream = self._gateway.stream(request.stream)
         partition = None if stream is None else stream.partitions.get(request.partition)
-        if partition is None or not partition.readonly:
-            return False
-        ends = await consumer.end_offsets()
-        return consumer.position(request.partition) >= ends[request.partition]
+        if partition is None:
+            return ""
+        if partition.readonly:
+            return "readonly"
+        is_left = partition.state is PartitionState.RETIRED and not request.consumer.groupId
+        return "retired" if is_left else ""
+
+    async def _is_at_last_end(self, consumer: Consumer, request: pb.SubscribeRequest) -> bool:
+        """Records of a transaction that is open are still to be read."""
+        number = request.partition
+        ends = await self._gateway.client.offsets(request.stream, "latest", partitions=[number], read_uncommitted=True)
+        return consumer.position(number) >= ends[number]
 
     async def _stop(self, request: pb.SubscribeRequest) -> Stop:
         match request.stopPosition:

@@ -111,7 +111,9 @@ async def test_a_chosen_partition_is_kept_or_refused(cluster: Cluster) -> None:
         kept = producer.send_nowait(b"a", partition=1, key=b"k")
         lost = producer.send_nowait(b"b", partition=2)
         many = asyncio.ensure_future(producer.send_many([b"c", b"d"], partition=2))
+        assert producer.partition_count == 3
         assert (await kept).partition == 1
+        assert producer.partition_count == 2
         for failing in (lost, many):
             with pytest.raises(PartitionRetired, match="partition 2 of stream 'three' takes no records") as caught:
                 await failing
