@@ -279,6 +279,11 @@ class Consumer(Generic[K, V]):
         return self._inner.positions
 
     @property
+    def incarnations(self) -> Mapping[int, int]:
+        """By partition, the life of it to which its position belongs."""
+        return self._thread.call(lambda: self._inner.incarnations)
+
+    @property
     def waiting(self) -> Mapping[int, Mapping[int, int]]:
         """With `order="key"`, the partitions of which nothing is handed out before others are read further: by
         partition, those others, and up to which offset each (-1: that is not known yet)."""

@@ -1,8 +1,10 @@
 """The file of `tidelog subscribe --resume FILE`: up to where a stream was printed.
 
-    {"cluster": "9f6a…", "stream": "flights", "incarnation": 4, "positions": {"0": 1200, "1": 1187}}
+    {"cluster": "9f6a…", "stream": "flights", "incarnation": 4, "positions": {"0": 1200, "1": 1187},
+     "incarnations": {"0": 4, "1": 9}}
 
-A position is the offset to go on with. The file is replaced as a whole, so that it is never half written.
+A position is the offset to go on with, in that life of the partition: one that was removed, and made anew by a later
+repartition, is read from its beginning. The file is replaced as a whole, so that it is never half written.
 """
 
 from __future__ import annotations
@@ -11,13 +13,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.errors import BadRequest
 from wire.errors import Code
 
 if TYPE_CHECKING:
     from tidelog.client.metadata import StreamMetadata
+
+
+class Position(NamedTuple):
+    offset: int
+    """To go on with."""
+    incarnation: int
+    """Of the partition."""
 
 
 class PositionsFile:
@@ -31,7 +40,7 @@ class PositionsFile:
             "stream": stream.name,
             "incarnation": stream.incarnation,
         }
-        self._positions: dict[int, int] = {}
+        self._positions: dict[int, Position] = {}
         """As written."""
         try:
             text = path.read_bytes()
@@ -42,19 +51,24 @@ class PositionsFile:
         self._positions = self._parsed(text)
 
     def start(self, partitions: tuple[int, ...]) -> dict[int, int] | None:
-        """Where to begin in each of `partitions`, () for all, but for those that a repartition has made since: they are
-        read from their beginning. None where nothing was read yet. Raises BadRequest."""
+        """Where to begin in each of `partitions`, () for all, but for those that a repartition has made, or made anew,
+        since: they are read from their beginning. None where nothing was read yet. Raises BadRequest."""
         if not self._positions:
             return None
         wanted = partitions or tuple(self._partitions)
-        unread = [partition for partition in wanted if partition not in self._positions]
+        read = {number: kept.offset for number, kept in self._positions.items() if self._is_of_now(number, kept)}
+        unread = [partition for partition in wanted if partition not in read]
         missing = [partition for partition in unread if not self._order.has_begun_later(partition)]
         if missing:
             there = " ".join(f"--partition {partition}" for partition in sorted(self._positions))
             raise self._bad(f"holds no position of partition {missing[0]}; name another file, or read {there}")
-        return {partition: self._positions[partition] for partition in wanted if partition in self._positions}
+        return {partition: read[partition] for partition in wanted if partition in read}
 
-    def write(self, positions: Mapping[int, int]) -> None:
+    def _is_of_now(self, partition: int, kept: Position) -> bool:
+        known = self._partitions.get(partition)
+        return known is None or known.incarnation == kept.incarnation
+
+    def write(self, positions: Mapping[int, Position]) -> None:
         """Those of other partitions stay. Raises BadRequest where the file cannot be written."""
         merged = {**self._positions, **positions}
         if merged == self._positions:
@@ -62,7 +76,9 @@ class PositionsFile:
         beside = self._path.with_name(f".{self._path.name}.new")
         try:
             with beside.open("w", encoding="utf-8") as file:
-                json.dump({**self._of, "positions": merged}, file)
+                offsets = {partition: kept.offset for partition, kept in merged.items()}
+                incarnations = {partition: kept.incarnation for partition, kept in merged.items()}
+                json.dump({**self._of, "positions": offsets, "incarnations": incarnations}, file)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -71,10 +87,15 @@ class PositionsFile:
             raise self._bad(f"cannot be written: {error.strerror}") from error
         self._positions = merged
 
-    def _parsed(self, text: bytes) -> dict[int, int]:
+    def _parsed(self, text: bytes) -> dict[int, Position]:
+        """A file of an earlier version names no incarnations: they are that of the stream."""
         try:
             found = json.loads(text)
-            positions = {int(partition): int(offset) for partition, offset in found["positions"].items()}
+            lives = found.get("incarnations", {})
+            positions = {
+                int(partition): Position(int(offset), int(lives.get(partition, found["incarnation"])))
+                for partition, offset in found["positions"].items()
+            }
             of = {name: found[name] for name in self._of}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise self._bad("holds no positions of `tidelog subscribe --resume`; name another file") from None

@@ -16,7 +16,7 @@ from tidelog.cli.times import FORMS, position, shown_time, time_zone_option
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from tidelog.cli.positions_file import PositionsFile
+    from tidelog.cli.positions_file import Position, PositionsFile
     from tidelog.client.connection import Client
     from tidelog.client.consumer import Consumer
     from tidelog.client.group_consumer import GroupConsumer
@@ -234,7 +234,7 @@ async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | 
         left -= len(records)
 
 
-async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, int]) -> None:
+async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, Position]) -> None:
     """`printed`: up to where, per partition; moves once the records have left this process."""
     out = sys.stdout.buffer
     left = sys.maxsize if limit is None else limit
@@ -243,19 +243,26 @@ async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, prin
         for record in islice(batch.records(), count):
             out.write(show(record))
         out.flush()
-        printed.update(consumer.positions)
+        printed.update(_positions(consumer))
         if count < len(batch):
-            printed[batch.partition] = int(batch.offsets[count])
+            printed[batch.partition] = printed[batch.partition]._replace(offset=int(batch.offsets[count]))
         left -= count
         if not left:
             return
+
+
+def _positions(consumer: Consumer) -> dict[int, Position]:
+    from tidelog.cli.positions_file import Position
+
+    lives = consumer.incarnations
+    return {partition: Position(offset, lives[partition]) for partition, offset in consumer.positions.items()}
 
 
 async def _print_and_keep(consumer: Consumer, show: RecordFormat, limit: int | None, file: PositionsFile) -> None:
     import asyncio
 
     await consumer.start()
-    printed = {**consumer.positions}
+    printed = _positions(consumer)
     file.write(printed)
 
     async def keep() -> None:

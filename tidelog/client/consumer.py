@@ -119,6 +119,12 @@ class Consumer(Generic[K, V]):
         """
         return self._ahead.positions
 
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """Per partition read, the life of it to which its position belongs. A partition that was removed after a
+        repartition, and made anew by a later one, has another life, where a position of before says nothing."""
+        return {partition: reader.fetcher.partition_incarnation for partition, reader in self._reading.readers.items()}
+
     def position(self, partition: int) -> int:
         """As `positions`, of one partition."""
         self._check_read((partition,))
@@ -223,13 +229,13 @@ class Consumer(Generic[K, V]):
         Raises UnknownStream, BadRequest (no such partition), NoServer, as the two that follow.
         """
         self._reading.check_open()
-        return await self._lookup.beginnings(self._stream, self._asked(partitions))
+        return await self._lookup.beginnings(self._stream, self._partitions if partitions is None else partitions)
 
     async def end_offsets(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
         """By partition, the end of the committed log, exclusive: the offset of the next record; in front of the first
         transaction that is open, or, with `read_uncommitted`, behind it. It never goes back."""
         self._reading.check_open()
-        asked = self._asked(partitions)
+        asked = self._partitions if partitions is None else partitions
         return await self._lookup.ends(self._stream, asked, read_uncommitted=self._read_uncommitted)
 
     async def offsets_for_times(self, times: Moment | Mapping[int, Moment]) -> dict[int, int | None]:
@@ -239,7 +245,7 @@ class Consumer(Generic[K, V]):
         self._reading.check_open()
         if not isinstance(times, Mapping):
             moment = AtTime(timestamp_ns(times, "times"))
-            asked = self._asked(None)
+            asked: Iterable[int] | None = self._partitions
             if asked is None:
                 asked = (await self._metadata.refresh(self._stream)).partitions
             times = dict.fromkeys(asked, moment)
@@ -306,9 +312,6 @@ class Consumer(Generic[K, V]):
         except TimeoutError:
             return None
         return head
-
-    def _asked(self, partitions: Iterable[int] | None) -> Iterable[int] | None:
-        return self._partitions if partitions is None else partitions
 
     def _check_read(self, partitions: Iterable[int]) -> None:
         if not self._is_reading:

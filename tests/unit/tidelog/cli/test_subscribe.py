@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import main, session, subscribe
+from tidelog.cli.positions_file import Position
 from tidelog.cli.record_formats import record_format
 from tidelog.client.positions import timestamp_to_text
 from tidelog.client.records import Record
@@ -31,6 +32,8 @@ class World:
         self.incarnation: int | None = None
         self.later: dict[int, list[bytes]] = {}
         """Of partitions that a repartition has made after all of `values`."""
+        self.made_anew: int | None = None
+        """The partition of `values` that was removed, and that a repartition has made again."""
 
     async def connected(self, _server: object, _namespace: object, work: Any, *_: object) -> None:
         _transport, broker, client = make()
@@ -42,6 +45,10 @@ class World:
                 broker.seed("s", partition, values)
         if self.later:
             broker.repartition("s", len(self.values) + len(self.later))
+        if self.made_anew is not None:
+            broker.repartition("s", len(self.values))
+            stream = broker.streams["s"]
+            stream["partitions"][self.made_anew]["incarnation"] = stream["layouts"][-1]["generation"] + 1
         for partition, values in self.later.items():
             broker.seed("s", partition, values)
         async with client:
@@ -168,6 +175,16 @@ def test_partitions_that_were_made_since_are_read_from_their_beginning(world: Wo
     assert printed(*arguments) == ["f"]
 
 
+def test_a_partition_that_was_made_anew_is_read_from_its_beginning(world: World, tmp_path: Path) -> None:
+    arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
+    world.values = {0: [b"a"], 1: [b"b", b"c"]}
+    assert printed(*arguments) == ["a", "b", "c"]
+    world.values[1] = [b"d", b"e", b"f"]
+    world.made_anew = 1
+    assert printed(*arguments) == ["d", "e", "f"]
+    assert printed(*arguments) == []
+
+
 def test_another_partition_is_no_reason_to_begin_anew(world: World, tmp_path: Path) -> None:
     arguments = ("--stop", "latest", "--format", "raw", "--resume", str(tmp_path / "positions"))
     world.values = {0: [b"a"], 1: [b"b"]}
@@ -223,8 +240,8 @@ async def test_positions_are_kept_while_nothing_comes(
     written: list[dict[int, int]] = []
 
     class File:
-        def write(self, positions: dict[int, int]) -> None:
-            written.append({**positions})
+        def write(self, positions: dict[int, Position]) -> None:
+            written.append({partition: kept.offset for partition, kept in positions.items()})
 
     _, broker, client = make()
     broker.create("s", 1)

@@ -277,6 +277,7 @@ async def test_a_partition_that_was_made_anew_between_two_looks_is_read_from_its
     seed(broker, 2, 3)
     async with client.consume("three") as consumer:
         await take(consumer, 3)
+        before = consumer.incarnations
         stream = broker.streams["three"]
         broker.repartition("three", 2)
         stream["partitions"].pop()
@@ -284,3 +285,5 @@ async def test_a_partition_that_was_made_anew_between_two_looks_is_read_from_its
         broker.repartition("three", 3)
         seed(broker, 2, 2)
         assert await take(consumer, 2) == [(2, 0), (2, 1)]
+        changed = {number for number, life in consumer.incarnations.items() if life != before[number]}
+        assert (changed, consumer.positions[2]) == ({2}, 2)
