@@ -278,6 +278,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again(world: World, monkeypa
     monkeypatch.setattr(coordinator_link, "ATTEMPT_TIMEOUT", 0.05)
     async with world.client().subscribe("s", group="g") as consumer:
         await take(consumer, 20)
+        await until(lambda: world.committed == {S0: 0, S1: 0})  # where the member has begun
         world.coordinator.swallow[COMMIT] = 2
         await consumer.commit()
         assert [sum(o.offset for o in request.offsets) for request in world.group.commits[-3:]] == [20] * 3
