@@ -17,8 +17,8 @@ Rules:
    any replica's HW is committed. A follower that does not give an answer, for whatever reason, is left for another
    replica, with the position unchanged; a refusal of the leader is final.
 5. Where retention removed records that were not read yet, a fetcher that skips gaps says which and goes on where the
-   log begins now; any other one ends there. A consumer that began at "earliest" and has read nothing has missed
-   nothing.
+   log begins now; any other one ends there. A consumer that began at "earliest", and has read and skipped
+   nothing, has missed nothing.
 6. After an answer that did not come in time fewer bytes are asked for, by half: over a slow link a large answer takes
    longer than one waits for it. With each answer that comes they grow by a quarter, up to `max_bytes`.
 7. A stop at a time that lies ahead is looked up once that time has come. "latest" as a stop is the end of the
@@ -145,6 +145,8 @@ class PartitionFetcher:
         self.newest_version = 0
         """The highest partitioning version of the batches that were read."""
         self._start = start
+        self._has_begun = False
+        """Records were read, or skipped."""
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.settings = settings
         """May be replaced while reading: the next request is made by them."""
@@ -330,6 +332,7 @@ class PartitionFetcher:
             position, epoch = end, header.leader_epoch
             if len(batch):
                 batches.append(batch)
+        self._has_begun = self._has_begun or position != self.position
         self.position, self._last_record_epoch, self.newest_version = position, epoch, version
         return Deliver(tuple(batches)) if batches else Wait(0.0)
 
@@ -337,11 +340,11 @@ class PartitionFetcher:
         end, first = error.detail(LOG_START), self.position
         log_start = "?" if end is None else end
         if first is not None and end is not None and end > first:
-            if self._start is Anchor.EARLIEST and self._last_record_epoch == 0:
+            if self._start is Anchor.EARLIEST and not self._has_begun:
                 self.position = end  # the log's start moved on between the look-up and the first read
                 return Wait(0.0)
             if self._skips_gaps:
-                self.position, self._last_record_epoch = end, 0
+                self.position, self._last_record_epoch, self._has_begun = end, 0, True
                 return Skip(first, end if self.stop is None else min(end, self.stop))
         return Raise(
             OffsetOutOfRange(

@@ -283,8 +283,15 @@ class StreamReading:
         return {**starts, **instead}
 
     def _reader(
-        self, layout: StreamMetadata, partition: int, start: Position, stop: Position | None
+        self,
+        layout: StreamMetadata,
+        partition: int,
+        start: Position,
+        stop: Position | None,
+        *,
+        asked: Position | None = None,
     ) -> PartitionReader:
+        """`asked`: for `on_gap`, what the program asked to start at; None: `start`."""
         known = layout.partitions[partition]
         followers = None
         if self._read_from is not ReadFrom.LEADER:
@@ -300,7 +307,7 @@ class StreamReading:
             partition_incarnation=known.incarnation,
             leader_epoch=known.leader_epoch,
             followers=followers,
-            skips_gaps=_skips_gaps(self._on_gap, start),
+            skips_gaps=_skips_gaps(self._on_gap, asked or start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
 
@@ -507,7 +514,9 @@ class StreamReading:
     async def _begin_later(self, partition: int) -> None:
         try:
             while (layout := self.layout.known) is not None and partition in layout.partitions:
-                reader = self._reader(layout, partition, Anchor.EARLIEST, self._later_stop)
+                # At its first record, so that the program is told if that is gone.
+                first = AtOffset(0)
+                reader = self._reader(layout, partition, first, self._later_stop, asked=Anchor.EARLIEST)
                 try:
                     await self._look_up([reader])
                 except TidelogError as error:

@@ -195,6 +195,17 @@ class TestRefusals:
         request = f.next_request(NOW).request
         assert (request.offset, request.last_record_epoch) == (40, 0)
 
+    def test_what_goes_after_a_gap_was_skipped_is_missed_too(self) -> None:
+        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f.next_request(NOW)
+        f.on_answer(answer(), looked_up(0))
+        f.next_request(NOW)
+        f.on_answer(answer(batch(0, 3)), None)
+        f.next_request(NOW)
+        assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})) == Skip(3, 40)
+        f.next_request(NOW)
+        assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "60"})) == Skip(40, 60)
+
     def test_records_behind_the_stop_are_not_missed(self) -> None:
         f = PartitionFetcher("s/0", AtOffset(3), AtOffset(10), FetchSettings(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
 from tests.unit.tidelog.client.fake_broker import CLUSTER, Cluster, FakeBroker
 from tidelog.client import layout_watch
 from tidelog.client.consumer import Consumer
-from tidelog.client.errors import BadRequest
+from tidelog.client.errors import BadRequest, OffsetOutOfRange
 from tidelog.client.key_limits import Order
 from tidelog.client.layout_watch import LayoutWatch
 from tidelog.client.positions import AtTime
@@ -57,6 +58,23 @@ async def test_new_partitions_are_read_from_their_beginning_while_it_runs(cluste
         assert sorted(found) == [(p, offset) for p in range(6) for offset in ((5, 6) if p < 3 else (0, 1))]
         assert consumer.positions == {0: 7, 1: 7, 2: 7, 3: 2, 4: 2, 5: 2}
         assert consumer.waiting == {}
+
+
+@pytest.mark.parametrize(("on_gap", "is_told"), [(None, False), ("skip", False), ("raise", True)])
+async def test_what_was_removed_of_a_new_partition_before_it_was_read_is_missed(
+    cluster: Cluster, on_gap: Literal["raise", "skip"] | None, is_told: bool
+) -> None:
+    _, broker, client = cluster
+    async with client.consume("three", start={0: 0, 1: 0, 2: 0}, on_gap=on_gap) as consumer:
+        broker.repartition("three", 4)
+        seed(broker, 3, 5)
+        broker.logs["three", 3].start = 3
+        if is_told:
+            with pytest.raises(OffsetOutOfRange, match="offset 0 of three/3 is below the start of its log, 3"):
+                await consumer.getone(timeout=5)
+        else:
+            assert await take(consumer, 2) == [(3, 3), (3, 4)]
+            assert consumer.missed == {0: 0, 1: 0, 2: 0, 3: 3}
 
 
 async def test_a_batch_of_a_later_version_is_looked_up_at_once(
