@@ -4,6 +4,7 @@
     scripts/simulate --minutes 60              as many as fit
     scripts/simulate --seed 17                 one, with its trace
     scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
+    scripts/simulate --scenario NAME           seeds with that scenario, some of which no seed draws by itself
     scripts/simulate --mutants                 defects made on purpose: which invariant finds each, after how many seeds
                                                (those that are broken without the defect, too, do not count)
     scripts/simulate --mutants --only TEXT     only the mutants with TEXT in their name
@@ -33,6 +34,7 @@ from typing import NamedTuple
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import Result, has_transactions, plan_of, run, scenario_of
+from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
 
 MAX_SHRUNK = 3
 """Of that many failures the faults that matter are looked for."""
@@ -51,6 +53,8 @@ class Verdict(NamedTuple):
     sent: int
     acknowledged: int
     committed_batches: int
+    passed_committed: int
+    passed_cutovers: int
 
 
 def settle_in() -> None:
@@ -59,8 +63,8 @@ def settle_in() -> None:
     gc.freeze()
 
 
-def judge(seed: int) -> Verdict:
-    result = run(seed)
+def judge(seed: int, scenario: str | None) -> Verdict:
+    result = run(seed, scenario=scenario)
     gc.collect()  # a finished world is full of reference cycles
     return Verdict(
         seed,
@@ -71,6 +75,8 @@ def judge(seed: int) -> Verdict:
         result.sent,
         result.acknowledged,
         result.committed_batches,
+        result.passed_committed,
+        result.passed_cutovers,
     )
 
 
@@ -96,15 +102,17 @@ def tell(text: str, *, as_json: bool) -> None:
     print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
-def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *, as_json: bool) -> int:
+def run_many(
+    first: int, number: int | None, minutes: float | None, jobs: int, *, scenario: str | None, as_json: bool
+) -> int:
     began = time.monotonic()
     deadline = None if minutes is None else began + 60 * minutes
     faults: Counter[str] = Counter()
     failures: list[Verdict] = []
-    runs = steps = sent = acknowledged = batches = 0
+    runs = steps = sent = acknowledged = batches = passed_committed = passed_cutovers = 0
     simulated = 0.0
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
-        for verdict in _judged(pool, seeds(first, number, deadline), jobs):
+        for verdict in _judged(pool, seeds(first, number, deadline), jobs, scenario):
             runs += 1
             faults.update(verdict.faults)
             simulated += verdict.simulated
@@ -112,11 +120,13 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *
             sent += verdict.sent
             acknowledged += verdict.acknowledged
             batches += verdict.committed_batches
+            passed_committed += verdict.passed_committed
+            passed_cutovers += verdict.passed_cutovers
             if verdict.broken is not None:
                 failures.append(verdict)
                 tell(
                     f"seed {verdict.seed} at commit {commit()} breaks {verdict.broken}\n"
-                    f"  replay: scripts/simulate --seed {verdict.seed}",
+                    f"  replay: {replay(verdict.seed, scenario)}",
                     as_json=as_json,
                 )
                 if len(failures) >= MAX_FAILURES:
@@ -124,7 +134,7 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *
             if runs % 500 == 0:
                 tell(f"{runs} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", as_json=as_json)
     for verdict in failures[:MAX_SHRUNK]:
-        tell_smallest(verdict.seed, as_json=as_json)
+        tell_smallest(verdict.seed, scenario, as_json=as_json)
     if as_json:
         summary = {
             "commit": commit(),
@@ -136,6 +146,8 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *
             "records_sent": sent,
             "records_acknowledged": acknowledged,
             "batches_committed": batches,
+            "log_starts_past_committed": passed_committed,
+            "log_starts_past_cutovers": passed_cutovers,
             "faults": faults,
         }
         print(json.dumps(summary))
@@ -143,19 +155,27 @@ def run_many(first: int, number: int | None, minutes: float | None, jobs: int, *
     print(
         f"\n{runs} seeds, {len(failures)} failed; {simulated / 3600:.2f} simulated hours in"
         f" {time.monotonic() - began:.0f} s; {steps} steps; {sent} records sent, {acknowledged} acknowledged,"
-        f" {batches} batches committed\nfaults: "
+        f" {batches} batches committed; log starts passed what a group had committed {passed_committed} times, and"
+        f" ends of layouts that it had not read to {passed_cutovers} times\nfaults: "
         + ", ".join(f"{kind} {times}" for kind, times in sorted(faults.items(), key=lambda found: -found[1]))
     )
     return 1 if failures else 0
 
 
-def _judged(pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int) -> Iterator[Verdict]:
+def replay(seed: int, scenario: str | None) -> str:
+    """The command that runs it again."""
+    return f"scripts/simulate --seed {seed}" + (f" --scenario '{scenario}'" if scenario is not None else "")
+
+
+def _judged(
+    pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int, scenario: str | None
+) -> Iterator[Verdict]:
     """As `imap_unordered`, but asks for a seed when there is a worker for it."""
     asked: list[multiprocessing.pool.AsyncResult[Verdict]] = []
     rest = iter(wanted)
     while True:
         while len(asked) < 2 * jobs and (seed := next(rest, None)) is not None:
-            asked.append(pool.apply_async(judge, (seed,)))
+            asked.append(pool.apply_async(judge, (seed, scenario)))
         if not asked:
             return
         asked[0].wait(0.02)
@@ -165,20 +185,20 @@ def _judged(pool: multiprocessing.pool.Pool, wanted: Iterable[int], jobs: int) -
             yield answer.get()
 
 
-def tell_smallest(seed: int, *, as_json: bool) -> None:
-    result = run(seed)
+def tell_smallest(seed: int, scenario: str | None, *, as_json: bool) -> None:
+    result = run(seed, scenario=scenario)
     if result.broken is None:
         return
-    schedule = shrink(result)
+    schedule = shrink(result, scenario)
     what = f"seed {seed}: {len(schedule)} of its {len(result.schedule)} faults break {result.broken.invariant}:"
     tell("\n  ".join([what, *map(str, schedule)]), as_json=as_json)
 
 
-def run_one(seed: int, *, smallest: bool) -> int:
-    result = run(seed, traced=True)
+def run_one(seed: int, scenario: str | None, *, smallest: bool) -> int:
+    result = run(seed, traced=True, scenario=scenario)
     if smallest and result.broken is not None:
-        schedule = shrink(result)
-        result = run(seed, traced=True, schedule=schedule)
+        schedule = shrink(result, scenario)
+        result = run(seed, traced=True, schedule=schedule, scenario=scenario)
     print("\n".join(result.trace))
     print(f"\nfaults that were due: {len(result.schedule)}")
     for fault in result.schedule:
@@ -190,7 +210,7 @@ def run_one(seed: int, *, smallest: bool) -> int:
     return 1
 
 
-def shrink(failed: Result) -> list[Fault]:
+def shrink(failed: Result, scenario: str | None = None) -> list[Fault]:
     """A part of the schedule that breaks the same invariant: halves are left out, then quarters, then single faults."""
     assert failed.broken is not None
     wanted = failed.broken.invariant
@@ -200,7 +220,7 @@ def shrink(failed: Result) -> list[Fault]:
         at = 0
         while at < len(schedule):
             fewer = schedule[:at] + schedule[at + size :]
-            result = run(failed.seed, schedule=fewer)
+            result = run(failed.seed, schedule=fewer, scenario=scenario)
             if result.broken is not None and result.broken.invariant == wanted:
                 schedule = fewer
             else:
@@ -222,21 +242,22 @@ class Sight(NamedTuple):
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
     mutant = MUTANTS[number]
+    asked = mutant.scenario if mutant.scenario in ASKED_SCENARIOS else None
     seeds = (
         seed
         for seed in count(1)
-        if (mutant.scenario is None or scenario_of(seed) == mutant.scenario)
+        if (mutant.scenario is None or scenario_of(seed, asked) == mutant.scenario)
         and (not mutant.in_transactions or has_transactions(seed))
         and (not mutant.in_repartitions or plan_of(seed).has_repartitions)
     )
     broken_anyway: list[int] = []
     for tried, seed in enumerate(islice(seeds, budget), 1):
         with mutant.applied():
-            result = run(seed)
+            result = run(seed, scenario=asked)
         gc.collect()
         if result.broken is None:
             continue
-        sound = run(seed).broken is None
+        sound = run(seed, scenario=asked).broken is None
         gc.collect()
         if sound:
             return Sight(number, result.broken.invariant, tried, broken_anyway)
@@ -284,6 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, metavar="M", help="as many seeds as fit into M minutes")
     parser.add_argument("--first", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--seed", type=int, metavar="S", help="one seed, with its trace")
+    parser.add_argument("--scenario", choices=sorted(LATER_SCENARIOS | ASKED_SCENARIOS), help="runs with that scenario")
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as still break it")
     parser.add_argument("--mutants", action="store_true", help="defects made on purpose: which invariant finds them?")
     parser.add_argument("--only", default="", metavar="TEXT", help="with --mutants: those with TEXT in their name")
@@ -293,14 +315,14 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.seed is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a trace is read with head and less
-        return run_one(given.seed, smallest=given.shrink)
+        return run_one(given.seed, given.scenario, smallest=given.shrink)
     if given.mutants:
         numbers = mutants_with(given.only)
         if not numbers:
             parser.error(f"no mutant has {given.only!r} in its name")
         return run_mutants(numbers, given.budget, given.jobs, as_json=given.json)
     number = given.seeds if given.seeds is not None or given.minutes is not None else 200
-    return run_many(given.first, number, given.minutes, given.jobs, as_json=given.json)
+    return run_many(given.first, number, given.minutes, given.jobs, scenario=given.scenario, as_json=given.json)
 
 
 if __name__ == "__main__":

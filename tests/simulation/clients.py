@@ -123,7 +123,9 @@ class Workload:
         self.open = 0
         """Sent with a reply subject, and no answer came."""
         self.consumed: dict[tuple[int, int], int] = {}
-        """(stream incarnation, partition) -> next offset of the consumer."""
+        """(stream incarnation, partition) -> next offset of the consumer, in that life of the partition."""
+        self._lives: dict[tuple[int, int], int] = {}
+        """(stream incarnation, partition) -> incarnation of the partition that the consumer reads."""
         self.incarnation = 0
         self.partitions = 0
         self.stream = ""
@@ -495,7 +497,7 @@ class Workload:
                 continue
             read = {p for incarnation, p in self.consumed if incarnation == self.incarnation}
             known = sorted(read.union(range(self.first_partitions)))
-            start = {p: self.consumed.get((self.incarnation, p), 0) for p in known}
+            start = {p: self._came_to(p) for p in known}
             incarnation = self.incarnation
             consumer = self.client.consume(self.stream, start=start, read_from=read_from, on_gap="skip")
             missed: dict[int, int] = {}
@@ -504,16 +506,27 @@ class Workload:
                 async for batch in consumer.batches():
                     if incarnation != self.incarnation or not self._is_of(consumer, incarnation):
                         break
-                    partition = batch.partition
-                    told = consumer.missed[partition] - missed.get(partition, 0)
-                    missed[partition] = missed.get(partition, 0) + self._got(
-                        incarnation, partition, batch._columns, told
-                    )
+                    partition, place = batch.partition, (incarnation, batch.partition)
+                    life = consumer._reading.readers[partition].fetcher.partition_incarnation
+                    if self._lives.setdefault(place, life) != life:  # it was removed, and made anew
+                        self._lives[place] = life
+                        self.consumed.pop(place, None)
+                        missed.pop(partition, None)
+                    before = missed.get(partition, 0)
+                    told = consumer.missed[partition] - before
+                    missed[partition] = before + self._got(incarnation, partition, batch._columns, told)
             except TidelogError as error:
                 self.world.say(f"the consumer fails: {error}")
             finally:
                 await consumer.aclose()
             await asyncio.sleep(0.1)
+
+    def _came_to(self, partition: int) -> int:
+        """The next offset of the consumer; 0 where the partition was made anew."""
+        place, stream = (self.incarnation, partition), self.invariants.raft.truth.streams.get(StreamName(self.stream))
+        known = stream.partitions.get(partition) if stream is not None else None
+        is_anew = known is not None and known.incarnation != self._lives.get(place, known.incarnation)
+        return 0 if is_anew else self.consumed.get(place, 0)
 
     async def ask_for_the_end(self) -> None:
         """LatestCoversAcknowledged: a client that asks for the log end gets one above everything acknowledged before.
@@ -541,7 +554,7 @@ class Workload:
                 or self.invariants.has_zombie(self.stream, partition)
             ):
                 continue
-            if end < acknowledged:
+            if end < min(acknowledged, self.invariants.acked_end(self.stream, incarnation, partition)):
                 self.world.broken(
                     "LatestCoversAcknowledged",
                     f"{self.process.name} asked {self.stream}/{partition} for its end and got {end}, when records up to"

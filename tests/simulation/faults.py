@@ -20,7 +20,7 @@ from tests.simulation.keyed import READERS
 from tests.simulation.members import MEMBERS
 from tests.simulation.messaging import Weather
 from tests.simulation.repartitions import CHANGES
-from tests.simulation.scenarios.catalog import LATER_SCENARIOS, SCENARIOS
+from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS, SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
 from tests.simulation.transactors import TRANSACTORS
 
@@ -501,7 +501,7 @@ def _scenario(fault: Fault, cluster: Cluster) -> bool:
         if to_its_end:
             cluster.faults[name] = cluster.faults.get(name, 0) + 1
 
-    ScenarioRun(cluster).begin((SCENARIOS | LATER_SCENARIOS)[fault.detail], ended)
+    ScenarioRun(cluster).begin((SCENARIOS | LATER_SCENARIOS | ASKED_SCENARIOS)[fault.detail], ended)
     return True
 
 

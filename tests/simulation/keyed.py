@@ -13,20 +13,25 @@ from random import Random
 from typing import TYPE_CHECKING, Final, Literal
 
 from tests.simulation.invariants import Acknowledged
+from tests.simulation.invariants.base import Given
 from tests.simulation.invariants.history import rows
 from tests.simulation.invariants.routing import SHARED, is_keyed
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.client.connection import Client
 from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client.positions import Anchor
 from tidelog.client.producer import Producer
 from wire.errors import Code, TidelogError
+from wire.groups import StreamPartition
+from wire.types import Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
+    from tidelog.client.partition_reader import PartitionReader
     from tidelog.client.records import Batch, Receipt
+    from wire.groups_pb2 import CommitRequest
     from wire.subjects import Subjects
-    from wire.types import PartitionKey
 
 KEYS: Final = 4
 """Of each producer."""
@@ -135,6 +140,11 @@ class KeyReader:
         self.rng = Random(f"{world.seed}-{self.name}")
         self.process = Process.begun(world, self.name, rate=1.0 + (self.rng.random() - 0.5) * 0.01)
         self.consumer: GroupConsumer[bytes, bytes] | None = None
+        self._goes_on = asyncio.Event()
+        """The program asks for records."""
+        self._goes_on.set()
+        self._came_to: dict[PartitionKey, tuple[PartitionReader, int]] = {}
+        """By which reading a batch was given last, and its end."""
         with self.process.running():
             self.connection = SimConnection(readers.nats, self.process, self.name)
             self.client = Client(self.connection, readers.subjects, server="nats://simulated", name=self.name)
@@ -155,10 +165,13 @@ class KeyReader:
             consumer._clock = consumer._stopwatch = self.process.time
             self.consumer = consumer
             try:
+                await consumer.start()
+                self._look_at_commits(consumer)
                 async for batch in consumer.batches():
-                    self._got(batch)
+                    self._got(batch, consumer)
                     if self.rng.random() < 0.2:
                         await asyncio.sleep(self.rng.random() * 0.2)
+                    await self._goes_on.wait()
             except TidelogError as error:
                 self.readers.world.say(f"{self.name} fails: {error}")
             self.consumer = None
@@ -168,17 +181,72 @@ class KeyReader:
                 self.readers.world.say(f"{self.name} is not closed: {error}")
             await asyncio.sleep(0.1)
 
-    def _got(self, batch: Batch) -> None:
+    def _look_at_commits(self, consumer: GroupConsumer[bytes, bytes]) -> None:
+        commits = consumer._commits
+        assert commits is not None
+        commit = commits._commit
+
+        async def looked_at(request: CommitRequest, timeout: float) -> None:
+            await commit(request, timeout)
+            for one in request.offsets:
+                if one.partition_incarnation:
+                    place = PartitionKey(
+                        StreamName(one.stream),
+                        Incarnation(one.incarnation),
+                        one.partition,
+                        Incarnation(one.partition_incarnation),
+                    )
+                    self.readers.clients.invariants.read_to(place, one.offset)
+
+        commits._commit = looked_at  # type: ignore[method-assign]
+
+    def _got(self, batch: Batch, consumer: GroupConsumer[bytes, bytes]) -> None:
+        invariants = self.readers.clients.invariants
+        life, reading = max(
+            (found for found in consumer._reading.readings.items() if found[0][0] == batch.stream),
+            key=lambda found: found[0],
+        )
+        reader = reading.readers[batch.partition]
+        place = PartitionKey(
+            StreamName(batch.stream),
+            Incarnation(life[1]),
+            batch.partition,
+            Incarnation(reader.fetcher.partition_incarnation),
+        )
+        first, end = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
+        began = consumer._reading.beginnings[StreamPartition(*life, batch.partition)]
+        last, came_to = self._came_to.get(place, (None, 0))
+        if reader is not last and reader.fetcher._start is Anchor.EARLIEST:
+            began = first  # what goes before it has read anything is not missed
+        self._came_to[place] = reader, end
+        invariants.given(Given(self.name, place, first, end, max(began, came_to), reader, reader.missed))
+        deleted_end = invariants.deleted_end(place)
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None and is_keyed(key) and value is not None:
                 where = f"{batch.stream}/{batch.partition} offset {offset}"
                 self.readers.given.add(value)
-                self.readers.clients.invariants.key_given(self.name, where, key, value)
+                invariants.key_given(self.name, where, key, value, is_deleted=offset < deleted_end)
 
     @property
     def assignment(self) -> set[int]:
         """The partitions that it reads, or is about to."""
         return {partition for _, partition in self.consumer.assignment} if self.consumer is not None else set()
+
+    def stand_still(self) -> None:
+        """The program asks for no more records until it goes on."""
+        self._goes_on.clear()
+
+    def pause(self) -> None:
+        """The program takes nothing more of the partitions that it reads now, until it goes on."""
+        with self.process.running():
+            if self.consumer is not None:
+                self.consumer.pause()
+
+    def go_on(self) -> None:
+        with self.process.running():
+            self._goes_on.set()
+            if self.consumer is not None:
+                self.consumer.resume()
 
     def die(self) -> None:
         self.process.kill()
@@ -230,6 +298,16 @@ class KeyReaders:
         self.lives[number] += 1
         self.members[number] = KeyReader(self, number, self.lives[number])
 
+    def look_at_waits(self) -> bool:
+        """Whether a member waits for records of other partitions."""
+        is_waiting = False
+        for member in self.members:
+            gate = member.consumer._gate if member.consumer is not None and member.process.alive else None
+            for of, sources in gate.waiting.items() if gate is not None else ():
+                is_waiting = True
+                self.clients.invariants.waiting(member.name, of, sources)
+        return is_waiting
+
     def unsettled(self) -> str | None:
         """What was written with a key, is committed, and was not deleted, was given to a member. A group that begins at
         the latest record leaves out what is written to a stream that is made anew before a member reads it."""
@@ -246,7 +324,7 @@ class KeyReaders:
                 awaited.update({row.value: row.offset for row in rows(data) if is_keyed(row.key) and row.value})
             self._looked_at[key] = len(history.batches)
             for value, offset in [*awaited.items()]:
-                if value in self.given or offset < partition.purged_end:
+                if value in self.given or offset < invariants.deleted_end(key):
                     del awaited[value]
             if awaited:
                 return (

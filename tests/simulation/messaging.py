@@ -142,12 +142,21 @@ class Nats:
 
     def deafen(self, connection: SimConnection, *endings: str) -> Callable[[], None]:
         """Messages on such subjects are dropped without notice. Returns the function that ends it."""
-        connection.deaf_to = endings
+        before, connection.deaf_to = connection.deaf_to, endings
 
         def hears() -> None:
-            connection.deaf_to = ()
+            connection.deaf_to = before
 
         return hears
+
+    def mute(self, connection: SimConnection, *endings: str) -> Callable[[], None]:
+        """What it sends on such subjects is dropped without notice. Returns the function that ends it."""
+        connection.mute_on = endings
+
+        def speaks() -> None:
+            connection.mute_on = ()
+
+        return speaks
 
     def is_held(self, connection: SimConnection, subject: str) -> bool:
         """A message on it was sent, and waits until the connection is unblocked."""
@@ -235,6 +244,9 @@ class Nats:
             self.believed.sent(message)
         if self.overhears is not None:
             self.overhears(message)
+        connection = session.connection
+        if connection.mute_on and subject.endswith(connection.mute_on):
+            return
         weather = self.weather
         if weather.loss and self.rng.random() < weather.loss:
             self.world.say(f"LOST on the way to {subject}")
@@ -352,6 +364,7 @@ class SimConnection:
         self.unblocked_at = -math.inf
         self.slowness = 1.0
         self.deaf_to: tuple[str, ...] = ()
+        self.mute_on: tuple[str, ...] = ()
         self.handlers: dict[int, tuple[str, MessageHandler | BulkHandler]] = {}
         self.queues: dict[int, str] = {}
         """By subscription, of those that have one."""

@@ -74,6 +74,7 @@ from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import group_partitions
 from tidelog.client.accumulator import PartitionAccumulator
+from tidelog.client.group_gate import GroupGate
 from tidelog.client.membership import Membership
 from tidelog.client.producer import Producer
 from tidelog.client.rerouting import Routes
@@ -840,6 +841,21 @@ MUTANTS: tuple[Mutant, ...] = (
         (group_partitions._first_start, "if start is Anchor.EARLIEST or not", "if True or not"),
         in_repartitions=True,
     ),
+    _mutant(
+        "a group waits for records that are deleted",
+        (GroupGate._ask_log_starts, "self._know(of, incarnation, start)", "pass"),
+        scenario="repartitioned while records go",
+    ),
+    _mutant(
+        "the newest version is taken before all sources have told",
+        (Stream.awaits_sources, "number % self._step in self._untold", "False"),
+        scenario="late source",
+    ),
+    _mutant(
+        "a leader takes batches of the newest partitioning version before all sources of their keys have told",
+        (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
+        scenario="late source",
+    ),
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
@@ -1088,13 +1104,6 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (repartition._why_not_told, "item.version != stream.partitioning_version", "False"),
         ),
         "metadata/cutovers_are_told_by_leaders",
-    ),
-    (
-        _mutant(
-            "the newest version is taken before all sources have told",
-            (Stream.awaits_sources, "number % self._step in self._untold", "False"),
-        ),
-        "metadata/a_stream_grows",
     ),
     (
         _mutant(
@@ -1570,13 +1579,6 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (GroupShard._end_transaction, "if request.commits and left:", "if left:"),
         ),
         "groups/offsets_of_a_transaction",
-    ),
-    (
-        _mutant(
-            "a leader takes batches of the newest partitioning version before all sources of their keys have told",
-            (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
-        ),
-        "replication/a_partition_waits_for_the_sources_of_its_keys",
     ),
 )
 """Mutants of states that no run of the simulation reaches (an unclean election, files of an earlier version), and of

@@ -126,6 +126,20 @@ class Operator:
                 self._deletions[incarnation, partition] = Deletion(start, clients.world.now)
         self.waits -= 1
 
+    def delete_below(self, partition: int, before: int) -> None:
+        """Nobody looks for these records afterwards: the partition may be removed, and made anew."""
+        self.waits += 1
+        self._clients.spawn(lambda: self._delete_below(partition, before))
+
+    async def _delete_below(self, partition: int, before: int) -> None:
+        clients = self._clients
+        try:
+            (changed,) = await clients.client.delete_records(clients.stream, {partition: before})
+            clients.world.say(f"{clients.stream}/{partition} starts at {changed['log_start_offset']}")
+        except TidelogError as error:
+            clients.world.say(f"{clients.stream}/{partition} keeps its records below {before}: {error}")
+        self.waits -= 1
+
     async def _look_for_ever(self) -> None:
         clients = self._clients
         while True:

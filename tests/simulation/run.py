@@ -46,12 +46,13 @@ from tests.simulation.operators import Operator
 from tests.simulation.plan import WINDOW_MS, RunPlan, draw_transactions
 from tests.simulation.raft import RaftGroup
 from tests.simulation.repartitions import Repartitioner
-from tests.simulation.scenarios.catalog import LATER_SCENARIOS
+from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
 from tests.simulation.transactors import SimTransactors, small_transactions
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
 from wire.types import PartitionKey
 
+_LATER = LATER_SCENARIOS | ASKED_SCENARIOS
 START_LIMIT = 30.0
 CALM_LIMIT = 60.0
 STATE_INTERVAL = 2
@@ -90,6 +91,10 @@ class Result:
     committed_batches: int = 0
     removed_records: int = 0
     """By retention."""
+    passed_committed: int = 0
+    """Times at which a log start passed what the group that reads keys had committed."""
+    passed_cutovers: int = 0
+    """Times at which it passed the end of a layout that this group had not read to."""
     seconds: float = 0.0
 
 
@@ -101,8 +106,10 @@ def _rng_of_later_scenario(seed: int) -> Random:
     return Random(f"later scenario of {seed}")
 
 
-def scenario_of(seed: int) -> str | None:
-    return draw_scenario(_rng_of_plan(seed)) or draw_later_scenario(_rng_of_later_scenario(seed))
+def scenario_of(seed: int, asked: str | None = None) -> str | None:
+    """`asked`: in place of the one that the seed gives, as in all of these; of `LATER_SCENARIOS` or
+    `ASKED_SCENARIOS`."""
+    return asked or draw_scenario(_rng_of_plan(seed)) or draw_later_scenario(_rng_of_later_scenario(seed))
 
 
 def _rng_of_transactions(seed: int) -> Random:
@@ -113,14 +120,14 @@ def has_transactions(seed: int) -> bool:
     return draw_transactions(_rng_of_transactions(seed), scenario_of(seed))
 
 
-def plan_of(seed: int) -> RunPlan:
-    return _drawn(seed, _rng_of_plan(seed))
+def plan_of(seed: int, asked: str | None = None) -> RunPlan:
+    return _drawn(seed, _rng_of_plan(seed), asked)
 
 
-def _drawn(seed: int, rng: Random) -> RunPlan:
+def _drawn(seed: int, rng: Random, asked: str | None) -> RunPlan:
     """`rng`: of the plan, from its beginning; afterwards the schedule may be drawn of it."""
-    first, scenario = draw_scenario(rng), scenario_of(seed)
-    plan = RunPlan.drawn(rng, first).keeping_less(Random(f"retention of {seed}"))
+    first, scenario = draw_scenario(rng), scenario_of(seed, asked)
+    plan = RunPlan.drawn(rng, None if asked else first).keeping_less(Random(f"retention of {seed}"))
     plan = plan.compacting(Random(f"compaction of {seed}"))
     plan = plan.forgetting(Random(f"producers of {seed}"))
     plan = plan.identifying(Random(f"message ids of {seed}"))
@@ -128,18 +135,20 @@ def _drawn(seed: int, rng: Random) -> RunPlan:
     plan = plan.grouping(Random(f"group of {seed}"), scenario)
     plan = plan.transacting(_rng_of_transactions(seed), scenario)
     plan = plan.repartitioning(Random(f"repartitions of {seed}"), scenario)
-    return plan.of_later_scenario(scenario) if scenario in LATER_SCENARIOS else plan
+    return plan.of_later_scenario(scenario) if scenario in _LATER else plan
 
 
 class Cluster:
-    def __init__(self, world: World, schedule: list[Fault] | None = None) -> None:
+    def __init__(self, world: World, schedule: list[Fault] | None = None, asked: str | None = None) -> None:
         rng = _rng_of_plan(world.seed)
-        self.plan = _drawn(world.seed, rng)
+        self.plan = _drawn(world.seed, rng, asked)
         names = tuple(f"b{number + 1}" for number in range(self.plan.brokers))
         if schedule is None:
-            scenario = scenario_of(world.seed)
-            schedule = draw(rng, names, self.plan.duration, scenario if scenario not in LATER_SCENARIOS else None)
-            if scenario in LATER_SCENARIOS:
+            scenario = scenario_of(world.seed, asked)
+            schedule = draw(rng, names, self.plan.duration, scenario if scenario not in _LATER else None)
+            if scenario in _LATER:
+                if scenario in ASKED_SCENARIOS:
+                    schedule = schedule[::4]  # they are long
                 schedule = draw_around(_rng_of_later_scenario(world.seed), scenario, schedule)
             if len(schedule) > 1:
                 schedule += draw_forger(Random(f"forger of {world.seed}"), self.plan.duration)
@@ -226,6 +235,7 @@ class Cluster:
         )
         settings = Random(f"settings of the readers of {world.seed}")
         self.readers = KeyReaders(self.clients, self.subjects, settings) if self.plan.has_repartitions else None
+        self.key_producers: list[KeyedProducer] = []
         self.repartitioner = Repartitioner(self.clients)
         metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
@@ -359,8 +369,9 @@ class Cluster:
             self.readers.begin(START_LIMIT)
             clients.spawn(clients.follow_partitions)
             is_one_deaf = Random(f"deaf producer of {world.seed}").random() < DEAF_SHARE
-            for number in (0, 1):
-                KeyedProducer(clients, self.subjects, number, is_deaf=is_one_deaf and number == 1)
+            self.key_producers = [
+                KeyedProducer(clients, self.subjects, number, is_deaf=is_one_deaf and number == 1) for number in (0, 1)
+            ]
         for other in self.workloads[1:]:
             self._create("t", other, config)
             other.spawn(lambda other=other: other.produce("all"))  # type: ignore[misc]
@@ -519,10 +530,15 @@ class Cluster:
 
 
 def run(
-    seed: int, *, traced: bool = False, schedule: list[Fault] | None = None, cpu_seconds: float = CPU_LIMIT
+    seed: int,
+    *,
+    traced: bool = False,
+    schedule: list[Fault] | None = None,
+    scenario: str | None = None,
+    cpu_seconds: float = CPU_LIMIT,
 ) -> Result:
-    """One seed, from beginning to end. `schedule`: in place of the one that the seed gives. A run that takes more CPU
-    time than `cpu_seconds` has failed."""
+    """One seed, from beginning to end. `schedule`, `scenario`: in place of those that the seed gives. A run that takes
+    more CPU time than `cpu_seconds` has failed."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
     with (
@@ -531,7 +547,7 @@ def run(
         small_groups(),
         small_transactions(),
     ):
-        cluster = Cluster(world, schedule)
+        cluster = Cluster(world, schedule, scenario)
         broken: InvariantBroken | None = None
         try:
             with cpu_limit(cpu_seconds):
@@ -556,6 +572,8 @@ def run(
         acknowledged=sum(clients.acknowledged for clients in cluster.workloads),
         refused=sum(clients.refused for clients in cluster.workloads),
         removed_records=sum(history.removed_to for history in cluster.invariants.history.of.values()),
+        passed_committed=cluster.invariants.committed_reading.passed_committed,
+        passed_cutovers=cluster.invariants.committed_reading.passed_cutovers,
         committed_batches=cluster.invariants.history.batches,
         seconds=time.perf_counter() - began,
     )

@@ -158,6 +158,16 @@ def test_a_stream_goes_from_three_partitions_to_six_and_to_four_under_kills(seed
     assert result.faults["scenario repartitioned under kills"] == 1
 
 
+@pytest.mark.parametrize("seed", [4, 7, 8])
+def test_a_group_goes_on_where_records_go_before_it_has_read_them(seed: int) -> None:
+    name = "repartitioned while records go"
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+    assert result.passed_committed > 0
+    assert result.passed_cutovers > 0
+
+
 def test_a_repartition_is_finished_when_clients_have_adopted_it() -> None:
     """Nothing else brings a push."""
     seed = next(seed for seed in count(1) if (plan := plan_of(seed)).has_repartitions and plan.adoption_timeout_s > 10)
@@ -218,8 +228,9 @@ def test_a_seed_that_is_broken_without_the_mutant_proves_nothing(monkeypatch: py
     number = next(number for number, mutant in enumerate(MUTANTS) if mutant.scenario is None)
     asked: list[int] = []
 
-    def judged(seed: int) -> Result:
+    def judged(seed: int, *, scenario: str | None) -> Result:
         """Seed 2 is broken whatever runs, seed 4 when it is asked first, with the mutant."""
+        assert scenario is None
         asked.append(seed)
         is_broken = seed == 2 or (seed == 4 and asked.count(4) == 1)
         return Result(seed, InvariantBroken("AckedIsCommitted", "a story") if is_broken else None)

@@ -84,6 +84,23 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """A batch that a member of a group was given, whatever its keys."""
+
+    who: str
+    key: PartitionKey
+    first: int
+    """Offset of its first record."""
+    end: int
+    began: int
+    """Where this reading of the partition began, or has come to before the batch, if that is higher."""
+    reading: object
+    """One for each time at which the member began to read the partition."""
+    missed: int
+    """Records that it was told to have missed in this reading, up to now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Numbered:
     """A record of an idempotent producer, as it is stored in the end."""
 
@@ -206,8 +223,18 @@ class Invariant:
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""
 
-    def on_key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
-        """A member was given a record of `tests.simulation.keyed`."""
+    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
+        """A member was given a record of `tests.simulation.keyed`. `is_deleted`: by now. It was fetched before."""
+
+    def on_given(self, given: Given) -> None:
+        """A member of the group that reads keys was given a batch."""
+
+    def on_read_to(self, key: PartitionKey, offset: int) -> None:
+        """The commit of a member of that group was acknowledged: `offset` is the next one to read."""
+
+    def on_waiting(self, who: str, of: StreamPartition, sources: Mapping[StreamPartition, int]) -> None:
+        """A member of that group is given nothing of a partition before the group has read `sources` up to these
+        offsets."""
 
     def on_adoption_told(self, who: str, stream: str, generation: int, version: int) -> None:
         """A client is about to tell that it goes by the routes of that generation; its producer goes by `version`."""

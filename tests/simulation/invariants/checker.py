@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver
-from tests.simulation.invariants.base import Acknowledged, Commit, Invariant, Move, Numbered, Scene
+from tests.simulation.invariants.base import Acknowledged, Commit, Given, Invariant, Move, Numbered, Scene
 from tests.simulation.invariants.clients import (
     AckedIsCommitted,
     ConsumersSeeOneValue,
@@ -29,6 +29,11 @@ from tests.simulation.invariants.commits import (
 )
 from tests.simulation.invariants.groups import CommittedOffsetsStay, OneReaderPerPartition, OnlyHoldersCommit
 from tests.simulation.invariants.history import CommittedHistory, batches_of
+from tests.simulation.invariants.key_readers import (
+    CommittedIsNotGivenAgain,
+    NobodyWaitsForDeletedRecords,
+    OnlyDeletedRecordsAreSkipped,
+)
 from tests.simulation.invariants.levels import FloorHolds, HeldByAllStays, SyncedByAllStays
 from tests.simulation.invariants.metadata import (
     CompareAndSet,
@@ -149,6 +154,9 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     CutoversAreExact,
     KeysAreStoredInOrder,
     KeysAreGivenInOrder,
+    CommittedIsNotGivenAgain,
+    OnlyDeletedRecordsAreSkipped,
+    NobodyWaitsForDeletedRecords,
 )
 """The first that falls is the one that is named."""
 
@@ -198,6 +206,7 @@ class Invariants:
         self.history = CommittedHistory(world)
         scene = Scene(world, raft, brokers, self.history)
         self._all = tuple(invariant(scene) for invariant in INVARIANTS)
+        self.committed_reading = next(one for one in self._all if isinstance(one, CommittedIsNotGivenAgain))
         self._on_commit = self._that_override("on_commit")
         self._on_partition = self._that_override("on_partition")
         self._on_report = self._that_override("on_report")
@@ -223,6 +232,9 @@ class Invariants:
         self._on_offset_committed = self._that_override("on_offset_committed")
         self._on_offset_told = self._that_override("on_offset_told")
         self._on_key_given = self._that_override("on_key_given")
+        self._on_given = self._that_override("on_given")
+        self._on_read_to = self._that_override("on_read_to")
+        self._on_waiting = self._that_override("on_waiting")
         self._on_adoption_told = self._that_override("on_adoption_told")
         self._on_key_acked = self._that_override("on_key_acked")
         self._on_transaction_told = self._that_override("on_transaction_told")
@@ -252,6 +264,8 @@ class Invariants:
     def _committed(self, commit: Commit) -> None:
         for invariant in self._on_commit:
             invariant.on_commit(commit)
+        for key in commit.outcome.changes.gone:
+            self._acked_ends.pop((key.stream, key.stream_incarnation, key.partition), None)
         for key in commit.outcome.changes.partitions:
             partition = self.raft.truth.partition(key)
             if partition is None:
@@ -382,6 +396,13 @@ class Invariants:
         for invariant in self._on_wipe:
             invariant.on_wipe(broker)
 
+    def deleted_end(self, key: PartitionKey) -> int:
+        """Offset below which records of the partition are deleted, or are so on some broker."""
+        partition, history = self.raft.truth.partition(key), self.history.of.get(key)
+        return max(
+            partition.purged_end if partition is not None else 0, history.removed_to if history is not None else 0
+        )
+
     def has_zombie(self, stream: str, partition: int) -> bool:
         """A broker believes that it leads, and another was elected."""
         for broker in self.brokers.values():
@@ -444,9 +465,21 @@ class Invariants:
         for invariant in self._on_offset_told:
             invariant.on_offset_told(of, offset, floor)
 
-    def key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
+    def key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
         for invariant in self._on_key_given:
-            invariant.on_key_given(who, where, key, value)
+            invariant.on_key_given(who, where, key, value, is_deleted=is_deleted)
+
+    def given(self, given: Given) -> None:
+        for invariant in self._on_given:
+            invariant.on_given(given)
+
+    def read_to(self, key: PartitionKey, offset: int) -> None:
+        for invariant in self._on_read_to:
+            invariant.on_read_to(key, offset)
+
+    def waiting(self, who: str, of: StreamPartition, sources: Mapping[StreamPartition, int]) -> None:
+        for invariant in self._on_waiting:
+            invariant.on_waiting(who, of, sources)
 
     def adoption_told(self, who: str, stream: str, generation: int, version: int) -> None:
         for invariant in self._on_adoption_told:

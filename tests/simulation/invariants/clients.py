@@ -57,7 +57,8 @@ class NoAcknowledgedRecordLost(Invariant):
             found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
             if found is None:
                 continue  # the stream was deleted
-            if ack.offset >= len(found) or found[ack.offset] != ack.value:
+            is_here = ack.offset < len(found) and found[ack.offset] == ack.value
+            if not is_here and not self.history.was_removed_with_its_partition(ack):
                 there = found[ack.offset] if ack.offset < len(found) else None
                 self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack}; there is {there!r:.60}")
         for ack, key, leader_epoch in self._by_leader:
@@ -75,12 +76,12 @@ class AckedIsCommitted(Invariant):
     def on_acked(self, ack: Acknowledged, *, promised: bool) -> None:
         if not promised:
             return
-        known = self.history.named(ack.stream, ack.stream_incarnation, ack.partition)
-        if known is None:
+        lives = self.history.lives(ack.stream, ack.stream_incarnation, ack.partition)
+        if not lives:
             self.broken(f"{ack} of a partition that has committed nothing")
-        key, history = known
-        if ack.offset >= history.end:
-            self.broken(f"{ack.by}: offset {ack.offset} of {key}, committed is {history.end}")
+        committed = max(history.end for _, history in lives)
+        if ack.offset >= committed:
+            self.broken(f"{ack.by}: offset {ack.offset} of {lives[-1][0]}, committed is {committed}")
 
 
 class RefusedIsNotStored(Invariant):

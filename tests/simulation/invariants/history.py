@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dataplane.broker.replica import Replica
     from tests.simulation.broker import SimBroker
+    from tests.simulation.invariants.base import Acknowledged
     from tests.simulation.world import World
     from wire.types import PartitionKey
 
@@ -88,14 +89,28 @@ class CommittedHistory:
             found = self.of[key] = History(decisions=self.decisions)
         return found
 
-    def named(self, stream: str, incarnation: int, partition: int) -> tuple[PartitionKey, History] | None:
-        """As clients name a partition: its newest life."""
-        lives = [
+    def lives(self, stream: str, incarnation: int, partition: int) -> list[tuple[PartitionKey, History]]:
+        """Of a partition as clients name it. It has several where it was removed, and made anew by a repartition."""
+        return [
             (key, history)
             for key, history in self.of.items()
             if (key.stream, key.stream_incarnation, key.partition) == (stream, incarnation, partition)
         ]
+
+    def named(self, stream: str, incarnation: int, partition: int) -> tuple[PartitionKey, History] | None:
+        """As clients name a partition: its newest life."""
+        lives = self.lives(stream, incarnation, partition)
         return max(lives, key=lambda life: life[0].partition_incarnation, default=None)
+
+    def was_removed_with_its_partition(self, ack: Acknowledged) -> bool:
+        """It was committed in an earlier life of the partition."""
+        return any(
+            row.offset == ack.offset and row.value == ack.value
+            for _, history in self.lives(ack.stream, ack.stream_incarnation, ack.partition)
+            for base, data in history.batches
+            if base <= ack.offset < parse_header(data).end_offset
+            for row in rows(data)
+        )
 
     def removed(self, key: PartitionKey, end: int) -> None:
         """A broker keeps nothing below `end` any more."""

@@ -129,7 +129,7 @@ class KeysAreStoredInOrder(Invariant):
 
 class KeysAreGivenInOrder(Invariant):
     """To members of a group that reads with order="key": the records of a key are given out in their order, over all
-    members; what was given out before may come again."""
+    members; what was given out before may come again, and what is deleted may come late: others do not wait for it."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -137,13 +137,15 @@ class KeysAreGivenInOrder(Invariant):
         """By key and value, to whom it was given first."""
         self._newest: dict[tuple[bytes, bytes], tuple[int, str]] = {}
 
-    def on_key_given(self, who: str, where: str, key: bytes, value: bytes) -> None:
+    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
         given = self._given.setdefault(key, {})
         writer, number, _ = value.split(b":")
         newest = self._newest.get((key, writer))
         if value in given:
             return
         if newest is not None and int(number) < newest[0]:
+            if is_deleted:
+                return
             self.broken(
                 f"{who} was given {value[:20]!r} of {key!r} at {where}, when number {newest[0]} had been given to"
                 f" {newest[1]}"

@@ -49,6 +49,11 @@ LATER_SCENARIOS: dict[str, Scenario] = {
 }
 """Drawn for runs that have none of the others, which so stay as they were."""
 
+ASKED_SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__.replace("_", " "): scenario for scenario in (partitions.repartitioned_while_records_go,)
+}
+"""In no run but those that are asked for by the name of their scenario: no seed draws them."""
+
 _REPARTITIONED: dict[str, Any] = {
     "partitions": 3,
     "min_isr": 2,
@@ -99,5 +104,18 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     },
     "repartitioned under kills": _REPARTITIONED | {"adoption_timeout_s": 0.3, "duration": 12.0},
     "late source": _REPARTITIONED,
+    "repartitioned while records go": _REPARTITIONED
+    | {
+        "streams": 1,
+        "rate": 2.0,
+        "quick": True,
+        "latency": 0.002,
+        "adoption_timeout_s": 0.3,
+        "duration": 25.0,
+        "segment_bytes": 4096,
+        "identifies": False,
+        "retention": (("retention_max_bytes", 1),),
+        "housekeeping_interval": 0.2,
+    },
 }
 """Values that the plan of a run must have for the scenario to work."""

@@ -17,10 +17,12 @@ from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD
+from wire.operations import METADATA
 from wire.types import PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from metadata.model import Partition, Stream
+    from tests.simulation.keyed import KeyedProducer
     from tests.simulation.run import Cluster
 
 POLL = 0.002
@@ -188,6 +190,20 @@ class ScenarioRun:
     def leader_of(self, partition: int) -> str | None:
         return self.stream.partitions[partition].leader
 
+    def start_of(self, partition: int) -> int:
+        """Where the log of that partition begins, as its leader has it; -1 where it has none."""
+        found = self.stream.partitions.get(partition)
+        leader = self.broker(found.leader).broker if found is not None and found.leader is not None else None
+        replica = leader._replicas.get(self.stream.key(partition)) if leader is not None else None
+        if found is None or replica is None or replica._log is None:
+            return -1
+        return max(replica._log.log_start_offset, found.purged_end)
+
+    def acked_end(self, partition: int) -> int:
+        """End of what was acknowledged with acks=all."""
+        clients = self.cluster.clients
+        return self.cluster.invariants.acked_end(clients.stream, clients.incarnation, partition)
+
     def untold(self) -> list[int]:
         """Partitions whose leaders have not reported where the layout before the newest ends."""
         return [number for number, start in enumerate(self.stream.layouts[-1].starts) if start == NOT_TOLD]
@@ -268,6 +284,21 @@ class ScenarioRun:
         self.cluster.lift(LONG, mend)
         return mend
 
+    def keep_from_routes(self, producer: KeyedProducer) -> Callable[[], object]:
+        """It hears no pushes, and its questions about the stream's metadata are lost, until the returned function is
+        called."""
+        nats, connection, stream = self.cluster.nats, producer.connection, self.stream.name
+        subjects = self.cluster.subjects
+        hears = nats.deafen(connection, subjects.push(stream))
+        speaks = nats.mute(connection, subjects.api(METADATA.name, stream), subjects.topology(stream))
+
+        def over() -> None:
+            hears()
+            speaks()
+
+        self.cluster.lift(LONG, over)
+        return over
+
     def slow_applies(self, name: str, slowness: float) -> Callable[[], object]:
         member = self.cluster.raft.nodes.get(self.broker(name).raft_address)
 
@@ -305,6 +336,10 @@ class ScenarioRun:
     def move_leader(self, target: str) -> None:
         """As an operator asks for it."""
         self.cluster.clients.ask_to_move_leader(0, target)
+
+    def delete_records(self, partition: int, before: int) -> None:
+        """As an operator asks for it."""
+        self.cluster.operator.delete_below(partition, before)
 
     def alter_min_isr(self, min_isr: int) -> None:
         """As an operator asks for it."""

@@ -183,9 +183,18 @@ async def test_a_partition_whose_sources_lost_their_records_waits_no_longer(
         await until(lambda: len(one.assignment) == len(two.assignment) == 2)
         await take(one, 5)
         assert await one.getone(timeout=0.05) is None
-        for partition in range(2):
-            world.broker.logs["s", partition].start = 5
-        assert (await take(one, 1))[0][1] in (2, 3)
+        waiting = dict(one.waiting)
+        ((partition, sources),) = waiting.items()
+        assert sources == {("s", partition[1] - 2): 5}
+        for source in range(2):
+            world.broker.logs["s", source].start = 4
+        assert await one.getone(timeout=0.3) is None, "a record is left below the cutover"
+        assert one.waiting == waiting
+        for source in range(2):
+            world.broker.logs["s", source].start = 5
+        assert await take(one, 1) == [(*partition, 0)]
+        assert one.waiting == {}
+        assert world.committed == {}, "nothing else has opened it"
 
 
 async def test_a_long_wait_is_told(

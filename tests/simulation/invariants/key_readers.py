@@ -1,0 +1,110 @@
+"""Promises to a group that reads with order="key", where records are deleted before it has read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.invariants.base import Given, Invariant, Scene
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dataplane.broker.replica import Replica
+    from tests.simulation.broker import SimBroker
+    from wire.groups import StreamPartition
+    from wire.types import PartitionKey
+
+PATIENCE: Final = 8.0
+"""Seconds for which a member of a sound cluster may wait for records that are deleted: it looks every 5 s."""
+
+
+class CommittedIsNotGivenAgain(Invariant):
+    """To members of a group: no record comes again that was committed."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._read_to: dict[PartitionKey, int] = {}
+        self.passed_committed = 0
+        """Times at which the log start of a partition passed what was committed there."""
+        self.passed_cutovers = 0
+        """Times at which it passed the end of a layout up to which nothing was committed."""
+
+    def on_read_to(self, key: PartitionKey, offset: int) -> None:
+        self._read_to[key] = max(self._read_to.get(key, 0), offset)
+
+    def on_given(self, given: Given) -> None:
+        committed = self._read_to.get(given.key, 0)
+        if given.first < committed:
+            self.broken(f"{given.who} was given {given.key} offset {given.first}, and {committed} was committed")
+
+    def on_log_start(self, broker: SimBroker, replica: Replica, before: int, start: int) -> None:
+        key, read_to = replica.key, self._read_to.get(replica.key)
+        partition = self.raft.truth.partition(key)
+        if read_to is None or partition is None or partition.leader != broker.id:
+            return
+        self.passed_committed += before <= read_to < start
+        layouts = self.raft.truth.streams[key.stream].layouts
+        ends = {layout.start(key.partition) for layout in layouts if layout.generation > key.partition_incarnation}
+        self.passed_cutovers += sum(max(before, read_to) < end <= start for end in ends)
+
+
+class OnlyDeletedRecordsAreSkipped(Invariant):
+    """To members of a group: over all members, each record of a partition comes that was not deleted before; and a
+    member is told how many it has missed."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._given_to: dict[PartitionKey, int] = {}
+        """Exclusive end of what any member was given."""
+        self._missed: dict[object, int] = {}
+        """By reading, records that it passed over."""
+
+    def on_given(self, given: Given) -> None:
+        key, history = given.key, self.history.history(given.key)
+        is_first = key.partition_incarnation == key.stream_incarnation
+        came_to = self._given_to.get(key, given.began if is_first else 0)
+        self._given_to[key] = max(came_to, given.end)
+        skipped = history.visible(came_to, given.first) if came_to < given.first else ()
+        if skipped and skipped[-1] >= history.removed_to:
+            self.broken(
+                f"{given.who} was given {key} offset {given.first} when members had come to {came_to}, and only what is"
+                f" below {history.removed_to} was deleted"
+            )
+        if given.began < given.first:
+            missed = self._missed.get(given.reading, 0) + len(history.visible(given.began, given.first))
+            self._missed[given.reading] = missed
+            if missed > given.missed:
+                self.broken(
+                    f"{given.who} was given {key} offset {given.first} after {given.began}: it has missed {missed}"
+                    f" records, and was told of {given.missed}"
+                )
+
+
+class NobodyWaitsForDeletedRecords(Invariant):
+    """To members of a group: nothing is waited for that is below the start of a log, whoever has that partition. Looked
+    at while the cluster is sound."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._since: dict[tuple[str, StreamPartition, StreamPartition, int], float] = {}
+
+    def on_waiting(self, who: str, of: StreamPartition, sources: Mapping[StreamPartition, int]) -> None:
+        for source, end in sources.items():
+            if not 0 <= end <= self._log_start(source):
+                continue
+            since = self._since.setdefault((who, of, source, end), self.world.now)
+            if self.world.now > since + PATIENCE:
+                self.broken(
+                    f"{who} has waited for {source} up to {end} since {since:.3f} to read {of}, and its log starts at"
+                    f" {self._log_start(source)}"
+                )
+
+    def _log_start(self, of: StreamPartition) -> int:
+        """As its leader has it; -1 where there is none."""
+        for key, partition in self.raft.truth.partitions():
+            if (key.stream, key.stream_incarnation, key.partition) == of and partition.leader is not None:
+                broker = self.brokers[partition.leader].broker
+                replica = broker._replicas.get(key) if broker is not None else None
+                if replica is not None and replica._log is not None:
+                    return max(replica._log.log_start_offset, partition.purged_end)
+        return -1
