@@ -276,17 +276,20 @@ class KeyReaders:
         self.members: list[KeyReader] = []
 
     def begin(self, limit: float) -> None:
-        """Returns when all partitions are read, before any record with a key is written."""
+        """Returns when all partitions are read, before any record with a key is written, and where they are read from
+        the latest record on, when that is committed: else another member could begin at a later one."""
         self.members = [KeyReader(self, number, 0) for number in range(READERS)]
         self._first_incarnation = self.clients.incarnation
         wanted = set(range(self.clients.partitions))
 
         def read_all() -> bool:
-            positions: set[int] = set()
+            begun: set[int] = set()
             for member in self.members:
-                if member.consumer is not None:
-                    positions |= {partition for _, partition in member.consumer.positions}
-            return positions == wanted
+                if (consumer := member.consumer) is not None and (commits := consumer._commits) is not None:
+                    is_early = self.start == "earliest"
+                    positions = consumer._reading.positions
+                    begun |= {of.partition for of in positions if is_early or commits.known(of) is not None}
+            return begun == wanted
 
         if not self.world.run_until(self.world.now + limit, read_all):
             self.world.broken("Liveness", f"no group {GROUP} after {limit} s")
