@@ -15,6 +15,8 @@ from tidelog.runtime.server import EmbeddedNatsServer
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 """Tests start brokers after they have used gRPC, whose handler of forks may end them with signal 11."""
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""Queries of tests are short: each JVM of Spark must start and compile quickly, not well."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

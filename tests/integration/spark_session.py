@@ -30,9 +30,6 @@ def local_spark(name: str, **settings: str) -> Iterator[SparkSession]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.session.timeZone", "UTC")
-            # Short queries: the JVM must start and compile quickly, not well.
-            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-            .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         )
         for key, value in settings.items():
             builder = builder.config(key.replace("__", "."), value)

@@ -30,8 +30,6 @@ SPARK_LIMIT = 240.0
 SPARK_OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    # Short queries: the JVM must start and compile quickly, not well.
-    "spark.driver.extraJavaOptions": "'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'",
 }
 
 

@@ -51,7 +51,7 @@ class Writer:
             receipt = await producer.send(value, key=key)
             self.sent[key].append(value)
             self.partitions.add(receipt.partition)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.002)
 
     def stop(self) -> None:
         self._is_over = True

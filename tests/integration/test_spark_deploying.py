@@ -34,7 +34,6 @@ LIMIT = 240.0
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
@@ -119,11 +118,11 @@ def running(folder: Path, name: str, sign: str, *command: str, **more: str) -> I
 def test_py_files_on_a_local_cluster(
     cluster: DevCluster, stream: str, bare_python: str, packages: Path, tmp_path: Path
 ) -> None:
-    """The executors are processes of their own, which have the packages from --py-files alone."""
+    """The executor is a process of its own, which has the packages from --py-files alone."""
     zipped = packages / "tidelog.zip"
     found = submit(
         bare_python, tmp_path, zipped,
-        "--master", "local-cluster[2,1,1024]", "--py-files", str(zipped), str(JOB), cluster.nats_url, stream,
+        "--master", "local-cluster[1,2,1024]", "--py-files", str(zipped), str(JOB), cluster.nats_url, stream,
     )  # fmt: skip
     assert found.split() == ["batch", f"{RECORDS}", "stream", f"{RECORDS}"]
 

