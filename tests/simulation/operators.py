@@ -121,9 +121,10 @@ class Operator:
         else:
             start = changed["log_start_offset"]
             clients.world.say(f"{clients.stream}/{partition} starts at {start}; not known by {changed['not_yet']}")
+            end = start if before == "latest" else before  # the leader's log may begin above that; another one need not
             known = self._deletions[incarnation, partition]
-            if incarnation == clients.incarnation and start > known.end:
-                self._deletions[incarnation, partition] = Deletion(start, clients.world.now)
+            if incarnation == clients.incarnation and end > known.end:
+                self._deletions[incarnation, partition] = Deletion(end, clients.world.now)
         self.waits -= 1
 
     def delete_below(self, partition: int, before: int) -> None:
