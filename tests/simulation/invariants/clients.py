@@ -171,14 +171,17 @@ class NoDuplicates(Invariant):
 
 class MessageIdsAreStoredOnce(Invariant):
     """To publishers: a record that is sent again under its message id, by whomever, is stored once. Windows are longer
-    than runs, and no record of these streams goes."""
+    than runs, and no record of these streams goes but those that are deleted on request: the next leader does not know
+    the ids of these (R45)."""
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
         for key, history in self.history.of.items():
+            partition = self.raft.truth.partition(key)
+            purged_end = 0 if partition is None else partition.purged_end
             found: dict[bytes, int] = {}
             for _, data in history.batches:
                 for offset, message_id in RecordBatch.decode(data).message_ids():
-                    if message_id in found:
+                    if found.get(message_id, -1) >= purged_end:
                         self.broken(f"{message_id!r} is at offsets {found[message_id]} and {offset} of {key}")
                     found[message_id] = offset
 

@@ -60,20 +60,22 @@ class CommittedOffsetsStay(Invariant):
         self._acknowledged: dict[StreamPartition, int] = {}
 
     def on_offset_committed(self, commit: OffsetCommit) -> None:
-        self._acknowledged[commit.of] = max(self._acknowledged.get(commit.of, -1), commit.offset)
+        if self._exists(commit.of):
+            self._acknowledged[commit.of] = max(self._acknowledged.get(commit.of, -1), commit.offset)
+
+    def _exists(self, of: StreamPartition) -> bool:
+        """What was committed of a partition goes with it, where a retired one is removed, also what a coordinator takes
+        that has not heard of that yet."""
+        streams = {stream.incarnation: stream.partitions for stream in self.raft.truth.streams.values()}
+        return of.partition in streams.get(Incarnation(of.incarnation), {})
 
     def _floor_of(self, of: StreamPartition) -> int:
         """Below this nothing may be told from now on."""
         return self._acknowledged.get(of, -1)
 
     def on_commit(self, commit: Commit) -> None:
-        """What was committed of a partition goes with it, where a retired one is removed."""
-        if commit.kind != "remove_retired":
-            return
-        streams = {stream.incarnation: stream.partitions for stream in self.raft.truth.streams.values()}
-        for of in [*self._acknowledged]:
-            if of.partition not in streams.get(Incarnation(of.incarnation), {}):
-                del self._acknowledged[of]
+        if commit.kind == "remove_retired":
+            self._acknowledged = {of: offset for of, offset in self._acknowledged.items() if self._exists(of)}
 
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         if offset < min(floor, self._floor_of(of)):
