@@ -45,7 +45,7 @@ class Admin:
             raise typed(error) from None
         self._metadata.forget(stream)
         try:
-            return await self._api.call(
+            made = await self._api.call(
                 op.STREAM_CREATE,
                 name=stream,
                 subject=wanted,
@@ -59,9 +59,20 @@ class Admin:
                 raise
             # An answer was lost on the way, so it may be ours.
             found = await self._api.call(op.STREAM_DESCRIBE, stream)
-            if found["subject"] != wanted or partitions_spread_over(found) != count:
+            if (
+                found["subject"] != wanted
+                or partitions_spread_over(found) != count
+                or _partitioner_of(found) != (partitioner or DEFAULT_PARTITIONER)
+            ):
                 raise
             return found
+        if partitioner is not None and _partitioner_of(made) != partitioner:
+            raise BadConfig(
+                Code.BAD_CONFIG,
+                f"stream {stream} was created with partitioner={_partitioner_of(made)}: its brokers are of a version"
+                " that gives streams no other one; delete it and upgrade them, or let each producer choose",
+            )
+        return made
 
     async def ensure_stream(
         self,
@@ -98,7 +109,7 @@ class Admin:
             there = {
                 **found["config"],
                 "subject": found["subject"],
-                "partitioner": found.get("partitioner", DEFAULT_PARTITIONER),
+                "partitioner": _partitioner_of(found),
                 "partitions": str(partitions_spread_over(found)),
                 "replication_factor": str(found["replication_factor"]),
             }
@@ -147,6 +158,11 @@ class Admin:
             if found is None or found["leader"] != broker:
                 raise
             return found
+
+
+def _partitioner_of(described: op.StreamDescription) -> str:
+    """A broker of an older version tells none."""
+    return described.get("partitioner", DEFAULT_PARTITIONER)
 
 
 def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:

@@ -192,13 +192,28 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
     monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
     two = [blank(PartitionDescription, partition=number) for number in range(2)]
-    answer(transport, "stream.describe", blank(StreamDescription, name="n", subject="n", partitions=two))
+    ours = blank(StreamDescription, name="n", subject="n", partitions=two, partitioner="crc32c")
+    answer(transport, "stream.describe", ours)
     assert (await client.create_stream("n", partitions=2))["subject"] == "n"
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
     with pytest.raises(StreamExists):
         await client.create_stream("n", partitions=3)
+    answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
+    with pytest.raises(StreamExists):
+        await client.create_stream("n", partitions=2, partitioner="murmur2")
     answer(transport, "stream.delete", None, refusal(Code.UNKNOWN_STREAM))
     await client.delete_stream("n")
+
+
+async def test_a_partitioner_that_brokers_do_not_know_is_not_taken_for_given(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    of_older_brokers = blank(StreamDescription, name="n", subject="n", partitions=[blank(PartitionDescription)])
+    del of_older_brokers["partitioner"]
+    answer(transport, "stream.create", of_older_brokers, of_older_brokers, of_older_brokers)
+    assert await client.create_stream("n") == of_older_brokers
+    assert await client.create_stream("n", partitioner="crc32c") == of_older_brokers
+    with pytest.raises(BadConfig, match="stream n was created with partitioner=crc32c: its brokers are of a version"):
+        await client.create_stream("n", partitioner="murmur2")
 
 
 async def test_a_move_that_our_own_lost_request_made_is_no_error(
