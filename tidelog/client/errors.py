@@ -112,8 +112,8 @@ class IncorrectOffset(TidelogError):
 
 
 class PartitionRetired(TidelogError):
-    """A repartition has taken keys away from the partition that was chosen: it takes no records any more. Nothing was
-    written."""
+    """A repartition has taken keys away from the partition that was chosen: it takes no records any more. Or the
+    producer could not learn of the new layout within its delivery timeout. Nothing was written."""
 
 
 class StalePartitioning(TidelogError):

@@ -46,7 +46,8 @@ class ProducerLayouts:
         self._with_sessions = with_sessions
         self._next: StreamMetadata | None = None
         """Is adopted when a pipe is handed over: too many layouts are in use."""
-        self._left_over: frozenset[int] = frozenset()
+        self._left_out = range(0)
+        """Partitions that keys are not spread over any more, also those that were removed since."""
         self._routes: Routes[Pipe] | None = None
         self._routes = self.routes = Routes(first.name, self._made(first), make_waiting)
 
@@ -80,7 +81,7 @@ class ProducerLayouts:
         pipe = self.routes.for_partition(number)
         if pipe is not None:
             return pipe
-        if number in self._left_over:
+        if number in self._left_out:
             raise self.routes.not_routed(number)
         known = ", ".join(map(str, self.newest.targets))
         raise bad(f"there is no partition {partition!r} in {self.routes.stream!r}; it has {known}")
@@ -100,7 +101,8 @@ class ProducerLayouts:
 
     def _made(self, metadata: StreamMetadata) -> RoutedLayout[Pipe]:
         version, count = metadata.partitioning_version, metadata.layouts[-1].partitions
-        self._left_over = frozenset(partition for partition in metadata.partitions if partition >= count)
+        most = max(*(each.partitions for each in metadata.layouts), *(number + 1 for number in metadata.partitions))
+        self._left_out = range(count, most)
         layout: RoutedLayout[Pipe] = RoutedLayout(
             version, Partitioner(range(count), key_hash=self._key_hash, start=self._spread), {}
         )

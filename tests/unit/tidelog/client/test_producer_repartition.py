@@ -124,6 +124,12 @@ async def test_a_chosen_partition_is_kept_or_refused(cluster: Cluster) -> None:
         with pytest.raises(BadRequest, match="it has 0, 1"):
             await producer.send(b"f", partition=3)
     assert broker.logs["three", 2].end == 0
+    broker.streams["three"]["partitions"].pop()  # retention has removed it
+    async with client.producer("three") as producer:
+        with pytest.raises(PartitionRetired, match="partition 2 of stream 'three' takes no records"):
+            await producer.send(b"g", partition=2)
+        with pytest.raises(BadRequest, match="it has 0, 1"):
+            await producer.send(b"h", partition=3)
 
 
 async def test_a_record_that_expects_an_offset_is_not_written_elsewhere(cluster: Cluster) -> None:
