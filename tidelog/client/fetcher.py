@@ -163,7 +163,7 @@ class PartitionFetcher:
         self._source: BrokerId | None = None
         """The replica that was asked last; None: the leader."""
         self.followers = followers
-        self._skips_gaps = skips_gaps
+        self.skips_gaps = skips_gaps
 
     @property
     def is_resolved(self) -> bool:
@@ -343,7 +343,7 @@ class PartitionFetcher:
             if self._start is Anchor.EARLIEST and not self._has_begun:
                 self.position = end  # the log's start moved on between the look-up and the first read
                 return Wait(0.0)
-            if self._skips_gaps:
+            if self.skips_gaps:
                 self.position, self._last_record_epoch, self._has_begun = end, 0, True
                 return Skip(first, end if self.stop is None else min(end, self.stop))
         return Raise(

@@ -61,9 +61,9 @@ class OffsetLookup:
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
-        self._ends: dict[tuple[int, int, bool], int] = {}
-        """(stream incarnation, partition, with open transactions) -> the largest end that was told, which never goes
-        back."""
+        self._ends: dict[tuple[int, int, int, bool], int] = {}
+        """(stream incarnation, partition, its incarnation, with open transactions) -> the largest end that was told,
+        which never goes back."""
 
     async def beginnings(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
         """By partition, the offset of its oldest record. None: all partitions. Raises UnknownStream, BadRequest,
@@ -78,7 +78,7 @@ class OffsetLookup:
         layout, chosen = await self._chosen(stream, partitions)
         ends: dict[int, int] = {}
         for partition, (offset, _) in (await self._found(layout, chosen, Anchor.NEW, read_uncommitted)).items():
-            key = (layout.incarnation, partition, read_uncommitted)
+            key = (layout.incarnation, partition, layout.partitions[partition].incarnation, read_uncommitted)
             ends[partition] = self._ends[key] = max(offset, self._ends.get(key, 0))
         return ends
 

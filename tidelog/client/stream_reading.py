@@ -499,7 +499,7 @@ class StreamReading:
         """Some broker, or an invented message, had told that the partition is gone, and it is not."""
         stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
         reader = self._reader(layout, partition, AtOffset(self.ahead.fetched_to(partition)), stop)
-        reader.missed = old.missed
+        reader.fetcher.skips_gaps, reader.missed = old.fetcher.skips_gaps, old.missed
         self.readers[partition] = reader
         self._fetching += 1
         self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))

@@ -290,6 +290,31 @@ async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster)
         assert await take(consumer, 3) == [(2, 2), (2, 3), (2, 4)]
 
 
+@pytest.mark.parametrize(("on_gap", "is_told"), [(None, False), ("raise", True)])
+async def test_a_partition_that_was_said_to_be_gone_keeps_what_is_done_about_gaps(
+    cluster: Cluster, on_gap: Literal["raise"] | None, is_told: bool
+) -> None:
+    _, broker, client = cluster
+    broker.repartition("three", 2)
+    seed(broker, 2, 2)
+    async with client.consume("three", on_gap=on_gap) as consumer:
+        await take(consumer, 2)
+        partitions = broker.streams["three"]["partitions"]
+        gone = partitions.pop()
+        broker.streams["three"]["routing_generation"] += 1
+        await until(lambda: 2 not in consumer._reading._tasks)
+        seed(broker, 2, 3)
+        broker.logs["three", 2].start = 4
+        partitions.append(gone)
+        broker.streams["three"]["routing_generation"] += 1
+        if is_told:
+            with pytest.raises(OffsetOutOfRange, match="offset 2 of three/2 is below the start of its log, 4"):
+                await consumer.getone(timeout=5)
+        else:
+            assert await take(consumer, 1) == [(2, 4)]
+            assert consumer.missed[2] == 2
+
+
 async def test_a_partition_that_was_made_anew_between_two_looks_is_read_from_its_beginning(cluster: Cluster) -> None:
     _, broker, client = cluster
     seed(broker, 2, 3)
@@ -305,3 +330,15 @@ async def test_a_partition_that_was_made_anew_between_two_looks_is_read_from_its
         assert await take(consumer, 2) == [(2, 0), (2, 1)]
         changed = {number for number, life in consumer.incarnations.items() if life != before[number]}
         assert (changed, consumer.positions[2]) == ({2}, 2)
+
+
+async def test_the_end_of_a_partition_that_was_made_anew_is_that_of_its_new_log(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    seed(broker, 2, 3)
+    assert await client.offsets("three", "latest", partitions=[2]) == {2: 3}
+    broker.repartition("three", 2)
+    broker.streams["three"]["partitions"].pop()
+    del broker.logs["three", 2]
+    broker.repartition("three", 3)
+    seed(broker, 2, 1)
+    assert await client.offsets("three", "latest", partitions=[2]) == {2: 1}
