@@ -97,7 +97,7 @@ class PositionsFile:
                 for partition, offset in found["positions"].items()
             }
             of = {name: found[name] for name in self._of}
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError):
             raise self._bad("holds no positions of `tidelog subscribe --resume`; name another file") from None
         for name, ours in self._of.items():
             if of[name] == ours:

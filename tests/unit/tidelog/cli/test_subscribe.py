@@ -201,6 +201,7 @@ def test_another_partition_is_no_reason_to_begin_anew(world: World, tmp_path: Pa
         ("", "holds no positions"),
         ("[1]", "holds no positions"),
         ('{"positions": {"0": 1}}', "holds no positions"),
+        ('{"cluster": "c1", "stream": "s", "incarnation": 1, "positions": {"0": 1e999}}', "holds no positions"),
         ('{"cluster": "c1", "stream": "t", "incarnation": 1, "positions": {"0": 1}}', "is of stream 't', not 's'"),
         ('{"cluster": "c2", "stream": "s", "incarnation": 1, "positions": {"0": 1}}', "is of cluster 'c2', not 'c1'"),
     ],
