@@ -2,8 +2,9 @@
 
 The log is not cut and nothing is appended. Consumers find it where they look for a leader, and get the committed
 records below the damage and, where the damage was met in an open log, above it too. A request for a damaged record gets
-DAMAGED; a consumer may go on behind it. The answer to `.append` tells an operator's choices. Bare publishes get NATS's
-own "no responders": only a leader answers them.
+DAMAGED; a consumer may go on behind it. Where the damage was met at the opening, "latest" and a time get DAMAGED, too.
+The answer to `.append` tells an operator's choices. Bare publishes get NATS's own "no responders": only a leader
+answers them.
 
 It ends when a sound replica leads after all, or when an operator accepts the loss.
 """
@@ -130,6 +131,12 @@ class DamagedReplica(ReadableRole):
 
     # ------------------------------------------------------------------ consumers
     def _look_up(self, position: str, request: FetchRequest, inbox: str) -> None:
+        if position != "earliest" and self.log.known_end > self.log.log_end_offset:
+            # What was acknowledged behind the damage is not in the log as it was opened. A reader up to the end would
+            # take the records before the damage for all there are.
+            what = f"where it ends is not known; the sound records are those below offset {self._high_watermark}"
+            self.answers.error(inbox, self._damaged(what))
+            return
         match position:
             case "earliest":
                 self._fetch_from(request, self.first_record, inbox, looked_up=True)

@@ -6,6 +6,7 @@ Real disks and a real nats-server; metadata is played by the test, view by view.
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -236,6 +237,35 @@ async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client:
 
     await until(lambda: sound_end() == 10)
     assert said["failed"]
+
+
+async def test_the_last_copy_whose_damage_a_start_found_does_not_tell_where_it_ends(
+    client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """A reader up to "latest" would end before the damage, and take what it got for all that was acknowledged."""
+    node = await Node(A, tmp_path / "a").start(nats_server.url)
+    role = await node.leads(view())
+    await publish_all(client, 0, 60)
+    await node.close()
+    newest = max(role.log.directory.glob("*.log"))
+    os.truncate(newest, newest.stat().st_size - 500)  # a record and a part of one
+    again = await Node(A, tmp_path / "a").start(nats_server.url)
+    try:
+        again.broker.on_partitions([view(epoch=2)])
+        await until(lambda: again.metadata.withdrawals)
+        again.broker.on_partitions([view(leader=None, epoch=3, leader_epoch=2)])
+        await until(lambda: isinstance(again.replica.role, DamagedReplica) and again.replica.life.step is None)
+        assert again.replica.log_end_offset == 58
+        answer = await fetch(client, latest=True, max_bytes=0)
+        error = TidelogError.from_headers(answer.headers)
+        assert error is not None
+        assert error.code is Code.DAMAGED
+        assert "those below offset 58" in error.message
+        assert code(await fetch(client, timestamp=1, max_bytes=0)) is Code.DAMAGED
+        assert values(await fetch(client, offset=57))[57].startswith(b"record 57 ")
+        assert code(await fetch(client, offset=58)) is Code.DAMAGED
+    finally:
+        await again.close()
 
 
 async def test_the_last_copy_takes_no_records(a: Node, client: NatsConnection) -> None:

@@ -50,6 +50,10 @@ def lowered_min_isr(run: ScenarioRun) -> Steps:
     for name in others:
         run.kill(name)
     yield Until(lambda: run.isr == (last,))
+    if run.cluster.fragile:  # the disk that was harmed may be that of the only member
+        for name in others:
+            run.start(name)
+        return
     run.alter_min_isr(1)
     yield Until(lambda: run.min_isr == 1)
     before = run.committed
