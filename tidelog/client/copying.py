@@ -66,20 +66,21 @@ class CopyRequest(NamedTuple):
 
 
 async def copy_stream(client: Client, request: CopyRequest) -> CopiedStream:
-    source = await client.describe(stream_name(request.source))
     target = stream_name(request.target)
-    if target == request.source:
+    if target == stream_name(request.source):
         raise bad(f"stream {target} cannot be copied onto itself; choose another name for the copy")
     if target in INTERNAL_STREAMS:
         raise bad(f"{target} is the name of a stream of Tidelog's own; choose another one for the copy")
+    stop = request.stop
+    if stop == "latest":  # what is committed now: the copy has an end, however long it takes
+        stop = await client.offsets(request.source, "latest")
+    # After the ends: what lies below them was written under the layouts that are known now.
+    source = await client.describe(request.source)
     before = partitions_spread_over(source)
     count = before if request.partitions is None else request.partitions
     # Records of one key of a stream that was repartitioned are in several partitions.
     is_repartitioned = len(source.get("layouts", ())) > 1
     there = await _made(client, request, source, count)
-    stop = request.stop
-    if stop == "latest":  # what is committed now: the copy has an end, however long it takes
-        stop = await client.offsets(request.source, "latest")
     order: Literal["key", "partition"] = "key" if is_repartitioned else "partition"
     async with client.consume(request.source, start=request.start, stop=stop, on_gap="skip", order=order) as consumer:
         await consumer.start()

@@ -72,4 +72,4 @@ def _offset(value: bytes, lives: Mapping[str, int]) -> int:
         offset = told["offset"] if all(told[name] == life for name, life in lives.items()) else NEVER_SET
     except (ValueError, KeyError, TypeError, AttributeError):
         return NEVER_SET
-    return offset if type(offset) is int else NEVER_SET
+    return offset if type(offset) is int and NEVER_SET <= offset < 1 << 63 else NEVER_SET
