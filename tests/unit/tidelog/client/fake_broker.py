@@ -383,5 +383,5 @@ Cluster: TypeAlias = tuple[FakeTransport, FakeBroker, Client]
 def make(max_payload: int = 1 << 20) -> Cluster:
     transport = FakeTransport(Hub(), max_payload=max_payload)
     broker = FakeBroker(transport)
-    client = Client(transport, broker.subjects, server="nats://fake:4222", name="test", api_timeout=0.5)
+    client = Client(transport, broker.subjects, server="nats://fake:4222", name="test", api_timeout=1.0)
     return transport, broker, client

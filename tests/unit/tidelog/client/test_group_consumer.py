@@ -45,7 +45,7 @@ class World:
     def client(self) -> Client:
         """Each member has a connection of its own."""
         transport = FakeTransport(self.transport.hub)
-        client = Client(transport, self.broker.subjects, server="nats://fake:4222", name="test", api_timeout=0.5)
+        client = Client(transport, self.broker.subjects, server="nats://fake:4222", name="test", api_timeout=1.0)
         self.clients.append(client)
         return client
 

@@ -55,7 +55,7 @@ async def nobody_answers(transport: FakeTransport, client: Client, work: Corouti
     await client.close()
     asking.cancel()
     await asyncio.wait({asking})
-    await asyncio.sleep(0.7)  # longer than the client's api_timeout
+    await asyncio.sleep(1.2)  # longer than the client's api_timeout
     del asking
     gc.collect()
 
@@ -94,7 +94,7 @@ async def test_a_caller_that_gives_up_on_metadata_leaves_no_exception(cluster: C
     giving_up = asyncio.create_task(give_up())
     await asked_for_metadata(transport)
     await giving_up
-    await asyncio.sleep(0.7)  # longer than the client's api_timeout
+    await asyncio.sleep(1.2)  # longer than the client's api_timeout
     gc.collect()
     assert unretrieved == []
 
