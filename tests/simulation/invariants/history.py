@@ -55,17 +55,22 @@ class History:
 
     def visible(self, start: int, end: int) -> list[int]:
         """Offsets of the records that a consumer gets, from `start` on, below `end`."""
+        return [row.offset for row in self._visible_between(start, end)]
+
+    def holds_nothing(self, start: int, end: int) -> bool:
+        """No record that a consumer must get has an offset from `start` on, below `end`. Compaction may have removed
+        tombstones, and the records that they delete."""
+        newest = {row.offset if row.key is None else row.key: row for row in self._visible_between(start, end)}
+        return all(row.key is not None and row.value is None for row in newest.values())
+
+    def _visible_between(self, start: int, end: int) -> list[Row]:
         return [
-            row.offset
+            row
             for base, data in self.batches
             if base < end and parse_header(data).end_offset > start
             for row in self.visible_rows(data)
             if start <= row.offset < end
         ]
-
-    def holds_nothing(self, start: int, end: int) -> bool:
-        """No record that a consumer gets has an offset from `start` on, below `end`."""
-        return not self.visible(start, end)
 
 
 class CommittedHistory:

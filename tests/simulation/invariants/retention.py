@@ -46,6 +46,7 @@ class OnlyWhatHasOutlivedItsLimitsIsRemoved(Invariant):
                 for base, data in self.history.history(replica.key).batches
                 if before <= base < start
                 for _, header in iter_batches(data)
+                if header.end_offset > view.purged_end  # else it was deleted
             ),
             default=0,
         )

@@ -226,13 +226,17 @@ class TransactionsEndEverywhere(Invariant):
     def _check_replicas(self, key: PartitionKey, headers: list[BatchHeader]) -> None:
         partition = self.raft.truth.partition(key)
         assert partition is not None
+        logs = {}
         for name in partition.replicas:
             running = self.brokers[name].broker
             log = running._replicas[key]._log if running is not None else None
-            if log is None:
-                continue
+            if log is not None:
+                logs[name] = log
+        # A replica may have copied what another one had compacted, where nothing is left of aborted transactions.
+        clean_end = max((log.compaction_point.clean_end for log in logs.values()), default=0)
+        for name, log in logs.items():
             for header in headers:
-                if header.base_offset < max(log.log_start_offset, log.compaction_point.clean_end):
+                if header.base_offset < max(log.log_start_offset, clean_end):
                     continue
                 known = AbortedBatches(log.transactions.aborted(header.base_offset, header.end_offset))
                 commits = self.history.decisions[header.producer_id, header.producer_epoch]
