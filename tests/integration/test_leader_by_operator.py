@@ -78,7 +78,7 @@ async def test_a_move_that_cannot_be_is_refused_in_a_sentence(cluster: DevCluste
         target = next(broker for broker in old["isr"] if broker != leader)
         for arguments, says in (
             (("nosuch", "0", target), "'nosuch' does not exist"),
-            ((STREAM, "7", target), "partitions 0 to 0, not 7"),
+            ((STREAM, "7", target), "has partitions 0, not 7"),
             ((STREAM, "0", "b9"), "b9 holds no replica"),
             ((STREAM, "0", leader), f"{leader} leads {STREAM}/0 already"),
         ):
