@@ -46,7 +46,13 @@ class Node:
     """The service's `BrokerPort`."""
 
     def __init__(
-        self, broker: str, connection: NatsConnection, raft: Mapping[str, str], directory: Path, voter: bool
+        self,
+        broker: str,
+        connection: NatsConnection,
+        raft: Mapping[str, str],
+        directory: Path,
+        voter: bool,
+        settings: Mapping[str, Any],
     ) -> None:
         subjects = Subjects()
         self._broker = broker
@@ -71,7 +77,7 @@ class Node:
             ),
             transport=peers,
             subjects=subjects,
-            settings=MetadataSettings(),
+            settings=MetadataSettings(**settings),
             rng=Random(broker),
             monotonic=asyncio.get_running_loop().time,
             registration=Registration(
@@ -128,8 +134,11 @@ class Node:
         answer(TidelogError(Code.LEADER_NOT_MOVED, f"{move.key} is not drained here"))
 
 
-async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, voter: bool) -> None:
-    service = Node(broker, await NatsConnection.connect(nats, name=broker), raft, directory, voter).service
+async def run(
+    broker: str, nats: str, raft: Mapping[str, str], directory: Path, voter: bool, settings: Mapping[str, Any]
+) -> None:
+    connection = await NatsConnection.connect(nats, name=broker)
+    service = Node(broker, connection, raft, directory, voter, settings).service
     await service.start()
     await service.wait_registered()
     print("registered", flush=True)
@@ -137,5 +146,5 @@ async def run(broker: str, nats: str, raft: Mapping[str, str], directory: Path, 
 
 
 if __name__ == "__main__":
-    settings = json.loads(sys.argv[1])
-    asyncio.run(run(**(settings | {"directory": Path(settings["directory"])})))
+    given = json.loads(sys.argv[1])
+    asyncio.run(run(**(given | {"directory": Path(given["directory"])})))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import statistics
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -24,11 +23,14 @@ from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message
 
 SUBJECTS = Subjects()
+PATIENT = {"broker_silence_timeout_s": 2 * LIMIT, "leader_lease_s": 3 * LIMIT}
+"""Silence proves a death only after the test has ended: what a test sees of a death, refused probes and closed Raft
+connections have proved."""
 
 
 class MetadataCluster:
-    def __init__(self, url: str, directory: Path, client: NatsConnection) -> None:
-        self.url, self.directory, self.client = url, directory, client
+    def __init__(self, url: str, directory: Path, client: NatsConnection, settings: Mapping[str, float]) -> None:
+        self.url, self.directory, self.client, self.settings = url, directory, client, settings
         self.raft = dict(zip(("b1", "b2", "b3"), sorted(free_addresses(3)), strict=True))
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
@@ -41,6 +43,7 @@ class MetadataCluster:
             "raft": self.raft,
             "directory": str(directory),
             "voter": voter,
+            "settings": self.settings,
         }
         self.processes[broker] = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -92,9 +95,11 @@ class MetadataCluster:
 
 
 @pytest_asyncio.fixture
-async def cluster(nats_server: EmbeddedNatsServer, tmp_path: Path) -> AsyncIterator[MetadataCluster]:
+async def cluster(
+    nats_server: EmbeddedNatsServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[MetadataCluster]:
     client = await NatsConnection.connect(nats_server.url, name="test")
-    made = MetadataCluster(nats_server.url, tmp_path, client)
+    made = MetadataCluster(nats_server.url, tmp_path, client, getattr(request, "param", {}))
     try:
         for broker in made.raft:
             await made.start(broker)
@@ -107,37 +112,21 @@ async def cluster(nats_server: EmbeddedNatsServer, tmp_path: Path) -> AsyncItera
         await client.close()
 
 
-async def test_a_killed_broker_loses_its_leaderships_within_tens_of_milliseconds(
-    cluster: MetadataCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = asyncio.get_running_loop()
+@pytest.mark.parametrize("cluster", [PATIENT], indirect=True)
+async def test_a_killed_broker_loses_its_leaderships_before_the_silence_timeout(cluster: MetadataCluster) -> None:
     form = await cluster.api(
         "stream.create", name="flights", subject="flights", partitions=3, replication_factor=3, config={}
     )
     assert sorted(partition["leader"] for partition in form["partitions"]) == ["b1", "b2", "b3"]
-    gaps: dict[str, list[float]] = {"controller": [], "other": []}
-    for number in range(6):
-        # Reports of a connection younger than the grace are not believed; the last round began a broker.
-        await asyncio.sleep(1.2)
+    for wanted in ("other", "controller"):
         controller = (await cluster.api("cluster.status"))["controller"]
-        leaders = [partition["leader"] for partition in await cluster.partitions()]
-        wanted = "controller" if number % 2 else "other"
         victim = controller if wanted == "controller" else next(b for b in cluster.raft if b != controller)
-        was_leader = victim in leaders
-        began = loop.time()
         await cluster.kill(victim)
         await cluster.moved_from(victim)
-        if was_leader:
-            gaps[wanted].append(loop.time() - began)
         after = await cluster.partitions()
         assert all(victim not in partition["isr"] for partition in after if len(partition["isr"]) > 1)
         await cluster.start(victim)
         await cluster.registered(victim)
-    with capsys.disabled():
-        shown = {kind: [f"{gap * 1000:.0f} ms" for gap in seen] for kind, seen in gaps.items()}
-        print(f"\nkill -9 to the next leader: {shown}")
-    for seen in gaps.values():
-        assert not seen or statistics.median(seen) < 0.25
 
 
 async def test_the_whole_group_killed_comes_back_with_its_state(cluster: MetadataCluster) -> None:
@@ -160,6 +149,7 @@ async def test_the_whole_group_killed_comes_back_with_its_state(cluster: Metadat
         assert new["leader_epoch"] > old["leader_epoch"]
 
 
+@pytest.mark.parametrize("cluster", [PATIENT], indirect=True)
 async def test_an_observer_leads_and_its_death_is_found_by_probes(cluster: MetadataCluster) -> None:
     await cluster.start("o1", voter=False)
     await cluster.registered("o1")
