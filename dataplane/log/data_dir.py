@@ -230,8 +230,8 @@ class DataDir:
         return list_partitions(self.files, self.path)
 
     def remove_partition(self, key: PartitionKey) -> None:
-        """Removes the partition's folder durably; its log must be closed. A crash leaves the whole folder or none of
-        it listed. Raises DataDirError."""
+        """Removes the partition's folder durably, and that of its stream with the last one; its log must be closed. A
+        crash leaves the whole folder or none of it listed; the next start removes the rest. Raises DataDirError."""
         directory = self.partition_directory(key)
         removed = directory.with_name(directory.name + _REMOVED_SUFFIX)
         try:
@@ -239,19 +239,22 @@ class DataDir:
                 self.files.rename(directory, removed)
                 self.files.sync_directory(directory.parent)
             self.files.remove_tree(removed)
-            if self.files.is_directory(directory.parent) and not self.files.names(directory.parent):
-                self.files.remove_tree(directory.parent)
+            # Another partition of the stream may begin at this moment: the folder goes only while it holds nothing.
+            self.files.remove_empty_directory(directory.parent)
         except OSError as error:
             raise DataDirError(
                 f"{directory} cannot be removed ({error.strerror or error}): check its rights"
             ) from error
 
     def _finish_removals(self) -> None:
+        """A process may have died at any step of `remove_partition`, or before the first partition of a stream had a
+        folder. Called before any log is opened."""
         for stream in self.files.names(self.path):
             if _STREAM_NAME.fullmatch(stream) and self.files.is_directory(self.path / stream):
                 for name in self.files.names(self.path / stream):
                     if name.endswith(_REMOVED_SUFFIX):
                         self.files.remove_tree(self.path / stream / name)
+                self.files.remove_empty_directory(self.path / stream)
 
     def close(self) -> None:
         """Lets go of the lock."""

@@ -40,6 +40,10 @@ def is_no_space(error: OSError) -> bool:
     return error.errno in _NO_SPACE
 
 
+_NO_EMPTY_DIRECTORY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
+"""What rmdir says of a folder that holds something, of none, of a file or a link, and of a mount point."""
+
+
 class Space(NamedTuple):
     """Of a file system, in bytes."""
 
@@ -49,7 +53,8 @@ class Space(NamedTuple):
 
 
 class FileSystem(Protocol):
-    """The file system as the log needs it. All methods raise OSError; the implementation retries nothing."""
+    """The file system as the log needs it. All methods raise OSError; the implementation retries nothing,
+    except that `make_directory` begins anew when a parent that was empty is removed meanwhile."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """A handle. `create` makes the file when it is missing, `write` allows writing."""
@@ -100,6 +105,9 @@ class FileSystem(Protocol):
 
     def remove_tree(self, path: Path) -> None:
         """A folder with everything in it. No error when it does not exist."""
+
+    def remove_empty_directory(self, path: Path) -> None:
+        """A folder that holds nothing at the moment of the call; anything else stays, without an error."""
 
     def lock(self, path: Path) -> int | None:
         """Takes the exclusive lock on a file that is made when missing; None when another process holds it. Held
@@ -187,6 +195,12 @@ class RealFiles:
         return path.is_dir()
 
     def make_directory(self, path: Path) -> None:
+        try:
+            self._make_directory(path)
+        except FileNotFoundError:  # a parent was empty, and another thread has removed it meanwhile
+            self._make_directory(path)
+
+    def _make_directory(self, path: Path) -> None:
         missing = []
         while not path.is_dir():
             missing.append(path)
@@ -212,6 +226,13 @@ class RealFiles:
     def remove_tree(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+    def remove_empty_directory(self, path: Path) -> None:
+        try:
+            path.rmdir()
+        except OSError as error:
+            if error.errno not in _NO_EMPTY_DIRECTORY:
+                raise
 
     def lock(self, path: Path) -> int | None:
         handle = self.open(path, write=True, create=True)

@@ -470,6 +470,14 @@ class SimDisk:
                 raise self._crash
             del self._folders[directory]
 
+    def remove_empty_directory(self, path: Path) -> None:
+        if path in self._folders and not self.names(path):
+            crashes = self._step()
+            if not self.names(path):
+                del self._folders[path]
+            if crashes:
+                raise self._crash
+
     def lock(self, path: Path) -> int | None:
         if path in self._locked:
             return None

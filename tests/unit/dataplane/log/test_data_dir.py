@@ -230,4 +230,14 @@ class TestPartitions:
         assert data_dir.list_partitions() == []
         data_dir.close()
         DataDir.open(tmp_path, B1).close()
-        assert list((tmp_path / "flights-7").iterdir()) == []
+        assert not (tmp_path / "flights-7").exists()
+
+    def test_a_stream_folder_without_a_partition_ends_at_the_next_start(self, tmp_path: Path) -> None:
+        """A broker was killed between the removal of the last partition and that of the stream's folder, or before the
+        first partition had a folder."""
+        kept = tmp_path / "flights-8" / "0-1"
+        for directory in (tmp_path / "flights-7", kept, tmp_path / "raft"):
+            directory.mkdir(parents=True)
+        DataDir.open(tmp_path, B1).close()
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["flights-8", "raft"]
+        assert kept.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ def key(incarnation: int) -> PartitionKey:
 
 
 OLD, NEW = key(1), key(2)
+STREAM = HOME / "s-1"
+"""Of the old partition."""
 
 
 def opened(disk: SimDisk) -> DataDir:
@@ -59,7 +62,7 @@ def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
     data_dir = filled(disk, batches)
     assert bytes_below(disk, "s-1") > 1000
     data_dir.remove_partition(OLD)
-    assert bytes_below(disk, "s-1") == 0
+    assert not disk.is_directory(STREAM)
     assert data_dir.list_partitions() == []
     log = log_of(data_dir, NEW)
     assert (log.log_start_offset, log.log_end_offset) == (0, 0)
@@ -88,9 +91,44 @@ def test_a_crash_anywhere_leaves_the_partition_or_nothing_of_it(how: Survival, b
             assert (log.log_start_offset, log.log_end_offset) == (18, 40), "not begun: all of it is there"
             assert batches.stored(log)
         else:
-            assert bytes_below(disk, "s-1") == 0, "what a crash interrupted is finished at the next start"
+            assert not disk.is_directory(STREAM), "what a crash interrupted is finished at the next start"
         fresh = log_of(again, NEW)
         assert fresh.log_end_offset in (0, 1, 2, 3)
         assert b" of 1 " not in fresh.read_from_disk(Offset(0), max_bytes=10_000, end_offset=END)
         crash_at += 1
     assert crash_at > 5
+
+
+BESIDE = replace(OLD, partition=1, partition_incarnation=Incarnation(3))
+
+
+def begins_in_front_of(call: int, batches: Batches) -> bool:
+    """Of the removal of the other partition. False: the removal makes fewer system calls."""
+    disk = SimDisk()
+    data_dir = filled(disk, batches)
+    begins_at, has_begun = disk.calls + call, False
+
+    def begin() -> None:
+        nonlocal has_begun
+        if disk.calls == begins_at and not has_begun:
+            has_begun = True
+            log = log_of(data_dir, BESIDE)
+            batches.fill(log, 3, epoch=9)
+            log.sync()
+
+    disk.before_call = begin
+    data_dir.remove_partition(OLD)
+    if has_begun:
+        assert data_dir.list_partitions() == [BESIDE]
+        assert log_of(data_dir, BESIDE).log_end_offset == 3
+    return has_begun
+
+
+def test_a_partition_that_begins_while_the_last_other_one_of_its_stream_is_removed_keeps_its_folder(
+    batches: Batches,
+) -> None:
+    """As when a repartition is cancelled and begun anew."""
+    calls = 0
+    while begins_in_front_of(calls, batches):
+        calls += 1
+    assert calls > 3

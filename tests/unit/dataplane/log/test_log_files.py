@@ -38,6 +38,35 @@ def test_a_write_that_is_taken_in_pieces_is_written_whole(tmp_path: Path, monkey
     assert (tmp_path / "file").read_bytes() == b"\0\0abcdefghijklmnopq"
 
 
+def test_a_folder_is_made_also_where_its_empty_parent_is_removed_meanwhile(tmp_path: Path) -> None:
+    parent = tmp_path / "stream"
+
+    class RemovedOnce(RealFiles):
+        was_removed = False
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            if not self.was_removed:
+                parent.rmdir()
+                self.was_removed = True
+
+    files = RemovedOnce()
+    files.make_directory(parent / "partition")
+    assert files.was_removed
+    assert (parent / "partition").is_dir()
+
+
+def test_only_an_empty_folder_is_removed_as_one(tmp_path: Path) -> None:
+    (tmp_path / "full" / "inner").mkdir(parents=True)
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "full" / "inner", target_is_directory=True)
+    for name in ("full", "file", "link", "missing"):
+        REAL_FILES.remove_empty_directory(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link"]
+    REAL_FILES.remove_empty_directory(tmp_path / "full" / "inner")
+    assert list((tmp_path / "full").iterdir()) == []
+
+
 def test_handles_are_kept_up_to_the_capacity_the_oldest_closed_first(paths: list[Path]) -> None:
     handles = ReadHandles(REAL_FILES, capacity=2)
     numbers = []
