@@ -457,6 +457,14 @@ MUTANTS: tuple[Mutant, ...] = (
         scenario="nats restarts and the controller too",
     ),
     _mutant(
+        "the folder of a deleted stream stays",
+        (DataDir.remove_partition, "self.files.remove_tree(removed)", "pass"),
+    ),
+    _mutant(
+        "a restart keeps the folders of streams that were deleted meanwhile",
+        (Broker.on_partitions, "[k for k in self._replicas if k not in known]", "[]"),
+    ),
+    _mutant(
         "the leader-epoch file is not truncated with the log",
         (LeaderEpochCache.truncate_from, "self._entries = kept", "pass"),
         (LeaderEpochCache.assign, "entries = tuple(entry for entry in entries if entry.start < end)", "pass"),

@@ -13,11 +13,13 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
 from dataplane.broker.settings import StorageSettings
 from dataplane.log import recent_states
+from dataplane.log.data_dir import partition_directory
 from dataplane.replica.producers import DEFAULT_LIMITS
 from dataplane.replica.settings import ReplicaSettings
 from metadata.settings import MetadataSettings
@@ -462,6 +464,8 @@ class Cluster:
             for path in broker.disk.flipped_below(self.data):
                 if path.suffix == ".log":
                     return f"{path} on {broker.id} is damaged, and nobody notices"
+            if left := self._left_folders(broker):
+                return f"{broker.id} keeps {left[0]}, where it has no partition any more"
         for key, partition in truth.partitions():
             if partition.leader is None:
                 return f"{key} has no leader: {partition}"
@@ -493,6 +497,19 @@ class Cluster:
             if programs is not None and (unsettled := programs.unsettled()) is not None:
                 return unsettled
         return self.group.unsettled() if self.group is not None else None
+
+    def _left_folders(self, broker: SimBroker) -> list[Path]:
+        """Folders of partitions and of streams that belong to no partition of the broker."""
+        logs = [
+            partition_directory(self.data, key)
+            for key, partition in self.raft.truth.partitions()
+            if broker.id in partition.replicas
+        ]
+        wanted = {*logs, *(log.parent for log in logs)}
+        disk = broker.disk
+        streams = [self.data / name for name in disk.names(self.data)]
+        found = [*streams, *(stream / name for stream in streams for name in disk.names(stream))]
+        return [path for path in found if disk.is_directory(path) and path not in wanted]
 
     def _is_empty(self, key: PartitionKey) -> bool:
         """Its leader has no record any more: nothing is left to be read."""
