@@ -95,6 +95,8 @@ def test_the_login_and_the_certificates_of_raft_are_the_files(tmp_path: Path) ->
         ({"data_dir": "d"}, "", ["no id", "--id"]),
         ({"id": "b1"}, "", ["no data_dir", "--data-dir"]),
         ({**MINIMAL, "raft_address": "nohost"}, "", ["nohost", "HOST:PORT"]),
+        ({**MINIMAL, "raft_address": "h:7²"}, "", ["'h:7²'", "HOST:PORT"]),
+        ({**MINIMAL, "raft_peers": ("b2=h:" + "7" * 5000,)}, "", ["raft peer b2", "HOST:PORT"]),
         ({**MINIMAL, "raft_peers": ("b2",)}, "", ["b2", "ID=HOST:PORT"]),
         ({**MINIMAL, "raft_address": "h:1", "raft_peers": ("b2=h:2",)}, "", ["2 Raft voters", "1, 3 or 5"]),
         ({**MINIMAL, "log_level": "loud"}, "", ["loud", "debug"]),
