@@ -162,4 +162,4 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controll
         f" median {statistics.median(gaps) * 1e3:.0f}, worst {max(gaps) * 1e3:.0f}"
     )
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
-    assert statistics.median(gaps) < 0.5
+    assert statistics.median(gaps) < 0.25
