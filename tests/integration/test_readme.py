@@ -34,9 +34,11 @@ SPARK_OPTIONS = {
 
 
 def block(heading: str) -> str:
-    """The first code block after a heading in bold."""
+    """The first code block after a heading, in bold or of a section."""
     text = README.read_text()
-    found = re.compile(r"```\w+\n(.*?)```", re.DOTALL).search(text, text.index(f"**{heading}"))
+    begin = re.compile(rf"^(?:\*\*|## ){re.escape(heading)}", re.MULTILINE).search(text)
+    assert begin is not None, heading
+    found = re.compile(r"```\w+\n(.*?)```", re.DOTALL).search(text, begin.end())
     assert found is not None
     return found[1]
 
@@ -99,6 +101,16 @@ def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Pa
         said_by_python = run_file(tmp_path, "first_client", block("Python").replace(URL, url))
         assert re.search(r"^committed at \d:1$", said_by_python, re.MULTILINE), said_by_python
         assert said_by_python.count(" b'AA' b'") == 2, said_by_python
+        shared = run_file(tmp_path, "member", block("Share the work").replace(URL, url))
+        assert re.search(r"^\d [01] b'(hello|value)'$", shared, re.MULTILINE), shared
+        settings = block("What becomes of old records").replace(".venv/bin/tidelog", shlex.join(COMMAND))
+        altered = subprocess.run(
+            ["/bin/sh", "-eu", "-c", settings],
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+            env={"TIDELOG_SERVER": url, "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert altered.returncode == 0, altered.stderr
+        assert "created stream prices" in altered.stdout
         assert '"stream":"flights"' in run_file(tmp_path, "any_client", block("Any NATS client").replace(URL, url))
         try:
             ensure_java()

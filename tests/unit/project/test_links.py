@@ -48,19 +48,17 @@ PRODUCT = ("wire", "metadata", "dataplane", "tidelog", "spark_connector")
 
 def packages() -> Iterator[str]:
     for package in PRODUCT:
-        yield f"{package}/"
-        for folder in sorted((ROOT / package).iterdir()):
-            if (folder / "__init__.py").exists():
-                yield f"{package}/{folder.name}/"
+        for module in sorted((ROOT / package).rglob("__init__.py")):
+            yield f"{module.parent.relative_to(ROOT)}/"
 
 
 def test_the_map_of_the_readme_names_each_package() -> None:
     text = README.read_text()
     listed: set[str] = set()
-    outer = ""
-    for indent, name in re.findall(r"^( *)(\w+/) ", text[text.index("## Finding your way") :], re.MULTILINE):
-        outer = outer if indent else name
-        listed.add(outer + name if indent else name)
+    path: list[str] = []
+    for indent, name in re.findall(r"^((?:  )*)(\w+/) ", text[text.index("## Finding your way") :], re.MULTILINE):
+        path[len(indent) // 2 :] = [name]
+        listed.add("".join(path))
     assert set(packages()) <= listed, set(packages()) - listed
 
 
