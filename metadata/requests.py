@@ -364,7 +364,7 @@ class AdminRequests:
         item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
         return pb.Command(elect_leaders=pb.ElectLeaders(office=self._epoch(), items=[item]))
 
-    def unclean_elect(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
+    def elect_unclean(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         key, known = self._find(name, partition)
         wrong = why_not_unclean(self._state, key, known, broker)

@@ -132,7 +132,7 @@ class ClusterState(Cluster):
             case "allocate_producer_ids":
                 return producers.allocate_producer_ids(ledger, message.allocate_producer_ids)
             case "unclean_elect":
-                return partitions.unclean_elect(ledger, message.unclean_elect)
+                return partitions.elect_unclean(ledger, message.unclean_elect)
             case "prepare_repartition":
                 return repartition.prepare(ledger, message.prepare_repartition)
             case "cancel_repartition":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dataplane.log.state import LogState
     from wire.types import Offset
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Capturing:
@@ -59,7 +59,7 @@ class Capturing:
                 if offset <= state.durable_end:
                     state.derived.write(snapshot)
             except OSError as error:
-                logger.warning("%s: the state at offset %d is not written: %s", state.directory, offset, error)
+                _log.warning("%s: the state at offset %d is not written: %s", state.directory, offset, error)
             return encode_snapshot(snapshot)
 
     def is_without_past(self) -> bool:

@@ -58,7 +58,7 @@ MAX_CAPTURED = 2
 """Captured and not written yet; the oldest is forgotten, and built from the log should it be needed."""
 NEWEST_KEPT = 2
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class _Captured(NamedTuple):
@@ -131,7 +131,7 @@ class DerivedState:
             try:
                 self.write(Snapshot(*captured))
             except OSError as error:
-                logger.warning("%s: the state at offset %d is not written: %s", self._directory, captured.offset, error)
+                _log.warning("%s: the state at offset %d is not written: %s", self._directory, captured.offset, error)
             else:
                 written = True
             with suppress(ValueError):  # forgotten meanwhile
@@ -214,7 +214,7 @@ class DerivedState:
                 raise CorruptData(f"it is the state at offset {snapshot.offset}")
         except (CorruptData, OSError) as error:
             self.damaged[offset] = f"{path} is damaged and not used: {error}"
-            logger.warning("%s", self.damaged[offset])
+            _log.warning("%s", self.damaged[offset])
             return None
         return content, snapshot
 

@@ -44,7 +44,7 @@ SMALL_BYTES = 16 << 10
 SLOW_REST = 8
 MOST_SLOW_REST = 1024
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Syncable(Protocol):
@@ -217,7 +217,7 @@ class SyncScheduler:
         try:
             self._post(self._tell)
         except RuntimeError:
-            logger.warning("the event loop is closed: requests for syncs end unanswered")
+            _log.warning("the event loop is closed: requests for syncs end unanswered")
 
     def _tell(self) -> None:
         with self._wake:
@@ -226,5 +226,5 @@ class SyncScheduler:
             for done in served:
                 try:
                     done(outcome)
-                except Exception:  # the callbacks of other logs are called nevertheless
-                    logger.exception("what waited for a sync met a bug")
+                except Exception:  # noqa: BLE001 - it is logged, and the callbacks of other logs are called nevertheless
+                    _log.exception("what waited for a sync met a bug")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 INSTALLATION_FILE = "installation"
 """A snapshot; there from the moment at which the old log is given up until the new one is whole."""
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def begin(files: FileSystem, directory: Path, snapshot: Snapshot) -> None:
@@ -54,7 +54,7 @@ def finish(files: FileSystem, directory: Path) -> Snapshot | None:
     try:
         snapshot = decode_snapshot(content)
     except CorruptData as error:
-        logger.warning("%s is damaged; the log begins at offset 0: %s", path, error)
+        _log.warning("%s is damaged; the log begins at offset 0: %s", path, error)
         snapshot = Snapshot(Offset(0))
     _remove_old(files, directory)
     _make_new(files, directory, snapshot)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.files import FileSystem
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RESERVE_FILE = "reserve"
 """In the data folder."""
@@ -39,7 +39,7 @@ class Reserve:
             finally:
                 self._files.close(handle)
         except OSError as error:
-            log.info("no reserve is kept in %s: %s", self._path, error)
+            _log.info("no reserve is kept in %s: %s", self._path, error)
             self.release()
 
     def release(self) -> None:

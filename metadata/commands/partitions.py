@@ -148,7 +148,7 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
     return ledger.changed(Changes(partitions=tuple(sorted(changed))), items=tuple(codes))
 
 
-def unclean_elect(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
+def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
     refused = ledger.not_controller(command.office)
     if refused is not None:
         return refused

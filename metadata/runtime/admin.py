@@ -313,10 +313,10 @@ class Admin:
         return {"stream": stream.name, "partition": number, "replicas": replicas}
 
     @handles(op.PARTITION_UNCLEAN_ELECT)
-    async def unclean_elect(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
+    async def elect_unclean(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
         """Without `accept_loss` nothing is changed."""
         number, chosen = request.partition, BrokerId(request.broker)
-        command = self._context.core.requests.unclean_elect(request.stream, number, chosen)
+        command = self._context.core.requests.elect_unclean(request.stream, number, chosen)
         stream = find_stream(self._context.state, request.stream)
         key, known = stream.key(number), stream.partitions[number]
         held = (await self._ask_replicas(stream, known.replicas)).get(number, {})

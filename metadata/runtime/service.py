@@ -272,7 +272,7 @@ class MetadataService:
             "raft_applied": raft.applied_index,
             "has_quorum": raft.has_quorum,
             "lease_valid": self.lease_valid(self._context.monotonic()),
-            "open_wishes": len(self._outbound),
+            "outbound_requests": len(self._outbound),
             "unclean_elections": self.state.unclean_elections,
         }
 

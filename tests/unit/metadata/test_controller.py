@@ -620,12 +620,12 @@ def test_a_controller_out_of_controller_moves_nothing(controller: Controller) ->
 
 def test_an_unclean_election_is_refused_before_it_is_proposed(controller: Controller) -> None:
     with pytest.raises(TidelogError, match="0 to 1"):
-        controller.core.requests.unclean_elect("s", 7, BrokerId("a"))
+        controller.core.requests.elect_unclean("s", 7, BrokerId("a"))
     with pytest.raises(TidelogError, match="led by b") as refused:
-        controller.core.requests.unclean_elect("s", 0, BrokerId("c"))
+        controller.core.requests.elect_unclean("s", 0, BrokerId("c"))
     assert refused.value.code is Code.BAD_REQUEST
     with pytest.raises(TidelogError, match="x is not a live replica"):
-        controller.core.requests.unclean_elect("s", 0, BrokerId("x"))
+        controller.core.requests.elect_unclean("s", 0, BrokerId("x"))
 
 
 # ---- relief ----------------------------------------------------------------------------------------------------------

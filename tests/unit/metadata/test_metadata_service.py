@@ -173,7 +173,7 @@ async def test_an_isr_change_is_repeated_until_it_is_applied() -> None:
         )
         await until(lambda: others[1] not in world.view().isr)
         assert len(lost) == 3
-        assert leader.service.status()["open_wishes"] == 0
+        assert leader.service.status()["outbound_requests"] == 0
 
 
 async def test_a_stale_isr_change_is_forgotten() -> None:
@@ -195,7 +195,7 @@ async def test_a_stale_isr_change_is_forgotten() -> None:
         )
         command = pb.Command(withdraw=pb.Withdraw(items=[withdrawal]))
         world.group.commit(command.SerializeToString(), world.group.members[0])
-        await until(lambda: leader.service.status()["open_wishes"] == 0)
+        await until(lambda: leader.service.status()["outbound_requests"] == 0)
 
 
 async def test_a_withdrawal_is_repeated_in_whatever_epoch_until_the_replica_is_out() -> None:

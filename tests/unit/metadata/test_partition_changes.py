@@ -72,7 +72,7 @@ async def test_a_leader_is_heard_until_its_partition_is_resumed() -> None:
         )
         await until(lambda: not any(world.view(number).paused for number in range(3)))
         assert len(lost) == 3
-        assert leader.service.status()["open_wishes"] == 0
+        assert leader.service.status()["outbound_requests"] == 0
 
 
 async def test_records_are_deleted_below_an_offset_or_all_that_are_committed() -> None:

@@ -37,7 +37,7 @@ async def test_a_stream_grows_and_keys_go_to_all_of_it() -> None:
         await until(lambda: not any(world.view(number).awaits_sources for number in range(6)))
         stream = world.brokers["b"].service.state.streams[NAME]
         assert stream.layouts[-1].starts == (7, 7, 7)
-        assert not any(broker.service.status()["open_wishes"] for broker in world.brokers.values())
+        assert not any(broker.service.status()["outbound_requests"] for broker in world.brokers.values())
         leaders = [stream.partitions[number].leader for number in range(6)]
         assert [leaders.count(BrokerId(name)) for name in "abc"] == [2, 2, 2], "as if it had been made with six"
 
@@ -95,7 +95,7 @@ async def test_a_retired_partition_without_records_goes() -> None:
         await until(lambda: broker.gone == [view.key])
         assert world.view(0).further_subjects == ("s.1",)  # publishers may not know of its end
         assert len(lost) == 3
-        assert broker.service.status()["open_wishes"] == 0
+        assert broker.service.status()["outbound_requests"] == 0
         plan = (await world.api("stream.repartition", name="s", partitions=2))["plan"]
         assert (plan["made"], plan["used_again"]) == ([1], [])
 
@@ -126,7 +126,7 @@ async def test_a_cutover_is_told_until_it_is_known() -> None:
         await world.api("stream.repartition", name="s", partitions=4)
         await until(lambda: not any(world.view(number).awaits_cutover for number in range(3)))
         assert len(lost) == 5
-        assert not any(broker.service.status()["open_wishes"] for broker in world.brokers.values())
+        assert not any(broker.service.status()["outbound_requests"] for broker in world.brokers.values())
 
 
 async def test_it_is_cancelled_as_long_as_keys_are_spread_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
