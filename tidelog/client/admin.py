@@ -65,7 +65,9 @@ class Admin:
                 or _partitioner_of(found) != (partitioner or DEFAULT_PARTITIONER)
             ):
                 raise
+            self._metadata.on_created(stream, found["incarnation"])
             return found
+        self._metadata.on_created(stream, made["incarnation"])
         if partitioner is not None and _partitioner_of(made) != partitioner:
             raise BadConfig(
                 Code.BAD_CONFIG,
@@ -143,7 +145,7 @@ class Admin:
         except TidelogError as error:
             if error.code is not Code.UNKNOWN_STREAM or not error.detail(REPEATED):
                 raise
-        self._metadata.forget(stream)
+        self._metadata.on_deleted(stream)
 
     async def move_leader(self, stream: str, partition: int, broker: str) -> op.PartitionDescription:
         name = stream_name(stream)

@@ -138,6 +138,9 @@ class MetadataCache:
     def __init__(self, api: Api, transport: Transport, subjects: Subjects) -> None:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
+        self._created: dict[StreamName, Incarnation] = {}
+        """Of streams that this client has created and not deleted since: a broker that tells of an earlier life has not
+        applied the creation yet."""
         self._asking: dict[tuple[StreamName, bool], _Asking] = {}
         """By stream, and whether the controller is to answer."""
         self._updates = RouteUpdates(api, transport, subjects, self._on_push)
@@ -208,6 +211,16 @@ class MetadataCache:
     def forget(self, stream: str) -> None:
         self._known.pop(StreamName(stream), None)
 
+    def on_created(self, stream: StreamName, incarnation: int) -> None:
+        """By this client, which so may count on its existence at once."""
+        self.forget(stream)
+        self._created[stream] = Incarnation(incarnation)
+
+    def on_deleted(self, stream: StreamName) -> None:
+        """By this client."""
+        self.forget(stream)
+        self._created.pop(stream, None)
+
     async def _ask(self, name: StreamName, of_controller: bool) -> StreamMetadata:
         found = None if of_controller else await self._ask_any(name)
         if found is None:
@@ -227,7 +240,11 @@ class MetadataCache:
         """As some broker has applied them. None: none tells, or it is behind what is known; the controller is asked."""
         routes = await self._updates.ask(name)
         known = self._known.get(name)
-        if routes is None or (known is not None and routes["routing_generation"] < known.routing_generation):
+        if (
+            routes is None
+            or routes["incarnation"] < self._created.get(name, 0)
+            or (known is not None and routes["routing_generation"] < known.routing_generation)
+        ):
             return None
         try:
             found = StreamMetadata.of(routes, self._api.cluster_id)

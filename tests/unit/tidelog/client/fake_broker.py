@@ -84,12 +84,14 @@ class FakeBroker:
         self.silent: set[str] = set()
         self.asked: list[str | None] = []
         """The replica asked for records or positions; None: the leader."""
+        self.streams_made = 0
         self.producers_made = 0
         self.identity: tuple[int, int] | None = None
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "metadata": lambda body: self._stream(body["stream"]),
             "stream.create": self._create,
+            "stream.delete": self._delete,
             "stream.list": lambda _: {
                 "streams": [{**routes, "partitions": len(routes["partitions"])} for routes in self.streams.values()]
             },
@@ -103,7 +105,7 @@ class FakeBroker:
         self.streams[name] = {
             "name": name,
             "subject": name,
-            "incarnation": 10 + len(self.streams),
+            "incarnation": 10 + self.streams_made,
             "kind": "log",
             "partitioner": partitioner,
             "partitioning_version": 1,
@@ -125,6 +127,7 @@ class FakeBroker:
                 for p in range(partitions)
             ],
         }
+        self.streams_made += 1
         self._listen(name)
 
     def kill(self) -> None:
@@ -205,6 +208,11 @@ class FakeBroker:
             raise TidelogError(Code.STREAM_EXISTS, f"stream {body['name']!r} exists already")
         self.create(body["name"], body["partitions"])
         return blank(StreamDescription, **{**self.streams[body["name"]], "partitions": []})
+
+    def _delete(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._stream(body["name"])
+        del self.streams[body["name"]]
+        return {}
 
     def _new_producer(self) -> dict[str, Any]:
         self.producers_made += 1

@@ -200,6 +200,24 @@ async def test_the_controller_is_asked_where_a_broker_is_behind(brokers: Brokers
     assert (await client._metadata.refresh("three")).partitioning_version == 2
 
 
+async def test_the_routes_of_a_stream_that_this_client_made_anew_are_not_those_of_its_first_life(
+    brokers: Brokers,
+) -> None:
+    """The broker that is asked has applied neither the deletion nor the creation yet."""
+    broker, client = brokers.broker, brokers.client
+    first = await client._metadata.refresh("three")
+    brokers.told = dict(broker.streams["three"])
+    await client.delete_stream("three")
+    made = await client.create_stream("three", partitions=1)
+    assert made["incarnation"] > first.incarnation
+    assert (await client._metadata.refresh("three")).incarnation == made["incarnation"]
+    assert brokers.asked == [["three"]], "it was asked, and was not believed"
+    async with client.producer("three") as producer:
+        await producer.send(b"new")
+    ((request, _),) = broker.appends
+    assert request.stream_incarnation == made["incarnation"]
+
+
 async def test_a_broker_that_has_not_heard_of_a_stream_does_not_decide(brokers: Brokers) -> None:
     await brokers.client._metadata.refresh("three")
     with pytest.raises(TidelogError) as caught:
