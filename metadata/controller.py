@@ -1,16 +1,16 @@
 """The controller: decisions of the broker that leads the Raft group. Events in, effects out.
 
-    STANDBY --leads the group--> STARTING --own TakeOffice applied--> ACTIVE
+    STANDBY --leads the group--> STARTING --own BeginControllerEpoch applied--> ACTIVE
        ^                            |                                    |
        +----- leads no more --------+------------------------------------+
                                     ^---- another controller epoch ------+
 
-A command TakeOffice starts a controller epoch. A controller whose group has no cluster id yet founds a cluster: it asks
-first whether another one lives in the namespace, and starts no epoch if one does (see `founding`).
+A command BeginControllerEpoch starts a controller epoch. A controller whose group has no cluster id yet founds a
+cluster: it asks first whether another one lives in the namespace, and starts no epoch if one does (see `founding`).
 
-Nothing is decided before its own TakeOffice is applied: until then the state here may lack what an earlier controller
-committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is refused
-when it arrives.
+Nothing is decided before its own BeginControllerEpoch is applied: until then the state here may lack what an earlier
+controller committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is
+refused when it arrives.
 
 `failover` replaces failed leaders, `relief` moves leaderships away from brokers that cannot do a leader's work,
 `repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
@@ -353,10 +353,10 @@ class ControllerCore:
         founds = self._founding is None or self._founding.taken_by is None
         proposal = self._propose(
             pb.Command(
-                take_office=pb.TakeOffice(
+                begin_controller_epoch=pb.BeginControllerEpoch(
                     controller=self._id,
                     life_id=self._life_id,
-                    expected_office=self._state.controller_epoch,
+                    expected_controller_epoch=self._state.controller_epoch,
                     # Without an id no cluster is founded: the group says whether it has one that is not known here yet.
                     cluster_id=self._new_cluster_id if founds else "",
                 )

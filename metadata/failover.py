@@ -152,7 +152,7 @@ class Failover:
             self._dying[life] = now + DECISION_RETRY_S
         command = pb.Command(
             brokers_dead=pb.BrokersDead(
-                office=self.controller_epoch,
+                controller_epoch=self.controller_epoch,
                 brokers=[pb.BrokerLife(broker=broker, incarnation=incarnation) for broker, incarnation in due],
             )
         )
@@ -201,7 +201,7 @@ class Failover:
                 self._propose(
                     pb.Command(
                         elect_leaders=pb.ElectLeaders(
-                            office=self.controller_epoch, items=items[first : first + MAX_ELECTIONS]
+                            controller_epoch=self.controller_epoch, items=items[first : first + MAX_ELECTIONS]
                         )
                     )
                 )

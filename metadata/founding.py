@@ -3,14 +3,14 @@
 The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, one question after the other,
 at distances of `founding_wait_s / QUESTIONS`:
 
-    searching ──QUESTIONS questions came back, and no other founder was heard meanwhile──> decided ──> TakeOffice
+    searching ──QUESTIONS questions came back, and no other founder was heard──> decided ──> BeginControllerEpoch
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
       └─┘ another founder with a smaller candidate, or one that has decided; a lost connection; a step that comes late;
-          a flood; a TakeOffice whose outcome is not known: the count begins anew
+          a flood; a BeginControllerEpoch whose outcome is not known: the count begins anew
 
 Founders that ask at the same moment hear each other, because each listens before it asks: the one with the smaller
-candidate id goes on, unless the other has decided. One whose TakeOffice has no known outcome asks again, and still says
-that it has decided: that TakeOffice may be committed later.
+candidate id goes on, unless the other has decided. One whose BeginControllerEpoch has no known outcome asks again, and
+still says that it has decided: that BeginControllerEpoch may be committed later.
 
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
@@ -51,8 +51,8 @@ class Founding:
         self.candidate = candidate
         self.decided = False
         self.is_proposed = is_proposed
-        """A TakeOffice with this candidate was proposed, perhaps after an earlier search, and may still be committed:
-        other founders are to give way."""
+        """A BeginControllerEpoch with this candidate was proposed, perhaps after an earlier search, and may still be
+        committed: other founders are to give way."""
         self.taken_by: Claim | None = None
         """The first claim of a broker that belongs to another cluster."""
         self._interval_s = wait_s / QUESTIONS

@@ -45,10 +45,10 @@ class Lease:
     def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> bool:
         """A probe is being answered. `controller_epoch`, `generation`: of the state applied here. False: it is of a
         later controller epoch than that, and is ignored."""
-        if probe.office != controller_epoch:
-            return probe.office < controller_epoch
-        if probe.office > self._controller_epoch:
-            self._controller_epoch = probe.office
+        if probe.controller_epoch != controller_epoch:
+            return probe.controller_epoch < controller_epoch
+        if probe.controller_epoch > self._controller_epoch:
+            self._controller_epoch = probe.controller_epoch
             self._answers.clear()
             self._unproven.clear()
         answered = self._answers.get(probe.answered)

@@ -129,7 +129,7 @@ class Repartitioning:
             watched.retry_at = now + DECISION_RETRY_S
             yield Note(f"stream {name}: keys go to {marker.partitions} partitions, version {marker.version}")
             cutover = pb.Cutover(
-                office=self._epoch(), name=name, incarnation=stream.incarnation, version=marker.version
+                controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation, version=marker.version
             )
             yield self._propose(pb.Command(cutover=cutover))
             return
@@ -146,7 +146,7 @@ class Repartitioning:
         watched.retry_at = now + DECISION_RETRY_S
         yield Note(f"stream {name}: the repartition to {marker.partitions} partitions is over: {why}")
         finish = pb.FinishRepartition(
-            office=self._epoch(), name=name, incarnation=stream.incarnation, version=marker.version
+            controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation, version=marker.version
         )
         yield self._propose(pb.Command(finish_repartition=finish))
 

@@ -111,7 +111,7 @@ class AdminRequests:
         live, assignments = self._assignments(partitions, factor, voters)
         return pb.Command(
             create_stream=pb.CreateStream(
-                office=self._epoch(),
+                controller_epoch=self._epoch(),
                 name=name,
                 subject=subject,
                 config=dict(config),
@@ -185,7 +185,7 @@ class AdminRequests:
         """Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, UNKNOWN_STREAM."""
         stream = self._changeable(name)
         return pb.Command(
-            delete_stream=pb.DeleteStream(office=self._epoch(), name=name, incarnation=stream.incarnation)
+            delete_stream=pb.DeleteStream(controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation)
         )
 
     def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
@@ -206,7 +206,11 @@ class AdminRequests:
             raise TidelogError(Code.BAD_CONFIG, wrong)
         return pb.Command(
             alter_stream=pb.AlterStream(
-                office=self._epoch(), name=name, incarnation=stream.incarnation, set=dict(changes), unset=unset
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                set=dict(changes),
+                unset=unset,
             )
         )
 
@@ -230,7 +234,7 @@ class AdminRequests:
             )
         return pb.Command(
             prepare_repartition=pb.PrepareRepartition(
-                office=self._epoch(),
+                controller_epoch=self._epoch(),
                 name=name,
                 incarnation=stream.incarnation,
                 expected_version=stream.partitioning_version,
@@ -248,7 +252,7 @@ class AdminRequests:
             raise TidelogError(Code.BAD_REQUEST, wrong or "")
         return pb.Command(
             cancel_repartition=pb.CancelRepartition(
-                office=self._epoch(),
+                controller_epoch=self._epoch(),
                 name=name,
                 incarnation=stream.incarnation,
                 version=stream.repartition.version,
@@ -262,7 +266,7 @@ class AdminRequests:
             self._find(name, number)
         return pb.Command(
             set_readonly=pb.SetReadonly(
-                office=self._epoch(),
+                controller_epoch=self._epoch(),
                 name=name,
                 incarnation=stream.incarnation,
                 partitions=sorted({*partitions}),
@@ -277,7 +281,7 @@ class AdminRequests:
             self._find(name, number)
         return pb.Command(
             set_paused=pb.SetPaused(
-                office=self._epoch(),
+                controller_epoch=self._epoch(),
                 name=name,
                 incarnation=stream.incarnation,
                 partitions=sorted({*partitions}),
@@ -322,7 +326,7 @@ class AdminRequests:
             )
         return pb.Command(
             delete_records=pb.DeleteRecords(
-                office=self._epoch(), name=name, incarnation=stream.incarnation, items=items
+                controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation, items=items
             )
         )
 
@@ -332,7 +336,7 @@ class AdminRequests:
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
         stream_settings.altered_defaults(self._state.defaults, changes=changes, unset=unset)
-        return pb.Command(alter_cluster=pb.AlterCluster(office=self._epoch(), set=dict(changes), unset=unset))
+        return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=dict(changes), unset=unset))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
         """The move that is to be asked of the leader, so that `target` can lead in its place.
@@ -362,7 +366,7 @@ class AdminRequests:
         self._require_controller()
         item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
         item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
-        return pb.Command(elect_leaders=pb.ElectLeaders(office=self._epoch(), items=[item]))
+        return pb.Command(elect_leaders=pb.ElectLeaders(controller_epoch=self._epoch(), items=[item]))
 
     def elect_unclean(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
@@ -372,7 +376,7 @@ class AdminRequests:
             raise TidelogError(Code.BAD_REQUEST, wrong)
         return pb.Command(
             unclean_elect=pb.UncleanElect(
-                office=self._epoch(), partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
+                controller_epoch=self._epoch(), partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
             )
         )
 

@@ -77,7 +77,7 @@ def encode(contents: Contents) -> bytes:
         version=VERSION,
         generation=contents.generation,
         cluster_id=contents.cluster_id,
-        office=contents.controller_epoch,
+        controller_epoch=contents.controller_epoch,
         controller=contents.controller or "",
         controller_life_id=contents.controller_life_id,
         next_producer_id=contents.next_producer_id,
@@ -136,7 +136,7 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
     return Contents(
         generation=Generation(snapshot.generation),
         cluster_id=snapshot.cluster_id,
-        controller_epoch=snapshot.office,
+        controller_epoch=snapshot.controller_epoch,
         controller=BrokerId(snapshot.controller) if snapshot.controller else None,
         controller_life_id=snapshot.controller_life_id,
         next_producer_id=snapshot.next_producer_id,

@@ -101,8 +101,8 @@ class ClusterState(Cluster):
     def _dispatch(self, message: pb.Command) -> Outcome:
         ledger = self._ledger
         match message.WhichOneof("body"):
-            case "take_office":
-                return brokers.take_office(ledger, message.take_office)
+            case "begin_controller_epoch":
+                return brokers.begin_controller_epoch(ledger, message.begin_controller_epoch)
             case "register_broker":
                 return brokers.register_broker(ledger, message.register_broker)
             case "brokers_dead":

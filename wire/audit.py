@@ -81,7 +81,7 @@ def audit_record(
     request: object,
     error: BaseException | None,
     controller: str,
-    office: int,
+    controller_epoch: int,
     headers: Mapping[str, str] | None,
     reply: str | None,
 ) -> AuditRecord:
@@ -99,7 +99,7 @@ def audit_record(
         "code": error.code.name if isinstance(error, TidelogError) else None if error is None else type(error).__name__,
         "message": None if error is None else cut(str(error)),
         "controller": controller,
-        "office": office,
+        "office": controller_epoch,
         "nats": nats_identity((headers or {}).get(REQUEST_INFO_HEADER)),
         "claimed": None if claimed is None else cut(claimed),
         "connection": None if not reply else cut(reply.rpartition(".")[0] or reply),

@@ -3,8 +3,8 @@
 isort:skip_file
 Messages of the metadata plane: Raft commands, the snapshot of the cluster state, and the messages of brokers and the
 controller over NATS. Commands and snapshots are kept on disk: numbers are never reused, new fields take new numbers, and a
-reader ignores the fields that it does not know. `office` is the controller epoch (docs/protocol.md, R28). The tables of
-docs/protocol.md are made from the comments here (scripts/docs-tables).
+reader ignores the fields that it does not know. `controller_epoch` is that of the controller that decides
+(docs/protocol.md, R28). The tables of docs/protocol.md are made from the comments here (scripts/docs-tables).
 """
 
 from collections import abc as _abc
@@ -82,7 +82,7 @@ class Command(_message.Message):
 
     CLIENT_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    TAKE_OFFICE_FIELD_NUMBER: _builtins.int
+    BEGIN_CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     REGISTER_BROKER_FIELD_NUMBER: _builtins.int
     BROKERS_DEAD_FIELD_NUMBER: _builtins.int
     CREATE_STREAM_FIELD_NUMBER: _builtins.int
@@ -108,7 +108,7 @@ class Command(_message.Message):
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
     @_builtins.property
-    def take_office(self) -> Global___TakeOffice: ...
+    def begin_controller_epoch(self) -> Global___BeginControllerEpoch: ...
     @_builtins.property
     def register_broker(self) -> Global___RegisterBroker: ...
     @_builtins.property
@@ -156,7 +156,7 @@ class Command(_message.Message):
         *,
         client: _builtins.str = ...,
         sequence: _builtins.int = ...,
-        take_office: Global___TakeOffice | None = ...,
+        begin_controller_epoch: Global___BeginControllerEpoch | None = ...,
         register_broker: Global___RegisterBroker | None = ...,
         brokers_dead: Global___BrokersDead | None = ...,
         create_stream: Global___CreateStream | None = ...,
@@ -179,29 +179,29 @@ class Command(_message.Message):
         finish_repartition: Global___FinishRepartition | None = ...,
         remove_retired: Global___RemoveRetired | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "client", b"client", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "take_office", b"take_office", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "client", b"client", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["take_office", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
 
 @_typing.final
-class TakeOffice(_message.Message):
+class BeginControllerEpoch(_message.Message):
     """A new Raft leader becomes the controller."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTROLLER_FIELD_NUMBER: _builtins.int
     LIFE_ID_FIELD_NUMBER: _builtins.int
-    EXPECTED_OFFICE_FIELD_NUMBER: _builtins.int
+    EXPECTED_CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     life_id: _builtins.str
-    expected_office: _builtins.int
+    expected_controller_epoch: _builtins.int
     """compare-and-set: the controller epoch before this one"""
     cluster_id: _builtins.str
     """kept from the first controller of a cluster, ignored from later ones"""
@@ -210,16 +210,16 @@ class TakeOffice(_message.Message):
         *,
         controller: _builtins.str = ...,
         life_id: _builtins.str = ...,
-        expected_office: _builtins.int = ...,
+        expected_controller_epoch: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "expected_office", b"expected_office", "life_id", b"life_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "expected_controller_epoch", b"expected_controller_epoch", "life_id", b"life_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TakeOffice: _TypeAlias = TakeOffice  # noqa: Y015
+Global___BeginControllerEpoch: _TypeAlias = BeginControllerEpoch  # noqa: Y015
 
 @_typing.final
 class RegisterBroker(_message.Message):
@@ -284,20 +284,20 @@ class BrokersDead(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerLife]: ...
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         brokers: _abc.Iterable[Global___BrokerLife] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_epoch", b"controller_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,7 +355,7 @@ class CreateStream(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
@@ -366,7 +366,7 @@ class CreateStream(_message.Message):
     PARTITIONER_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     LEADER_PIN_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     subject: _builtins.str
     replication_factor: _builtins.int
@@ -391,7 +391,7 @@ class CreateStream(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         subject: _builtins.str = ...,
         config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
@@ -405,7 +405,7 @@ class CreateStream(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "config", b"config", "kind", b"kind", "leader_pin", b"leader_pin", "name", b"name", "office", b"office", "partitioner", b"partitioner", "placement", b"placement", "replication_factor", b"replication_factor", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "config", b"config", "controller_epoch", b"controller_epoch", "kind", b"kind", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "placement", b"placement", "replication_factor", b"replication_factor", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,12 +437,12 @@ class AlterStream(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     UNSET_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set"""
@@ -457,7 +457,7 @@ class AlterStream(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
@@ -465,7 +465,7 @@ class AlterStream(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "set", b"set", "unset", b"unset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,10 +497,10 @@ class AlterCluster(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     UNSET_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     @_builtins.property
     def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -508,13 +508,13 @@ class AlterCluster(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         set: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         unset: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["office", b"office", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "set", b"set", "unset", b"unset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,12 +526,12 @@ class SetReadonly(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     READONLY_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -543,7 +543,7 @@ class SetReadonly(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
@@ -551,7 +551,7 @@ class SetReadonly(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions", "readonly", b"readonly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "partitions", b"partitions", "readonly", b"readonly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,13 +563,13 @@ class SetPaused(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     RESUME_ALL_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -583,7 +583,7 @@ class SetPaused(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
@@ -592,7 +592,7 @@ class SetPaused(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions", "paused", b"paused", "resume_all", b"resume_all"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "partitions", b"partitions", "paused", b"paused", "resume_all", b"resume_all"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -687,11 +687,11 @@ class DeleteRecords(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -702,14 +702,14 @@ class DeleteRecords(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         items: _abc.Iterable[Global___PurgePoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "items", b"items", "name", b"name", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "items", b"items", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,23 +721,23 @@ class DeleteStream(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set"""
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -749,14 +749,14 @@ class PrepareRepartition(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     BROKERS_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -772,7 +772,7 @@ class PrepareRepartition(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         expected_version: _builtins.int = ...,
@@ -782,7 +782,7 @@ class PrepareRepartition(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "expected_version", b"expected_version", "incarnation", b"incarnation", "name", b"name", "office", b"office", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "controller_epoch", b"controller_epoch", "expected_version", b"expected_version", "incarnation", b"incarnation", "name", b"name", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -794,11 +794,11 @@ class CancelRepartition(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -807,14 +807,14 @@ class CancelRepartition(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -826,11 +826,11 @@ class Cutover(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -839,14 +839,14 @@ class Cutover(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -916,11 +916,11 @@ class FinishRepartition(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     name: _builtins.str
     incarnation: _builtins.int
     """compare-and-set, of the stream"""
@@ -929,14 +929,14 @@ class FinishRepartition(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         name: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "office", b"office", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "incarnation", b"incarnation", "name", b"name", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1096,20 +1096,20 @@ class ElectLeaders(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___Election]: ...
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         items: _abc.Iterable[Global___Election] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1198,11 +1198,11 @@ class UncleanElect(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     BROKER_FIELD_NUMBER: _builtins.int
-    office: _builtins.int
+    controller_epoch: _builtins.int
     leader_epoch: _builtins.int
     broker: _builtins.str
     @_builtins.property
@@ -1210,14 +1210,14 @@ class UncleanElect(_message.Message):
     def __init__(
         self,
         *,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         partition: Global___PartitionRef | None = ...,
         leader_epoch: _builtins.int = ...,
         broker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "leader_epoch", b"leader_epoch", "office", b"office", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "controller_epoch", b"controller_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1252,7 +1252,7 @@ class Snapshot(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
     CONTROLLER_LIFE_ID_FIELD_NUMBER: _builtins.int
     NEXT_PRODUCER_ID_FIELD_NUMBER: _builtins.int
@@ -1266,7 +1266,7 @@ class Snapshot(_message.Message):
     """1"""
     generation: _builtins.int
     cluster_id: _builtins.str
-    office: _builtins.int
+    controller_epoch: _builtins.int
     controller: _builtins.str
     controller_life_id: _builtins.str
     next_producer_id: _builtins.int
@@ -1297,7 +1297,7 @@ class Snapshot(_message.Message):
         version: _builtins.int = ...,
         generation: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         controller: _builtins.str = ...,
         controller_life_id: _builtins.str = ...,
         next_producer_id: _builtins.int = ...,
@@ -1310,7 +1310,7 @@ class Snapshot(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_life_id", b"controller_life_id", "generation", b"generation", "names", b"names", "next_producer_id", b"next_producer_id", "office", b"office", "streams", b"streams", "unclean_elections", b"unclean_elections", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "controller_life_id", b"controller_life_id", "generation", b"generation", "names", b"names", "next_producer_id", b"next_producer_id", "streams", b"streams", "unclean_elections", b"unclean_elections", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1662,14 +1662,14 @@ class Probe(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTROLLER_FIELD_NUMBER: _builtins.int
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
-    office: _builtins.int
+    controller_epoch: _builtins.int
     number: _builtins.int
     """grows; comes back in the answer"""
     answered: _builtins.int
@@ -1684,7 +1684,7 @@ class Probe(_message.Message):
         self,
         *,
         controller: _builtins.str = ...,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         number: _builtins.int = ...,
         answered: _builtins.int = ...,
         generation: _builtins.int = ...,
@@ -1693,7 +1693,7 @@ class Probe(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "incarnation", b"incarnation", "number", b"number", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1921,11 +1921,11 @@ class LeaderReports(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """as above"""
-    office: _builtins.int
-    """controller epoch applied at the broker; reports to another controller do not count (R42)"""
+    controller_epoch: _builtins.int
+    """applied at the broker; reports to another controller do not count (R42)"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderReports.Report]:
         """partition, replica, leader, partition epoch, LeaderEpoch, whether a 503 is the only ground"""
@@ -1935,11 +1935,11 @@ class LeaderReports(_message.Message):
         *,
         items: _abc.Iterable[Global___LeaderReports.Report] | None = ...,
         cluster_id: _builtins.str = ...,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items", "office", b"office"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1983,15 +1983,15 @@ class DrainRequest(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
-    OFFICE_FIELD_NUMBER: _builtins.int
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     target: _builtins.str
     timeout_ms: _builtins.int
     """time for the target to catch up, and as long again for the election to come"""
-    office: _builtins.int
-    """controller epoch of the controller that asks"""
+    controller_epoch: _builtins.int
+    """of the controller that asks"""
     answered: _builtins.int
     """the newest probe whose answer by the leader has arrived; this request is younger than that answer"""
     cluster_id: _builtins.str
@@ -2005,13 +2005,13 @@ class DrainRequest(_message.Message):
         leader_epoch: _builtins.int = ...,
         target: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
-        office: _builtins.int = ...,
+        controller_epoch: _builtins.int = ...,
         answered: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "leader_epoch", b"leader_epoch", "office", b"office", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "leader_epoch", b"leader_epoch", "partition", b"partition", "target", b"target", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,11 +16,11 @@ MAX_EARLIER_LIVES = 64
 """Ids of lives that are over, kept per broker."""
 
 
-def take_office(ledger: Ledger, command: pb.TakeOffice) -> Outcome:
-    if command.expected_office != ledger.controller_epoch:
+def begin_controller_epoch(ledger: Ledger, command: pb.BeginControllerEpoch) -> Outcome:
+    if command.expected_controller_epoch != ledger.controller_epoch:
         return ledger.refuse(
             Code.NOT_CONTROLLER,
-            f"{command.controller} expected controller epoch {command.expected_office}, the present one is"
+            f"{command.controller} expected controller epoch {command.expected_controller_epoch}, the present one is"
             f" {ledger.controller_epoch}",
         )
     if not command.controller or not (ledger.cluster_id or command.cluster_id):
@@ -97,7 +97,7 @@ def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str
 
 
 def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Outcome:
-    refused = ledger.not_controller(command.office)
+    refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
     dead: list[BrokerId] = []

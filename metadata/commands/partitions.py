@@ -83,7 +83,7 @@ def _alter_one_paused(
 
 
 def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:
-    refused = ledger.not_controller(command.office)
+    refused = ledger.not_controller(command.controller_epoch)
     return refused if refused is not None else _each_partition(ledger, command.items, _elect_one)
 
 
@@ -149,7 +149,7 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
 
 
 def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
-    refused = ledger.not_controller(command.office)
+    refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
     key = key_of(command.partition)

@@ -35,7 +35,7 @@ DEFAULT_PLACEMENT = "spread"
 
 
 def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
-    refused = ledger.not_controller(command.office) or _check_new_stream(ledger, command)
+    refused = ledger.not_controller(command.controller_epoch) or _check_new_stream(ledger, command)
     if refused is not None:
         return refused
     incarnation = Incarnation(ledger.next_generation())
@@ -228,7 +228,7 @@ def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Map
 
 
 def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
-    refused = ledger.not_controller(command.office)
+    refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
     try:
@@ -260,7 +260,7 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
 
 def stream_of(ledger: Ledger, command: OfStream) -> Stream | Outcome:
     """The stream that the command is about, or why it is refused."""
-    refused = ledger.not_controller(command.office)
+    refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
     stream = ledger.contents.streams.get(StreamName(command.name))

@@ -82,7 +82,7 @@ class ControllerRequests:
             self._probes_of_unknown_epoch += 1
             _log.info(
                 "broker %s ignores a probe of controller epoch %d for its lease: %d is applied here",
-                context.broker_id, probe.office, state.controller_epoch,
+                context.broker_id, probe.controller_epoch, state.controller_epoch,
             )  # fmt: skip
         connected_for = now - context.transport.connected_since
         answer = pb.ProbeAnswer(
@@ -116,7 +116,7 @@ class ControllerRequests:
 
         # This process may have stood still with the request unread, and another may lead since. The request itself says
         # that the controller counted on this broker when that answer had arrived, as a probe does.
-        age = self._lease.age_of(request.office, request.answered, context.monotonic())
+        age = self._lease.age_of(request.controller_epoch, request.answered, context.monotonic())
         settings = context.settings
         left = min(request.timeout_ms / 1000, settings.drain_timeout_s, settings.leader_lease_s) - age
         if left > 0:

@@ -216,7 +216,7 @@ class ControllerDriver:
         context, broker = self._context, probe.broker
         payload = pb.Probe(
             controller=context.broker_id,
-            office=probe.controller_epoch,
+            controller_epoch=probe.controller_epoch,
             number=probe.number,
             answered=probe.answered,
             generation=context.state.generation,

@@ -109,7 +109,7 @@ class LeaderMoves:
             leader_epoch=move.leader_epoch,
             target=move.target,
             timeout_ms=round(timeout * 1000),
-            office=self._context.core.controller_epoch,
+            controller_epoch=self._context.core.controller_epoch,
             answered=self._context.core.newest_answer(move.leader),
             cluster_id=self._context.state.cluster_id,
         )

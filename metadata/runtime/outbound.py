@@ -211,7 +211,7 @@ class OutboundRequests:
                 self._context.subjects.report_leader(),
                 [
                     pb.LeaderReports(
-                        items=reported, cluster_id=cluster_id, office=self._context.state.controller_epoch
+                        items=reported, cluster_id=cluster_id, controller_epoch=self._context.state.controller_epoch
                     ).SerializeToString()
                 ],
             )

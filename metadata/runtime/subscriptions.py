@@ -126,7 +126,7 @@ class ControllerSubscriptions:
             return
         if not self._namespace.is_ours(reports.cluster_id, next((report.replica for report in reports.items), "")):
             return
-        if reports.office != self._context.core.controller_epoch:
+        if reports.controller_epoch != self._context.core.controller_epoch:
             return  # to an earlier controller, and perhaps copied; its sender repeats it while it holds
         told = [
             LeaderReport(

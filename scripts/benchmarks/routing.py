@@ -99,7 +99,7 @@ class _Controller:
         self.state = ClusterState()
         loop = asyncio.get_running_loop()
         self.pushes = _TimedPushes(BrokerId("b1"), self.state, connection, SUBJECTS, dict, loop.time)
-        self.apply(take_office=pb.TakeOffice(controller="b1", life_id="b1", cluster_id="bench"))
+        self.apply(begin_controller_epoch=pb.BeginControllerEpoch(controller="b1", life_id="b1", cluster_id="bench"))
         brokers = [f"b{number + 1}" for number in range(PARTITIONS)]
         for broker in brokers:
             self.apply(
@@ -116,8 +116,8 @@ class _Controller:
             ]
             self.apply(
                 create_stream=pb.CreateStream(
-                    office=self.state.controller_epoch, name=name, subject=name, replication_factor=PARTITIONS,
-                    brokers=brokers, assignments=assignments,
+                    controller_epoch=self.state.controller_epoch, name=name, subject=name,
+                    replication_factor=PARTITIONS, brokers=brokers, assignments=assignments,
                 )
             )  # fmt: skip
 
@@ -135,13 +135,13 @@ class _Controller:
             partition=ref_of(stream.key(number % PARTITIONS)), leader_epoch=partition.leader_epoch, target=target,
             planned=True,
         )  # fmt: skip
-        self.apply(elect_leaders=pb.ElectLeaders(office=self.state.controller_epoch, items=[election]))
+        self.apply(elect_leaders=pb.ElectLeaders(controller_epoch=self.state.controller_epoch, items=[election]))
 
     def change_nothing_of_routes(self, number: int) -> None:
         stream = self.state.streams[self.names[number % len(self.names)]]
         self.apply(
             alter_stream=pb.AlterStream(
-                office=self.state.controller_epoch, name=stream.name, incarnation=stream.incarnation,
+                controller_epoch=self.state.controller_epoch, name=stream.name, incarnation=stream.incarnation,
                 set={"retention_max_age_ms": str(1_000_000 + number)},
             )
         )  # fmt: skip

@@ -241,8 +241,8 @@ async def test_a_probe_of_a_controller_to_come(cluster: DevCluster, client: Clie
         status = await client.cluster_status()
         for broker in cluster.broker_ids:
             for probe in (
-                pb.Probe(office=HUGE),
-                pb.Probe(controller=broker, office=HUGE, number=HUGE, cluster_id=status["cluster_id"]),
+                pb.Probe(controller_epoch=HUGE),
+                pb.Probe(controller=broker, controller_epoch=HUGE, number=HUGE, cluster_id=status["cluster_id"]),
             ):
                 await stranger.say(f"tidelog.metadata.probe.{broker}", probe.SerializeToString(), NOWHERE)
         lease_is_over = time.monotonic() + 6
@@ -285,7 +285,7 @@ async def test_a_forged_drain(cluster: DevCluster, client: Client) -> None:
                 leader_epoch=stranger.partition["leader_epoch"],
                 target=stranger.followers[0],
                 timeout_ms=(1 << 31) - 1,
-                office=1,
+                controller_epoch=1,
                 answered=number,
                 cluster_id=status["cluster_id"],
             )
@@ -320,7 +320,7 @@ async def test_forged_isr_changes_and_reports(cluster: DevCluster, client: Clien
                 )
                 for follower in stranger.followers
             ]
-            reported = pb.LeaderReports(items=reports, cluster_id=status["cluster_id"], office=1)
+            reported = pb.LeaderReports(items=reports, cluster_id=status["cluster_id"], controller_epoch=1)
             await stranger.say("tidelog.metadata.report_leader", reported.SerializeToString())
         for broker in cluster.broker_ids:
             await stranger.say(f"tidelog.notify.{broker}", b"")

@@ -129,7 +129,7 @@ async def test_a_probe_of_a_controller_epoch_that_is_not_applied(cluster: DevClu
         for broker in status["brokers"]:
             probe = pb.Probe(
                 controller="b1",
-                office=1 << 63,
+                controller_epoch=1 << 63,
                 number=1,
                 cluster_id=status["cluster_id"],
                 incarnation=broker["incarnation"],
@@ -334,11 +334,11 @@ async def test_many_connections_that_ask_the_same(cluster: DevCluster) -> None:
 
 async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
     """Of streams that do not exist, so that no two of them share an answer: each is refused, for one reason or for the
-    other, and the controller stays in office."""
+    other, and the controller epoch stays."""
     count = 5_000
     async with under_load(cluster, "unknown") as target:
         status = await target.client.cluster_status()
-        office = status["office"]
+        epoch = status["office"]
         codes: Counter[str] = Counter()
         clusters: Counter[str] = Counter()
 
@@ -359,7 +359,7 @@ async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
         assert {*codes} <= {"UNKNOWN_STREAM", "BACKPRESSURE"}
         assert {*clusters} == {status["cluster_id"]}, "a client of another cluster would take it for its own's answer"
         assert await target.counted("dropped_api_requests") == codes["BACKPRESSURE"]
-        assert (await target.client.cluster_status())["office"] == office
+        assert (await target.client.cluster_status())["office"] == epoch
 
 
 async def _past_backpressure(stranger: NatsClient, subject: str, body: bytes) -> Msg:

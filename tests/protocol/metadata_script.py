@@ -460,7 +460,7 @@ class MetadataScript:
 
     def _epoch(self, command: Command) -> None:
         command.check_options("expected")
-        self._ended(self.cluster.take_office(command.words[0], self._number(command, "expected")))
+        self._ended(self.cluster.begin_controller_epoch(command.words[0], self._number(command, "expected")))
 
     def _partitions(self, command: Command) -> None:
         self._lines += [self._shown(key) for key, _ in self.cluster.state.partitions()] or ["none"]
@@ -524,25 +524,26 @@ class MetadataScript:
 
     def _command_shown(self, command: pb.Command) -> str:
         match command.WhichOneof("body"):
-            case "take_office":
-                founds = command.take_office.cluster_id
-                founded = f" of cluster {founds}" if not self.cluster.state.cluster_id and founds else ""
-                return f"epoch {command.take_office.expected_office + 1} of {command.take_office.controller}{founded}"
+            case "begin_controller_epoch":
+                begin = command.begin_controller_epoch
+                founds = not self.cluster.state.cluster_id and begin.cluster_id
+                founded = f" of cluster {begin.cluster_id}" if founds else ""
+                return f"epoch {begin.expected_controller_epoch + 1} of {begin.controller}{founded}"
             case "brokers_dead":
                 dead = " ".join(f"{life.broker}/{life.incarnation}" for life in command.brokers_dead.brokers)
-                return f"dead {dead} (epoch {command.brokers_dead.office})"
+                return f"dead {dead} (epoch {command.brokers_dead.controller_epoch})"
             case "elect_leaders":
                 items = command.elect_leaders.items
                 moved = " ".join(
                     f"{item.partition.stream}/{item.partition.partition}@e{item.leader_epoch}" for item in items
                 )
-                return f"elect {moved} (epoch {command.elect_leaders.office})"
+                return f"elect {moved} (epoch {command.elect_leaders.controller_epoch})"
             case "cutover":
                 cutover = command.cutover
-                return f"cutover of {cutover.name} to version {cutover.version} (epoch {cutover.office})"
+                return f"cutover of {cutover.name} to version {cutover.version} (epoch {cutover.controller_epoch})"
             case "finish_repartition":
                 finish = command.finish_repartition
-                return f"finish {finish.name} version {finish.version} (epoch {finish.office})"
+                return f"finish {finish.name} version {finish.version} (epoch {finish.controller_epoch})"
             case kind:
                 return str(kind)
 

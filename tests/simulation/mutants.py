@@ -1402,14 +1402,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
-            "a founder whose TakeOffice was lost proposes the next one without asking",
+            "a founder whose BeginControllerEpoch was lost proposes the next one without asking",
             (ControllerCore.on_outcome, "if outcome is None and self._founding is not None:", "if False:"),
         ),
         "metadata/a_founder_whose_first_epoch_is_lost",
     ),
     (
         _mutant(
-            "a founder whose TakeOffice may be committed still gives way to one that only asks",
+            "a founder whose BeginControllerEpoch may be committed still gives way to one that only asks",
             (ControllerCore.on_outcome, "is_proposed=self._founding.is_proposed", "is_proposed=False"),
         ),
         "metadata/a_founder_whose_first_epoch_may_be_committed",

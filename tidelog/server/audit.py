@@ -94,7 +94,7 @@ class AuditTrail:
             request=act.request,
             error=error,
             controller=self._broker,
-            office=epoch,
+            controller_epoch=epoch,
             headers=message.headers,
             reply=message.reply,
         )

@@ -21,8 +21,9 @@ class OneControllerEpoch(Invariant):
 
     def on_commit(self, commit: Commit) -> None:
         body = getattr(commit.message, commit.kind or "", None)
-        if commit.outcome.changes and getattr(body, "office", commit.controller_epoch) != commit.controller_epoch:
-            self.broken(f"a decision of controller epoch {body.office} took effect in {commit.controller_epoch}")  # type: ignore[union-attr]
+        decided_in = getattr(body, "controller_epoch", commit.controller_epoch)
+        if commit.outcome.changes and decided_in != commit.controller_epoch:
+            self.broken(f"a decision of controller epoch {decided_in} took effect in {commit.controller_epoch}")
 
 
 class CompareAndSet(Invariant):

@@ -15,7 +15,7 @@ CLUSTER_ID = "c1"
 
 
 class _Step(TypedDict):
-    office: int
+    controller_epoch: int
     name: str
     incarnation: int
     version: int
@@ -28,7 +28,7 @@ class Cluster:
         self.state = ClusterState()
         self.lives: dict[str, int] = {}
         if brokers:
-            self.take_office(brokers[0])
+            self.begin_controller_epoch(brokers[0])
         for broker in brokers:
             self.register(broker)
 
@@ -37,13 +37,13 @@ class Cluster:
         self.state.check()
         return outcome
 
-    def take_office(self, controller: str, expected: int | None = None) -> Outcome:
+    def begin_controller_epoch(self, controller: str, expected: int | None = None) -> Outcome:
         return self.apply(
             pb.Command(
-                take_office=pb.TakeOffice(
+                begin_controller_epoch=pb.BeginControllerEpoch(
                     controller=controller,
                     life_id=f"{controller}-life",
-                    expected_office=self.state.controller_epoch if expected is None else expected,
+                    expected_controller_epoch=self.state.controller_epoch if expected is None else expected,
                     cluster_id=CLUSTER_ID,
                 )
             )
@@ -91,7 +91,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 brokers_dead=pb.BrokersDead(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     brokers=[
                         pb.BrokerLife(
                             broker=broker, incarnation=self.incarnation(broker) if incarnation is None else incarnation
@@ -121,7 +121,7 @@ class Cluster:
                 client=client,
                 sequence=sequence,
                 create_stream=pb.CreateStream(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     subject=name if subject is None else subject,
                     config=dict(config or {}),
@@ -151,7 +151,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 alter_stream=pb.AlterStream(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                     set=dict(config or {}),
@@ -166,7 +166,9 @@ class Cluster:
         return self.apply(
             pb.Command(
                 alter_cluster=pb.AlterCluster(
-                    office=self.state.controller_epoch if epoch is None else epoch, set=dict(config or {}), unset=unset
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
+                    set=dict(config or {}),
+                    unset=unset,
                 )
             )
         )
@@ -183,7 +185,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 set_readonly=pb.SetReadonly(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                     partitions=partitions,
@@ -199,7 +201,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 set_paused=pb.SetPaused(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=stream.incarnation if stream else 0,
                     partitions=partitions,
@@ -237,7 +239,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 prepare_repartition=pb.PrepareRepartition(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=stream.incarnation if stream else 0,
                     expected_version=version if version is not None else stream.partitioning_version if stream else 0,
@@ -267,7 +269,7 @@ class Cluster:
         stream = self.state.streams.get(StreamName(name))
         marker = stream.repartition if stream is not None else None
         return {
-            "office": self.state.controller_epoch if epoch is None else epoch,
+            "controller_epoch": self.state.controller_epoch if epoch is None else epoch,
             "name": name,
             "incarnation": stream.incarnation if stream is not None else 0,
             "version": version if version is not None else marker.version if marker is not None else 0,
@@ -334,7 +336,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 delete_records=pb.DeleteRecords(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                     items=[
@@ -350,7 +352,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 delete_stream=pb.DeleteStream(
-                    office=self.state.controller_epoch,
+                    controller_epoch=self.state.controller_epoch,
                     name=name,
                     incarnation=incarnation if incarnation is not None else stream.incarnation if stream else 0,
                 )
@@ -400,7 +402,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 elect_leaders=pb.ElectLeaders(
-                    office=self.state.controller_epoch if epoch is None else epoch,
+                    controller_epoch=self.state.controller_epoch if epoch is None else epoch,
                     items=[
                         pb.Election(
                             partition=ref_of(self.key(number)),
@@ -436,7 +438,7 @@ class Cluster:
         return self.apply(
             pb.Command(
                 unclean_elect=pb.UncleanElect(
-                    office=self.state.controller_epoch,
+                    controller_epoch=self.state.controller_epoch,
                     partition=ref_of(self.key(number)),
                     leader_epoch=self.partition(number).leader_epoch,
                     broker=broker,

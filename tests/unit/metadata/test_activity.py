@@ -47,7 +47,7 @@ def test_brokers_and_controllers() -> None:
     cluster.die("b")
     cluster.register("b", same_life=True)
     cluster.register("b")
-    cluster.take_office("b")
+    cluster.begin_controller_epoch("b")
     assert cluster.told() == [
         {"event": "broker_died", "broker": "b", "incarnation": 3},
         {"event": "broker_joined", "broker": "b", "incarnation": 5},

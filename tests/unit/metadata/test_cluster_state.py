@@ -28,22 +28,26 @@ def test_the_first_controller_epoch_names_the_cluster_and_later_ones_keep_the_na
     cluster = Cluster("a", "b")
     assert cluster.state.cluster_id == "c1"
     outcome = cluster.apply(
-        pb.Command(take_office=pb.TakeOffice(controller="b", life_id="x", expected_office=1, cluster_id="other"))
+        pb.Command(
+            begin_controller_epoch=pb.BeginControllerEpoch(
+                controller="b", life_id="x", expected_controller_epoch=1, cluster_id="other"
+            )
+        )
     )
     assert (outcome.value, cluster.state.cluster_id, cluster.state.controller) == (2, "c1", "b")
 
 
-def test_a_late_take_office_is_refused() -> None:
+def test_a_late_begin_controller_epoch_is_refused() -> None:
     cluster = Cluster("a", "b")
-    cluster.take_office("b", expected=1)
-    assert cluster.take_office("a", expected=1).code is Code.NOT_CONTROLLER
+    cluster.begin_controller_epoch("b", expected=1)
+    assert cluster.begin_controller_epoch("a", expected=1).code is Code.NOT_CONTROLLER
     assert cluster.state.controller == "b"
 
 
 def test_commands_queued_by_a_deposed_controller_change_nothing() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
-    cluster.take_office("b")
+    cluster.begin_controller_epoch("b")
     before = cluster.state.snapshot()
     assert cluster.die("c", epoch=1).code is Code.NOT_CONTROLLER
     assert cluster.create("t", epoch=1).code is Code.NOT_CONTROLLER
@@ -519,7 +523,7 @@ def test_unclean_elections_are_counted_in_the_state_and_its_snapshots() -> None:
     assert cluster.unclean("a").code is Code.BAD_REQUEST
     assert cluster.state.unclean_elections == 0
     assert cluster.unclean("b").code is None
-    cluster.take_office("b")
+    cluster.begin_controller_epoch("b")
     copy = Cluster()
     copy.state.restore(cluster.state.snapshot())
     assert cluster.state.unclean_elections == copy.state.unclean_elections == 1
@@ -687,7 +691,7 @@ def test_a_snapshot_restores_the_same_state_and_tells_the_difference() -> None:
     ahead.alter(ahead.alteration("a b"))
     ahead.create("new", ["c a b"], subject="new", client="x", sequence=3)
     ahead.die("b")
-    ahead.take_office("c")
+    ahead.begin_controller_epoch("c")
     changes = behind.restore(ahead.state.snapshot())
     assert changes.gone == (gone,)
     assert changes.partitions == tuple(sorted((changed, ahead.key(1), ahead.key(name="new"))))

@@ -180,7 +180,9 @@ class ClusterStateMachine(RuleBasedStateMachine):
             planned=planned,
         )
         self.cluster.apply(
-            pb.Command(elect_leaders=pb.ElectLeaders(office=self.cluster.state.controller_epoch, items=[item]))
+            pb.Command(
+                elect_leaders=pb.ElectLeaders(controller_epoch=self.cluster.state.controller_epoch, items=[item])
+            )
         )
 
     @rule(number=st.integers(0, 3), broker=broker_ids)
@@ -210,7 +212,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
         self.cluster.apply(
             pb.Command(
                 unclean_elect=pb.UncleanElect(
-                    office=self.cluster.state.controller_epoch,
+                    controller_epoch=self.cluster.state.controller_epoch,
                     partition=ref_of(key),
                     leader_epoch=partition.leader_epoch,
                     broker=broker,
@@ -284,8 +286,8 @@ class ClusterStateMachine(RuleBasedStateMachine):
                 assert stream.awaits_sources(number) == expected
 
     @rule(broker=broker_ids)
-    def take_office(self, broker: str) -> None:
-        self.cluster.take_office(broker)
+    def begin_controller_epoch(self, broker: str) -> None:
+        self.cluster.begin_controller_epoch(broker)
 
     @rule(data=st.binary(max_size=60))
     def garbage(self, data: bytes) -> None:

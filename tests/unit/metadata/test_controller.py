@@ -163,13 +163,15 @@ def test_it_leaves_when_another_epoch_is_applied_and_begins_its_own_again_while_
     controller: Controller,
 ) -> None:
     controller.hold_proposals = True
-    controller.perform(controller.core.on_applied(controller.cluster.take_office("b").changes, controller.now))
+    controller.perform(
+        controller.core.on_applied(controller.cluster.begin_controller_epoch("b").changes, controller.now)
+    )
     assert controller.story == ["begin 2", "resign"]
     controller.commit(controller.held.pop())
     assert controller.core.controller_epoch == 4
 
 
-def test_a_take_office_without_an_outcome_is_tried_again() -> None:
+def test_a_begin_controller_epoch_without_an_outcome_is_tried_again() -> None:
     controller = Controller("a", "b", "c")
     controller.hold_proposals = True
     controller.lead()
@@ -183,7 +185,7 @@ def test_an_epoch_refused_for_an_unknown_earlier_one_is_asked_for_again_at_once(
     controller = Controller("a", "b", "c")
     controller.hold_proposals = True
     controller.lead()
-    controller.cluster.take_office("b")
+    controller.cluster.begin_controller_epoch("b")
     controller.hold_proposals = False
     controller.commit(controller.held.pop())
     assert controller.story == ["begin 3"]
@@ -199,7 +201,7 @@ def test_without_a_raft_majority_it_does_not_probe(controller: Controller) -> No
     assert controller.kinds == []
     controller.perform(controller.core.on_raft(True, True, controller.now))
     controller.run(1)
-    assert controller.kinds == ["take_office", "brokers_dead"]
+    assert controller.kinds == ["begin_controller_epoch", "brokers_dead"]
 
 
 # ---- failed leaders ------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ async def test_a_group_that_comes_back_has_its_cluster() -> None:
 async def test_an_answer_to_a_probe_tells_of_the_brokers_own_connection() -> None:
     async with running("a", "b") as world:
         world.brokers["b"].transport.connected_since -= 5.0
-        probe = pb.Probe(controller="a", office=1, number=1, cluster_id=world.brokers["a"].service.cluster_id)
+        probe = pb.Probe(controller="a", controller_epoch=1, number=1, cluster_id=world.brokers["a"].service.cluster_id)
         answer = await world.client.request(SUBJECTS.probe(BrokerId("b")), probe.SerializeToString(), timeout=5)
         told = pb.ProbeAnswer.FromString(answer.data)
         assert told.nats_server == "nats-1"

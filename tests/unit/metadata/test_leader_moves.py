@@ -72,7 +72,7 @@ async def test_a_request_to_drain_that_lay_unread_is_refused(stood_still: float)
         leader.service._context.monotonic = now
 
 
-@pytest.mark.parametrize("lacks", ["office", "answered"])
+@pytest.mark.parametrize("lacks", ["controller_epoch", "answered"])
 async def test_a_request_to_drain_that_cannot_be_told_from_an_old_one_is_refused(lacks: str) -> None:
     async with moving() as (world, leader, target):
         service = leader.service
@@ -82,7 +82,7 @@ async def test_a_request_to_drain_that_cannot_be_told_from_an_old_one_is_refused
             leader_epoch=1,
             target=target,
             timeout_ms=2000,
-            office=controller.state.controller_epoch - (lacks == "office"),
+            controller_epoch=controller.state.controller_epoch - (lacks == "controller_epoch"),
             answered=0 if lacks == "answered" else controller._context.core.newest_answer(BrokerId(leader.id)),
             cluster_id=controller.cluster_id,
         )
@@ -122,7 +122,7 @@ async def test_a_failover_to_the_target_while_the_leader_drains_is_a_move_that_c
         state = world.brokers["a"].service.state
         ref = ref_of(world.view().key)
         election = pb.Election(partition=ref, leader_epoch=1, target=target)
-        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.controller_epoch, items=[election]))
+        command = pb.Command(elect_leaders=pb.ElectLeaders(controller_epoch=state.controller_epoch, items=[election]))
         world.group.commit(command.SerializeToString(), world.group.members[0])
         leader.answers[0](TidelogError(Code.LEADER_NOT_MOVED, f"{leader.id} leads no more"))
         assert (await asking)["leader"] == target
@@ -135,7 +135,7 @@ async def test_a_leader_that_was_deposed_while_it_drained_does_not_hand_over() -
         third = next(broker for broker in "abc" if broker not in (leader.id, target))
         state = world.brokers["a"].service.state
         election = pb.Election(partition=ref_of(world.view().key), leader_epoch=1, target=third)
-        command = pb.Command(elect_leaders=pb.ElectLeaders(office=state.controller_epoch, items=[election]))
+        command = pb.Command(elect_leaders=pb.ElectLeaders(controller_epoch=state.controller_epoch, items=[election]))
         world.group.commit(command.SerializeToString(), world.group.members[0])
         leader.answers[0](None)
         with pytest.raises(TidelogError, match=f"the election of {target} was refused; {third} leads it") as refused:

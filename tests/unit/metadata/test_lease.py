@@ -25,7 +25,9 @@ class Broker:
         self.now = 1000.0
 
     def probe(self, number: int, answered: int = 0, *, epoch: int = 3, generation: int = GENERATION) -> bool:
-        probe = pb.Probe(controller="c", office=epoch, number=number, answered=answered, generation=generation)
+        probe = pb.Probe(
+            controller="c", controller_epoch=epoch, number=number, answered=answered, generation=generation
+        )
         return self.lease.on_probe(probe, controller_epoch=self.epoch, generation=self.generation, now=self.now)
 
     def is_valid(self) -> bool:

@@ -266,7 +266,7 @@ async def test_an_epoch_whose_command_met_a_bug_is_proposed_again(monkeypatch: p
     commit, failures = Group.commit, [ValueError("a bug")]
 
     def failing(group: Group, command: bytes, by: Member) -> object:
-        if failures and pb.Command.FromString(command).HasField("take_office"):
+        if failures and pb.Command.FromString(command).HasField("begin_controller_epoch"):
             raise failures.pop()
         return commit(group, command, by)
 

@@ -50,7 +50,9 @@ async def test_a_broker_that_finds_itself_declared_dead_registers_again_with_pro
         first = service.incarnation
         assert first is not None
         state = world.brokers["a"].service.state
-        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[pb.BrokerLife(broker="b", incarnation=first)])
+        dead = pb.BrokersDead(
+            controller_epoch=state.controller_epoch, brokers=[pb.BrokerLife(broker="b", incarnation=first)]
+        )
         world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
         await until(lambda: service.incarnation is not None and service.incarnation > first)
         assert [incarnation for _, incarnation in world.brokers["b"].recorded] == [first, service.incarnation]
@@ -75,7 +77,7 @@ async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_
             if message.HasField("register_broker") and not declared_dead:
                 state = world.brokers["a"].service.state
                 life = pb.BrokerLife(broker="c", incarnation=state.brokers[BrokerId("c")].incarnation)
-                dead = pb.Command(brokers_dead=pb.BrokersDead(office=state.controller_epoch, brokers=[life]))
+                dead = pb.Command(brokers_dead=pb.BrokersDead(controller_epoch=state.controller_epoch, brokers=[life]))
                 declared_dead.append(commit(group, dead.SerializeToString(), by))
             return result
 
@@ -156,10 +158,12 @@ async def test_a_probe_that_proves_the_lease_finds_roles_that_have_heard_of_all_
         led = [key for key, view in broker.views.items() if view.leader == "b"]
         assert led
         life = pb.BrokerLife(broker="b", incarnation=state.brokers[broker.id].incarnation)
-        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[life])
+        dead = pb.BrokersDead(controller_epoch=state.controller_epoch, brokers=[life])
         world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), world.group.members[0])
         assert all(broker.views[key].leader == "b" for key in led)
-        probe = pb.Probe(controller="a", office=state.controller_epoch, number=1 << 20, cluster_id=state.cluster_id)
+        probe = pb.Probe(
+            controller="a", controller_epoch=state.controller_epoch, number=1 << 20, cluster_id=state.cluster_id
+        )
         broker.service._requests._on_probe(Message(SUBJECTS.probe(broker.id), probe.SerializeToString(), "inbox"))
         assert all(broker.views[key].leader != "b" for key in led)
 
@@ -187,7 +191,7 @@ async def test_a_process_whose_id_was_taken_ends_although_the_other_has_died_sin
         register = pb.RegisterBroker(broker="b", life_id="b-2", cluster_id=state.cluster_id)
         world.group.commit(pb.Command(register_broker=register).SerializeToString(), leader)
         life = pb.BrokerLife(broker="b", incarnation=state.brokers[BrokerId("b")].incarnation)
-        dead = pb.BrokersDead(office=state.controller_epoch, brokers=[life])
+        dead = pb.BrokersDead(controller_epoch=state.controller_epoch, brokers=[life])
         world.group.commit(pb.Command(brokers_dead=dead).SerializeToString(), leader)
         await until(lambda: first.fatal)
         assert "another process" in first.fatal[0].message

@@ -149,7 +149,7 @@ def test_an_alteration_is_a_compare_and_set_on_the_streams_life_and_the_controll
     assert cluster.alter_stream(config={"compact": "true"}).code is Code.UNKNOWN_STREAM
     cluster.create()
     assert cluster.alter_stream(config={"compact": "true"}, incarnation=old).code is Code.UNKNOWN_STREAM
-    cluster.take_office("b")
+    cluster.begin_controller_epoch("b")
     assert cluster.alter_stream(config={"compact": "true"}, epoch=1).code is Code.NOT_CONTROLLER
     assert cluster.alter_cluster(config={"compact": "true"}, epoch=1).code is Code.NOT_CONTROLLER
     assert not settings(cluster).compact

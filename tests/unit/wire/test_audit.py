@@ -21,7 +21,7 @@ def record(**changes: Any) -> AuditRecord:
         "request": StreamRef("s"),
         "error": None,
         "controller": "b1",
-        "office": 3,
+        "controller_epoch": 3,
         "headers": {"Tidelog-Client": "anna@host tidelog"},
         "reply": "_INBOX.abc.17",
     }

@@ -22,19 +22,19 @@ class World:
         self.written: list[bytes] = []
         self.failures: list[Exception] = []
         self.controller: str | None = None
-        self.office = 0
+        self.epoch = 0
         self.cluster = Cluster()
         self.streams = {
             name: ActivityStream(
                 self.append,
                 self.last,
-                epoch=lambda name=name: self.office if self.controller == name else 0,  # type: ignore[misc]
+                epoch=lambda name=name: self.epoch if self.controller == name else 0,  # type: ignore[misc]
                 time_ns=lambda: 1_700_000_000_123_456_789,
                 is_live=lambda: True,
             )
             for name in brokers
         }
-        self.cluster.take_office("a")
+        self.cluster.begin_controller_epoch("a")
         self.observed("a", self.cluster.register)
 
     def observed(self, broker: str, act: Callable[[str], object]) -> None:
@@ -54,7 +54,7 @@ class World:
 
     def lead(self, broker: str | None) -> None:
         self.controller = broker
-        self.office += 1
+        self.epoch += 1
         if broker is not None:
             self.streams[broker].look()
 

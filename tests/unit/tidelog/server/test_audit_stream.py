@@ -35,7 +35,7 @@ def record(number: int, *, refused: bool = False, padding: int = 0) -> AuditReco
         request=StreamRef("s"),
         error=TidelogError(Code.UNKNOWN_STREAM, "no") if refused else None,
         controller="b1",
-        office=1,
+        controller_epoch=1,
         headers=None,
         reply=None,
     )
