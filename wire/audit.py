@@ -20,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypedDict
 
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 
 CLIENT_HEADER: Final = "Tidelog-Client"
 """USER@HOST PROGRAM, as the client says."""
@@ -72,6 +72,16 @@ class AuditRecord(TypedDict):
     connection: str | None
 
 
+def _code_of(error: BaseException) -> Code:
+    return error.code if isinstance(error, TidelogError) else Code.INTERNAL
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, TidelogError):
+        return str(error)
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
 def audit_record(
     *,
     act: str,
@@ -96,8 +106,8 @@ def audit_record(
         "stream": None if stream is None else cut(stream),
         "request": _fields_of(request),
         "outcome": ANSWERED if error is None else REFUSED if refused else UNKNOWN,
-        "code": error.code.name if isinstance(error, TidelogError) else None if error is None else type(error).__name__,
-        "message": None if error is None else cut(str(error)),
+        "code": None if error is None else _code_of(error).name,
+        "message": None if error is None else cut(_words_of(error)),
         "controller": controller,
         "office": controller_epoch,
         "nats": nats_identity((headers or {}).get(REQUEST_INFO_HEADER)),

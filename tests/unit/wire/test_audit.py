@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -47,16 +48,17 @@ def test_an_answered_act() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "code"),
+    ("error", "outcome", "code", "message"),
     [
-        (TidelogError(Code.UNKNOWN_STREAM, "no"), "refused", "UNKNOWN_STREAM"),
-        (TidelogError(Code.OUTCOME_UNKNOWN, "no"), "unknown", "OUTCOME_UNKNOWN"),
-        (RuntimeError("a bug"), "unknown", "RuntimeError"),
+        (TidelogError(Code.UNKNOWN_STREAM, "no"), "refused", "UNKNOWN_STREAM", "no"),
+        (TidelogError(Code.OUTCOME_UNKNOWN, "no"), "unknown", "OUTCOME_UNKNOWN", "no"),
+        (RuntimeError("a bug"), "unknown", "INTERNAL", "RuntimeError: a bug"),
+        (asyncio.CancelledError(), "unknown", "INTERNAL", "CancelledError"),
     ],
 )
-def test_an_act_that_was_not_answered(error: Exception, outcome: str, code: str) -> None:
+def test_an_act_that_was_not_answered(error: BaseException, outcome: str, code: str, message: str) -> None:
     found = record(error=error)
-    assert (found["outcome"], found["code"], found["message"]) == (outcome, code, str(error))
+    assert (found["outcome"], found["code"], found["message"]) == (outcome, code, message)
 
 
 def test_what_nats_says_of_the_client_is_kept_without_its_credentials() -> None:
