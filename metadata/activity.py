@@ -226,9 +226,9 @@ class ActivityLog:
     def __init__(self) -> None:
         self._events: deque[ActivityEvent] = deque()
         self._written = NOWHERE
-        """Of the last event that is written."""
+        """The place of the last event that is written."""
         self._dropped = NOWHERE
-        """Of the newest event that went for want of room."""
+        """The place of the newest event that went for want of room."""
 
     def __len__(self) -> int:
         return len(self._events)

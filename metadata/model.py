@@ -133,9 +133,10 @@ class Repartition:
     partitions: int
     phase: RepartitionPhase
     prepared_generation: Generation
-    """Of the command that prepared it."""
+    """The generation of the command that prepared it."""
     adoption_generation: Generation = Generation(0)
-    """Of the cutover: clients that know the stream as of this generation or later route by the new layout."""
+    """The generation of the cutover: clients that know the stream as of this generation or later route by the new
+    layout."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class Stream:
     their built-in defaults."""
     replication_factor: int
     partitioner: str
-    """Of `wire.layouts.PARTITIONERS`, or of a later version's: how producers that choose none spread keys."""
+    """One of `wire.layouts.PARTITIONERS`, or of a later version's: how producers that choose none spread keys."""
     partitioning_version: int
     routing_generation: Generation
     """At which leaders, partitions or layouts last changed."""
@@ -185,7 +186,7 @@ class Stream:
 
     @property
     def partition_count(self) -> int:
-        """Of the newest layout."""
+        """The number of partitions of the newest layout."""
         return self.layouts[-1].partitions
 
     @property
@@ -247,9 +248,9 @@ class Stream:
         )
 
     def _further_subjects(self, number: int) -> tuple[str, ...]:
-        """Of partitions that some layout has had and the newest one has not, whose leaders do not listen, also where
-        the partition is not there any more: the one with the same number modulo the newest layout's count listens in
-        their place."""
+        """Subjects of partitions that some layout has had and the newest one has not, whose leaders do not listen, also
+        where the partition is not there any more: the one with the same number modulo the newest layout's count listens
+        in their place."""
         count, newest = self.partition_count, self.layouts[-1]
         if number >= count:
             return ()

@@ -131,6 +131,6 @@ class KeptConnections:
 
 
 kept = KeptConnections()
-"""Of this process."""
+"""The kept connections of this process."""
 os.register_at_fork(after_in_child=kept.forget)
 atexit.register(kept.close)

@@ -66,7 +66,7 @@ class Span:
 
     end: Offset
     bytes_to_end: int
-    """Of everything that is committed and not before the part."""
+    """Bytes of everything that is committed and not before the part."""
 
 
 class Batches(Protocol):
@@ -90,10 +90,10 @@ class CommittedLog(Protocol):
     def offsets_at(
         self, times: Mapping[StreamName, Mapping[int, int]]
     ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
-        """Of each partition the first committed record at or after its time (ns since 1970); None: there is none."""
+        """For each partition the first committed record at or after its time (ns since 1970); None: there is none."""
 
     def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
-        """Of each partition where about so many bytes of its committed log from an offset on end."""
+        """For each partition where about so many bytes of its committed log from an offset on end."""
 
     def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         """Commits the next offsets to read for a consumer group without members. GROUP_NOT_EMPTY when it has some."""

@@ -41,7 +41,7 @@ def by_name(
 
 
 def parsed(values: Mapping[str, str], parsers: Mapping[str, Parser]) -> dict[str, Any]:
-    """Of every option of `parsers`; None: it is not given."""
+    """The values of every option of `parsers`; None: it is not given."""
     return {name: parse(name, values[name]) if name in values else None for name, parse in parsers.items()}
 
 

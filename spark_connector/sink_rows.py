@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS: Final = 10_000
 CHUNK_BYTES: Final = 8 << 20
-"""Of a chunk of more than one record."""
+"""Bytes of a chunk of more than one record."""
 
 _TYPES: Final = {
     "value": ("binary", "string"),
@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Of one target, in their order. Lists of one length."""
+    """The records of one target, in their order. Lists of one length."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None

@@ -91,7 +91,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Positions = {}
         """The end of the micro-batch that was planned last."""
         self._names: Collection[StreamName] = ()
-        """Of the streams that are read, if they exist, as found out at `_listed_at` by the clock."""
+        """The names of the streams that are read, if they exist, as found out at `_listed_at` by the clock."""
         self._listed_at: float | None = None
         self._absent: frozenset[StreamName] = frozenset()
         """Streams that are named and do not exist."""
@@ -132,7 +132,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _extents(self) -> Extents:
-        """Of the streams that exist."""
+        """The extents of the streams that exist."""
         now = self._clock()
         if self._listed_at is None or now - self._listed_at >= LIST_SECONDS:
             self._names, self._listed_at = names_of(self._connected(), self._options), now

@@ -69,9 +69,9 @@ class ActivityEvent(TypedDict, total=False):
     """The controller epoch."""
     subject: str
     partition_count: int
-    """Of a new stream; of the layout that a repartition begins."""
+    """The number of partitions of a new stream; of the layout that a repartition begins."""
     partitioning_version: int
-    """Of that layout."""
+    """The version of that layout."""
     replication_factor: int
     config: dict[str, str]
     """Settings of a new stream, and those of a stream that have another value now; "" where one is unset."""

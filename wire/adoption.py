@@ -26,7 +26,7 @@ SESSION_TTL_S: Final = 15.0
 MAX_CLIENT_ID: Final = 64
 """Characters."""
 MAX_STREAMS: Final = 1000
-"""Of one session."""
+"""Most streams of one session."""
 MAX_REPORT_BYTES: Final = 128 << 10
 MAX_LABELLED: Final = 1000
 """Streams in the label, the first by name; those beyond are as if nobody had reported on them."""

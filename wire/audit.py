@@ -43,7 +43,7 @@ class NatsIdentity(TypedDict, total=False):
     account: str
     user: str
     name: str
-    """Of the client's connection."""
+    """The name of the client's connection."""
     host: str
     connection: int
     """The NATS server's id of the client's connection."""
@@ -117,7 +117,7 @@ def audit_record(
 
 
 def nats_identity(text: str | None) -> NatsIdentity | None:
-    """Of the header's value; None for none, and for one that no NATS server writes."""
+    """The identity that the header's value tells; None for none, and for one that no NATS server writes."""
     if text is None:
         return None
     try:

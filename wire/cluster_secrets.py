@@ -44,7 +44,7 @@ class ClusterSecret:
     def __init__(self, text: bytes) -> None:
         self.text: Final = text
         self._extracted = hmac.new(hmac.digest(_SALT, text, "sha256"), digestmod="sha256")
-        """Of nothing yet: it is copied for each expansion."""
+        """The digest of nothing yet; it is copied for each expansion."""
         self.fingerprint: Final = self._expand(_FINGERPRINT_INFO)[:FINGERPRINT_BYTES]
         """It tells the secrets of a cluster apart, and helps nobody to find the secret."""
 
@@ -99,7 +99,7 @@ class ClusterSecrets:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of all secrets, the one in use first, in hex."""
+        """The fingerprints of all secrets, the one in use first, in hex."""
         return [secret.fingerprint.hex() for secret in self._secrets]
 
     def on_change(self, handler: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ class DurabilityKind(Enum):
 
 
 DEFAULT_REPLICAS = 3
-"""Of each partition of a stream that is created without a number; fewer in a cluster of fewer brokers."""
+"""The replicas of each partition of a stream that is created without a number; fewer in a cluster of fewer brokers."""
 MAX_REPLICAS = 16
 """More replicas than this no partition has."""
 
@@ -74,7 +74,7 @@ class Durability:
 
     @staticmethod
     def spellings() -> tuple[str, ...]:
-        """Of all levels, with N where a number goes."""
+        """The spellings of all levels, with N where a number goes."""
         return tuple(f"{kind.value}:N" if kind.takes_number else kind.value for kind in DurabilityKind)
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
 MAX_MESSAGE_CHARACTERS = 8000
-"""Of the sentence of an error in JSON."""
+"""Characters of the sentence of an error in JSON."""
 CLUSTER_HEADER = "Tidelog-Cluster"
 """Id of the cluster that answers, on every answer of the API; on a request: of the cluster that is to answer."""
 _NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)

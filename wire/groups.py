@@ -47,7 +47,7 @@ class StreamPartition(NamedTuple):
 
     stream: str
     incarnation: int
-    """Of the stream."""
+    """The incarnation of the stream."""
     partition: int
 
     def __str__(self) -> str:

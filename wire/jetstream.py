@@ -225,7 +225,7 @@ class ErrorForm(TypedDict):
 
 
 _HTTP: Final = {_ROLLUP: 500}
-"""Of errors that carry their number; 400 for the others."""
+"""The statuses of errors that carry their number; 400 for the others."""
 _BAD_REQUEST: Final = (400, 10003)
 _TOO_LARGE: Final = (400, 10054)
 _INSUFFICIENT: Final = (503, 10023)

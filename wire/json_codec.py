@@ -29,7 +29,7 @@ _Decode: TypeAlias = Callable[[Any], Any]
 MAX_DEPTH = 32
 """Objects and lists inside one another: no message needs more than a few."""
 MAX_BITS = 64
-"""Of a whole number, without its sign."""
+"""Bits of a whole number, without its sign."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a refusal shows."""
 
@@ -79,7 +79,7 @@ def checked(kind: type[_T], value: object, what: str) -> _T:
 
 
 def encode(value: object) -> bytes:
-    """Of a dataclass or a TypedDict."""
+    """The JSON of a dataclass or a TypedDict."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
     return json.dumps(value).encode()

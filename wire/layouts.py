@@ -32,7 +32,7 @@ use it. `tidelog.client.partitioner` computes them."""
 NOT_TOLD: Final = -1
 """In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32
-"""Of a stream, the newest; older ones are forgotten."""
+"""Layouts of a stream, the newest; older ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Layout:
     partitions: int
     """Keys are spread over partitions 0 to here, exclusive."""
     generation: int = 0
-    """Of the command that began it; 0: the stream's first."""
+    """The generation of the command that began it; 0: the stream's first."""
     starts: tuple[int, ...] = ()
     """By partition, the offset at which it begins there, or where the layout before it ends in partitions that it does
     not have; NOT_TOLD. Partitions beyond these have no records of earlier layouts."""
@@ -132,7 +132,7 @@ class KeyOrder:
         return self._layouts[-1].version
 
     def known_version(self, partition: int) -> int:
-        """Of records of the partition up to this version it is known where they begin. A batch of a later one
+        """The newest version of which it is known where its records begin in the partition. A batch of a later one
         (`BatchHeader.partitioning_version`) can be judged when newer metadata are there."""
         for at, layout in enumerate(self._layouts[1:], 1):
             if self._start(at, partition) == NOT_TOLD:
@@ -211,8 +211,8 @@ class KeyOrder:
 
 
 def _starts(layouts: Sequence[Layout]) -> list[tuple[int, ...]]:
-    """Of each layout, corrected: after an unclean election a log may end below the cutovers that were told before, and
-    the new leader tells the last one anew. No layout ends behind the end of a later one."""
+    """The starts of each layout, corrected: after an unclean election a log may end below the cutovers that were told
+    before, and the new leader tells the last one anew. No layout ends behind the end of a later one."""
     corrected: list[tuple[int, ...]] = []
     lowest: dict[int, int] = {}
     for layout in reversed(layouts):

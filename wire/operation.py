@@ -19,7 +19,7 @@ _Owner = TypeVar("_Owner")
 
 MAX_REQUEST_BYTES = 256 << 10
 MAX_READING_REQUEST_BYTES = 4 << 10
-"""Of a request whose answer is shared: it is decoded as it arrives."""
+"""Bytes of a request whose answer is shared: it is decoded as it arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

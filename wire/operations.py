@@ -111,7 +111,7 @@ class LayoutForm(TypedDict):
     version: int
     partitions: int
     generation: int
-    """Of the command that began it; 0: the stream's first."""
+    """The generation of the command that began it; 0: the stream's first."""
     starts: list[int]
     """As `wire.layouts.Layout.starts`."""
 
@@ -149,7 +149,7 @@ class CreateStreamRequest:
     """None: the cluster's default."""
     config: dict[str, str] = field(default_factory=dict)
     partitioner: str | None = None
-    """Of `wire.layouts.PARTITIONERS`; None: the first of them."""
+    """One of `wire.layouts.PARTITIONERS`; None: the first of them."""
 
 
 STREAM_CREATE = Operation(
@@ -268,7 +268,7 @@ class StreamRoutes(TypedDict):
     generation: int
     partitions: list[PartitionRoute]
     racks: NotRequired[dict[str, str]]
-    """Of the replicas that have one, by broker, as they last said."""
+    """The racks of the replicas that have one, by broker, as they last said."""
 
 
 METADATA = Operation(
@@ -386,7 +386,8 @@ class Loss(TypedDict):
     standing: str
     log_start_offset: int | None
     log_end_offset: int | None
-    """Of the replica that is chosen, as `high_watermark` (inclusive, -1 = none); None when it does not tell."""
+    """The log end offset of the replica that is chosen, as `high_watermark` (inclusive, -1 = none); None when it does
+    not tell."""
     high_watermark: int | None
     damage: Damage | None
     others: list[OtherReplica]
@@ -419,7 +420,7 @@ class GroupRef:
 
 class GroupCoordinator(TypedDict):
     partition: int
-    """Of the internal stream `__groups`; its leader is the coordinator."""
+    """The partition of the internal stream `__groups`; its leader is the coordinator."""
 
 
 GROUP_COORDINATOR = Operation(
@@ -500,7 +501,7 @@ class GroupDescription(GroupSummary):
     coordinator: str
     """Id of the broker."""
     partition: int
-    """Of `__groups`."""
+    """The partition of `__groups`."""
     details: list[GroupMember]
     offsets: list[GroupOffset]
     """By stream and partition."""
@@ -689,7 +690,7 @@ class ClusterStatus(ClusterDefaults):
     topology_generation: NotRequired[int]
     """At which leaders, partitions or layouts of some stream last changed."""
     repartitions: NotRequired[list[RepartitionStatus]]
-    """Of the streams that are being repartitioned; the first hundred."""
+    """The repartitions of the streams that are being repartitioned; the first hundred."""
 
 
 CLUSTER_STATUS = Operation(

@@ -89,13 +89,13 @@ class Scope:
     """Plain subjects of these streams, on which they are published to without Tidelog's client. Of a broker: what
     streams may capture, with wildcards."""
     inbox_prefix: str = DEFAULT_INBOX_PREFIX
-    """Of a client: its own. Of a broker: below which clients have theirs."""
+    """A client's own; for a broker, below which clients have theirs."""
     broker: str = ANY_BROKER
     """The broker whose user it is; "*": all brokers share one."""
     groups: tuple[str, ...] = ()
-    """Of a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
+    """For a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
     transactional_ids: tuple[str, ...] = ()
-    """Of a producer: those under which it may begin transactions, "*" for all."""
+    """For a producer: those under which it may begin transactions, "*" for all."""
     across_accounts: bool = False
     """Some clients are in other accounts than the brokers."""
 

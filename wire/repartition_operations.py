@@ -49,7 +49,7 @@ class RepartitionState(TypedDict):
     phase: str
     """"prepared": keys are spread as before; "cutover": they are spread anew."""
     adoption_generation: int
-    """Of the cutover; 0: not yet."""
+    """The generation of the cutover; 0: not yet."""
     done: int
     """Partitions whose leaders are ready (prepared), or have reported where the layout before ends in
     them (cutover)."""

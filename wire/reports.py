@@ -30,7 +30,7 @@ class ReplicaReport(TypedDict, total=False):
     """Why it cannot copy from its leader until an operator does something."""
     leader_epoch: int | None
     partition_epoch: int | None
-    """Of the metadata that its role acts by."""
+    """The partition epoch of the metadata that its role acts by."""
     committed_end: int | None
     """Exclusive; of a leader inside its lease that knows it, else null."""
     high_watermark: int

@@ -36,13 +36,13 @@ RESERVED_STREAM_NAMES: Final = frozenset({"notify", "metadata", "api", "inbox"})
 _PLAIN = re.compile(r"[^\x00-\x20\x7f.*>]+(?:\.[^\x00-\x20\x7f.*>]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 DEFAULT_INBOX_PREFIX: Final = "_INBOX"
-"""Of all NATS clients that were not told another one."""
+"""The inbox prefix of all NATS clients that were not told another one."""
 _WILD: Final = "…"
 """In the place of a wildcard: no namespace."""
 _REQUEST_TOKENS: Final = 4
-"""Of `<ns>.<stream>.<partition>.<kind>`."""
+"""The tokens of `<ns>.<stream>.<partition>.<kind>`."""
 _TOKENS_OF_METADATA: Final = 4
-"""Of `<ns>.metadata.<kind>.<name>`."""
+"""The tokens of `<ns>.metadata.<kind>.<name>`."""
 
 
 class Subjects:
@@ -191,7 +191,7 @@ class Subjects:
         )
 
     def _is_of_clients(self, subject: str) -> bool:
-        """Of the subjects of metadata, those of clients: the topology, also with one token behind, and `push` and
+        """Whether it is one of clients' subjects of metadata: the topology, also with one token behind, and `push` and
         `adopt` with one token behind."""
         return subject == self._topology or (
             subject.startswith(self._of_clients)

@@ -42,7 +42,7 @@ class TopologyRequest:
 class Topology(TypedDict):
     cluster_id: str
     generation: int
-    """Of the state that the broker had applied when it began the answer."""
+    """The generation of the state that the broker had applied when it began the answer."""
     home_broker: str
     """The broker that answers. It takes the client's reports of adoption (`wire.adoption`)."""
     streams: list[StreamRoutes]

@@ -16,7 +16,7 @@ class TransactionRef:
 
 class TransactionCoordinator(TypedDict):
     partition: int
-    """Of the internal stream `__transactions`; its leader is the coordinator."""
+    """The partition of the internal stream `__transactions`; its leader is the coordinator."""
 
 
 TRANSACTION_COORDINATOR = Operation(
@@ -35,7 +35,7 @@ class TransactionSummary(TypedDict):
     """"idle", "open", "committing" or "aborting" (decided, and not known everywhere yet)."""
     producer_id: int
     producer_epoch: int
-    """Of the transaction that is open or ends; of the next one, if there is none."""
+    """The epoch of the transaction that is open or ends; of the next one, if there is none."""
     opened_at_ns: int
     """Since 1970; 0: no transaction is open."""
     timeout_ms: int
@@ -93,7 +93,7 @@ class TransactionDescription(TransactionSummary):
     coordinator: str
     """Id of the broker."""
     partition: int
-    """Of `__transactions`."""
+    """The partition of `__transactions`."""
     client: str
     """Who began the producer."""
     changed_at_ns: int

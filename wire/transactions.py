@@ -48,7 +48,7 @@ MAX_ADDED: Final = 500
 MAX_MEMBERS: Final = 1000
 """Transactions of one family that are committed together."""
 MAX_SEQUENCE: Final = (1 << 63) - 1
-"""Of a family's commits."""
+"""The highest sequence of a family's commits."""
 MIN_TIMEOUT_MS: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_TIMEOUT_MS: Final = 900_000
@@ -107,7 +107,7 @@ class EndInGroup:
     group: str
     producer_id: int
     producer_epoch: int
-    """Of the transaction that ends."""
+    """The epoch of the transaction that ends."""
     commits: bool
 
 

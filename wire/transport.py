@@ -122,8 +122,8 @@ class Transport(Protocol):
 
     @property
     def server_id(self) -> str:
-        """Of the NATS server that this connection is made with: another one after each start of the server. Empty while
-        disconnected."""
+        """The id of the NATS server that this connection is made with: another one after each start of the server.
+        Empty while disconnected."""
         ...
 
     @property

@@ -29,10 +29,10 @@ _SENTENCE: Final = re.compile(
     r'[^"]* (?:to|of) ("(?:[^"\\]|\\.)*")'
 )
 _MOST_TOKENS: Final = 16
-"""Of a subject of Tidelog's own, with room to spare."""
+"""Tokens of a subject of Tidelog's own, with room to spare."""
 _ROLES: Final = (Role.CONSUMER, Role.PRODUCER, Role.MONITORING, Role.ADMIN)
-"""Of clients, in the order in which they are named: who only reads is not told to take the permission to write. A
-Spark job may do what a consumer may."""
+"""The roles of clients, in the order in which they are named: who only reads is not told to take the permission to
+write. A Spark job may do what a consumer may."""
 _SOME: Final = "STREAM"
 """In the place of a stream's name."""
 

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class AppendRequests:
-    """Of one leader. `run` carries effects of the core out."""
+    """The `.append` requests of one leader. `run` carries effects of the core out."""
 
     def __init__(
         self, role: ReadableRole, core: Leader, appending: Appending, run: Callable[[list[LeaderEffect]], None]

@@ -63,7 +63,7 @@ class Counters:
     """Counts of dropped and refused messages, and of unusual steps. Each is logged as well, rate limited."""
 
     records_in: int = 0
-    """Of clients, as `batches_in` and `bytes_in`."""
+    """Records of clients, as `batches_in` and `bytes_in`."""
     batches_in: int = 0
     bytes_in: int = 0
     dropped_too_large: int = 0
@@ -158,7 +158,7 @@ class BrokerContext:
     subjects: Subjects
     replies: ReplySubjects
     tickets: Tickets
-    """Of the brokers' secret: transactional batches show one."""
+    """Tickets under the brokers' secret: transactional batches show one."""
     settings: ReplicaSettings
     metadata: MetadataPort
     syncer: Syncer
@@ -178,7 +178,7 @@ class BrokerContext:
     storage: StorageSettings = field(default_factory=StorageSettings)
     counters: Counters = field(default_factory=Counters)
     cluster_id: str = ""
-    """Of the cluster; empty until this life's registration is applied."""
+    """Id of the cluster; empty until this life's registration is applied."""
     on_led: Callable[[LedPartition], None] = lambda _: None
     """A leader has begun to serve."""
     keyring: Keyring = field(default_factory=Keyring)
@@ -186,11 +186,11 @@ class BrokerContext:
     uncommitted: Uncommitted = field(init=False)
     """Bytes of all led partitions that are not committed yet."""
     message_ids: IdsOfAll = field(default_factory=IdsOfAll)
-    """Of all led partitions, that are remembered."""
+    """The message ids that are remembered of all led partitions."""
     bytes_to_decode: int = 0
-    """Of clients' batches, of all led partitions, that wait to be decoded."""
+    """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
     bytes_held: int = 0
-    """Of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
+    """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
     serving: ServingTurn = field(init=False)
     """What consumers are sent at once."""
     disk: DiskWatch = field(init=False)

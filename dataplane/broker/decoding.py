@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 MAX_QUEUED_BATCHES = 64
 MAX_QUEUED_BYTES = 32 << 20
-"""Of batches of one partition, as they came, that wait for the decoding thread or behind one that does."""
+"""Bytes of batches of one partition, as they came, that wait for the decoding thread or behind one that does."""
 MAX_QUEUED_BYTES_OF_ALL = 64 << 20
 """The same of all partitions that a broker leads."""
 

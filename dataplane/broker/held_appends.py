@@ -26,7 +26,7 @@ HOLD_S: Final = 0.25
 """Views of one command come to all brokers within some ms; a broker that is later than this may be cut off."""
 MAX_HELD: Final = 256
 MAX_HELD_BYTES: Final = 16 << 20
-"""Of batches of one partition, as they came."""
+"""Bytes of batches of one partition, as they came."""
 MAX_HELD_BYTES_OF_ALL: Final = 64 << 20
 """The same of all partitions that a broker leads."""
 

@@ -235,7 +235,7 @@ class Ingest(BulkHandler):
         return len(self._ids)
 
     def last_id(self) -> bytes | None:
-        """Of the last record of the open batch."""
+        """The message id of the last record of the open batch."""
         place, message_id = self._last_id
         return message_id if place == self._builder.count - 1 else None
 
@@ -362,7 +362,8 @@ class Ingest(BulkHandler):
 
     # ------------------------------------------------------------------ message ids
     def _new_ids(self, headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
-        """Of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not new."""
+        """The ids of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not
+        new."""
         ids: list[tuple[int, bytes]] = []
         for place, block in enumerate(headers):
             if block is None or MAY_ACT not in block:

@@ -21,7 +21,7 @@ class LedPartition(Protocol):
 
     @property
     def subject(self) -> str:
-        """Of the partition."""
+        """The subject of the partition."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class LedPartition(Protocol):
 
     @property
     def max_batch_bytes(self) -> int:
-        """Of a batch that `append` takes."""
+        """Most bytes of a batch that `append` takes."""
         ...
 
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:

@@ -37,7 +37,7 @@ MAX_WAITING: Final = 10_000
 
 
 class Marking:
-    """Of one leader. `run` carries effects of the core out."""
+    """Takes the markers of one leader. `run` carries effects of the core out."""
 
     def __init__(
         self, role: ReadableRole, core: Leader, appending: Appending, run: Callable[[list[LeaderEffect]], None]

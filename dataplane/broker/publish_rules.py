@@ -64,7 +64,8 @@ class _Unproved:
 
 
 class PublishRules:
-    """Of one leader. `refuse` answers with an error that another leader may contradict, `run` carries effects out."""
+    """The rules of one leader. `refuse` answers with an error that another leader may contradict, `run` carries effects
+    out."""
 
     def __init__(
         self,

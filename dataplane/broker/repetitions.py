@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class IdsOfAll:
-    """Of all partitions that a broker leads."""
+    """The message ids of all partitions that a broker leads."""
 
     count: int = 0
 
@@ -37,7 +37,7 @@ class Repetitions:
         self._keeper = keeper
         self._leads = False
         self._counted = 0
-        """Of our ids, in `context.message_ids`."""
+        """The number of our ids, in `context.message_ids`."""
         self.configure()
 
     def configure(self) -> None:
@@ -95,11 +95,11 @@ class Repetitions:
             self._count()
 
     def last_id(self, end: Offset) -> bytes | None:
-        """Of the last record of a log that ends there, in its kept form."""
+        """The message id of the last record of a log that ends there, in its kept form."""
         return self._keeper.table.last_id(end)
 
     def ids_of(self, batch: EncodedBatch) -> list[tuple[int, bytes]]:
-        """Of a client's batch: (place, id in its kept form)."""
+        """The ids of a client's batch: (place, id in its kept form)."""
         if batch.columns is None:
             return []
         found = message_ids_of(batch.columns.headers, batch.record_count)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class TransactionRules:
-    """Of one partition. `is_internal`: it belongs to a stream of Tidelog's own, which no transaction writes to."""
+    """The rules of one partition. `is_internal`: it belongs to a stream of Tidelog's own, which no transaction writes
+    to."""
 
     def __init__(self, key: PartitionKey, context: BrokerContext, *, is_internal: bool) -> None:
         self._key = key

@@ -69,7 +69,7 @@ class Dirt(NamedTuple):
     """Bytes of the segments that compaction may touch."""
 
     dirty: int
-    """Of those that reach above `clean_end`."""
+    """Bytes of those that reach above `clean_end`."""
     total: int
 
     @property

@@ -53,7 +53,7 @@ Batches: TypeAlias = "Callable[[Offset, Offset], Iterator[BatchHeader]]"
 """Their headers, between two offsets at which batches begin."""
 
 SNAPSHOT_INTERVAL_BYTES = 64 << 20
-"""Of batches, between two snapshots: what an open has to walk over at most, header by header."""
+"""Bytes of batches, between two snapshots: what an open has to walk over at most, header by header."""
 MAX_CAPTURED = 2
 """Captured and not written yet; the oldest is forgotten, and built from the log should it be needed."""
 NEWEST_KEPT = 2
@@ -79,10 +79,10 @@ class DerivedState:
         """As of the log's end."""
         self.lock = threading.Lock()
         self._carried: tuple[Section, ...] = ()
-        """Of the snapshot that the present state was built on."""
+        """Sections of the snapshot that the present state was built on."""
         self._captured: deque[_Captured] = deque(maxlen=MAX_CAPTURED)
         self._bytes = 0
-        """Of batches since the last one that was captured, or began the present state."""
+        """Bytes of batches since the last one that was captured, or began the present state."""
         self._newest = Offset(0)
         """Offset of the newest state that was captured, or that the present one was built on."""
         self._recent = RecentStates()
@@ -185,7 +185,7 @@ class DerivedState:
     # ---- reading
 
     def offsets(self) -> list[int]:
-        """Of the snapshots in the folder, the oldest first."""
+        """Offsets of the snapshots in the folder, the oldest first."""
         names = filter(_is_snapshot, self._files.names(self._directory))
         return sorted(int(name.removesuffix(SNAPSHOT_SUFFIX)) for name in names)
 

@@ -45,7 +45,7 @@ _NO_EMPTY_DIRECTORY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, er
 
 
 class Space(NamedTuple):
-    """Of a file system, in bytes."""
+    """The space of a file system, in bytes."""
 
     total: int
     free: int
@@ -114,7 +114,7 @@ class FileSystem(Protocol):
         until the handle is closed or the process ends."""
 
     def space(self, path: Path) -> Space:
-        """Of the file system that holds `path`, which exists."""
+        """The space of the file system that holds `path`, which exists."""
 
     def boot_id(self) -> str:
         """Differs after every start of the operating system; "" where it has none."""

@@ -22,7 +22,7 @@ NONE: Final = -1
 """Instead of an offset."""
 _AT_A_TIME: Final = 4096
 _FILLED: Final = 0.75
-"""Of the slots, at most: fuller, and the probes become many."""
+"""The part of the slots that is filled, at most: with more, probes become many."""
 
 
 class NewestOffsets:

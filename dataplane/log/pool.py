@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dataplane.log.files import FileSystem
 
 RESERVED_FILES = 256
-"""Of the open files that a process may have: connections, the Raft journal, small files that are just being written."""
+"""Open files that a process may have for other things: connections, the Raft journal, small files that are just being
+written."""
 MOST_READING = 1024
 MOST_WRITING = 4096
 INDEX_BYTES = 64 << 20

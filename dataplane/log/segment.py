@@ -219,7 +219,7 @@ class Segment:
 
     @property
     def index_bytes(self) -> int:
-        """Of memory."""
+        """Bytes of memory."""
         index = self._index
         return len(index) * ENTRY_SIZE if index is not None else 0
 

@@ -72,7 +72,7 @@ class LogState:
         self.log_end_offset = recovery.log_end_offset
         self.durable_end = Offset(0)
         self.once_known_end = recovery.known_end if recovery.damaged is not None else Offset(0)
-        """Of a damaged log, see `known_end`; else 0."""
+        """See `known_end`; 0 where the log is not damaged."""
         checkpointed = recovery.checkpoint or OffsetCheckpoint(Offset(0), Offset(0))
         self.checkpoint = recovery.checkpoint
         start = Offset(self.segments[0].base_offset if self.segments else 0)

@@ -46,7 +46,7 @@ class ConsumerFetch:
     last_record_epoch: LeaderEpoch
     token: object
     client: str = ""
-    """Of which client it is, as far as its inbox tells."""
+    """The client that asks, as far as its inbox tells."""
     read_uncommitted: bool = False
     """Records of open and of aborted transactions too."""
 

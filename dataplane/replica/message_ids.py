@@ -104,7 +104,8 @@ class MessageIds:
         return not all(part.offsets.keys().isdisjoint(message_ids) for part in self._parts)
 
     def last_id(self, end: Offset) -> bytes | None:
-        """Of the record at `end` - 1, the last one of a log, in its kept form; None: it has none, or is not known."""
+        """The id of the record at `end` - 1, the last one of a log, in its kept form; None: it has none, or is not
+        known."""
         return self._last[1] if self._last is not None and self._last[0] == end - 1 else None
 
     def add(self, message_id: bytes, offset: Offset, time: int) -> None:

@@ -109,7 +109,7 @@ class Quota:
             self._records.level -= records if self._records.rate else 0
 
     def take_uniform(self, count: int, each: int, now: float) -> int:
-        """Of `count` records of `each` bytes the first ones are taken; how many."""
+        """Takes the first ones of `count` records of `each` bytes; returns how many."""
         if not self.is_set:
             return count
         self._fill(now)

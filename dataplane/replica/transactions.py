@@ -65,7 +65,7 @@ class Ended(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """Of its producer, all data batches from `first` on and below `marker` belong to it."""
+    """An aborted transaction: all data batches of its producer from `first` on and below `marker` belong to it."""
 
     producer_id: int
     first: Offset

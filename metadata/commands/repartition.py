@@ -166,8 +166,8 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Outcome:
 
 
 def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
-    """Of a layout of `count` partitions that follows one of `before`: each partition of that one, and each that is used
-    again, has to tell."""
+    """The starts of a layout of `count` partitions that follows one of `before`: each partition of that one, and each
+    that is used again, has to tell."""
     starts = [NOT_TOLD] * before
     for number in range(before, count):
         used_again = stream.partitions[number].state is PartitionState.RETIRED

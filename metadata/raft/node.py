@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 MAX_TICKS_PER_WAKE = 8
 LOCK_FILE = "lock"
 EXIT_STATUS = 70
-"""Of a process that ended itself because it could not go on safely (EX_SOFTWARE)."""
+"""The status of a process that ended itself because it could not go on safely (EX_SOFTWARE)."""
 
 RETRY_PAUSE_S = 0.01
 """Before a command that a node refused for not being the leader is offered to the leader of that time."""

@@ -214,7 +214,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self.unverified: Counter[str] = Counter()
         """See RaftStatus."""
         self._next_warning = 0.0
-        """Of accepted connections that do not verify."""
+        """When the next warning of accepted connections that do not verify may be written."""
         super().__init__(engine, self_node, other_nodes)
         engine.addOnTickCallback(self.flush)
         secrets.on_change(self._close_refused)

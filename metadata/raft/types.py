@@ -127,7 +127,7 @@ class RaftConfig:
     certificates: RaftCertificates | None = None
     """None: frames are authenticated by the secrets, and not encrypted. The same on all nodes: TLS or not."""
     boot_id: str = ""
-    """Of the operating system, another one after each of its starts; "": unknown."""
+    """The boot id of the operating system, another one after each of its starts; "": unknown."""
     group: str = ""
     """Which group the directory belongs to, where it is known: nodes that know of different ones stay apart."""
     heartbeat_s: float = 0.1

@@ -212,7 +212,7 @@ class Admin:
             await asyncio.sleep(0.05)
 
     async def _committed_ends(self, name: str, numbers: Collection[int]) -> dict[int, tuple[LeaderEpoch, int]]:
-        """Of the partitions whose leaders tell: the LeaderEpoch, and the end of the committed log."""
+        """The ends of the partitions whose leaders tell: the LeaderEpoch, and the end of the committed log."""
         stream = find_stream(self._context.state, name)
         asked = [stream.partitions[number] for number in numbers if number in stream.partitions]
         leaders = sorted({partition.leader for partition in asked if partition.leader is not None})
@@ -294,7 +294,7 @@ class Admin:
 
     @handles(op.PARTITION_STORY)
     async def partition_story(self, request: op.PartitionRef) -> op.PartitionStory:
-        """Of brokers that do not answer in STATUS_TIMEOUT_S there are no events in it."""
+        """The events of the partition's replicas; brokers that do not answer in STATUS_TIMEOUT_S have none in it."""
         number = request.partition
         stream = find_stream(self._context.state, request.stream)
         partition = stream.partitions.get(number)

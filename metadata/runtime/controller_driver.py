@@ -75,7 +75,8 @@ class ControllerDriver:
         self._subscriptions = ControllerSubscriptions(context, self.namespace, proposals, self.run)
 
     def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
-        """Of the brokers, as they last said. While this broker is not the controller there are its own alone."""
+        """The labels of the brokers, as they last said. While this broker is not the controller there are its own
+        alone."""
         return {**self._labels, self._context.broker_id: self._own_labels}
 
     def start(self) -> None:

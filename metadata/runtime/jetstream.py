@@ -60,7 +60,7 @@ async def _names(transport: PeerTransport, subject: str) -> list[str]:
 
 
 def _streams(data: bytes) -> list[str]:
-    """Of an answer; empty for one that is none."""
+    """The streams of an answer; empty for one that is none."""
     if len(data) > MAX_ANSWER_BYTES:
         return []
     try:

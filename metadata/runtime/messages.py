@@ -17,7 +17,8 @@ from wire.types import BrokerId
 _log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Of a message between brokers and controllers, as of a Raft command: items of messages are looked at one by one."""
+"""Bytes of a message between brokers and controllers, as of a Raft command: items of messages are looked at one by
+one."""
 
 LOG_INTERVAL_S = 10.0
 """At most one line for each subject in so long: a line costs more than all else about a message that is dropped, and on

@@ -100,7 +100,7 @@ class Namespace:
 
     @property
     def cluster_id(self) -> str:
-        """Of the cluster that this broker belongs to; empty: it knows of none yet."""
+        """The id of the cluster that this broker belongs to; empty: it knows of none yet."""
         return self._context.state.cluster_id or self._known_cluster_id
 
     def is_ours(self, cluster_id: str, sender: str) -> bool:

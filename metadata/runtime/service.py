@@ -209,7 +209,7 @@ class MetadataService:
         return self._controller.namespace
 
     def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
-        """Of the brokers, as they last said to this controller."""
+        """The labels of the brokers, as they last said to this controller."""
         return self._controller.labels()
 
     async def wait_registered(self) -> None:

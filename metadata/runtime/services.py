@@ -27,9 +27,9 @@ MAX_ANSWERS = 1000
 MAX_ANSWER_BYTES = 64 << 10
 """A larger one is not read."""
 MAX_BYTES_OF_ALL = 256 << 10
-"""Of all answers together; what comes beyond is not read."""
+"""Bytes of all answers together; what comes beyond is not read."""
 MAX_ENDPOINTS = 2000
-"""Of all services together, on different subjects."""
+"""Endpoints of all services together, on different subjects."""
 _SHOWN = 80
 
 
@@ -37,7 +37,7 @@ _SHOWN = 80
 class Service:
     name: str
     subject: str
-    """Of an endpoint; may hold wildcards."""
+    """The subject of an endpoint; may hold wildcards."""
 
 
 async def check_subject_unserved(rounds: Rounds, transport: PeerTransport, subject: str) -> None:
@@ -88,7 +88,7 @@ async def _services(transport: PeerTransport) -> list[Service]:
 
 
 def _endpoints(data: bytes) -> list[Service]:
-    """Of one answer; empty for one that is none."""
+    """The endpoints of one answer; empty for one that is none."""
     try:
         answer: Any = json.loads(data)
     except (ValueError, RecursionError):

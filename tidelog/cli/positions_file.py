@@ -26,7 +26,7 @@ class Position(NamedTuple):
     offset: int
     """To go on with."""
     incarnation: int
-    """Of the partition."""
+    """The incarnation of the partition."""
 
 
 class PositionsFile:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     """What became of the lines at these places of a chunk."""
 
 MOST_RANGES = 5
-"""Of lines that an error names."""
+"""Ranges of lines that an error names."""
 SILENCE = 1.0
 """Seconds that records wait for a leader that refuses them, or is not there, before stderr says so."""
 GRACE = 1.0
@@ -263,9 +263,9 @@ class _Published:
         self.state = state
         self.unit = unit
         self.lines = 0
-        """Of which the outcome is known, and good."""
+        """Lines of which the outcome is known, and good."""
         self.bytes = 0
-        """Of those lines."""
+        """Bytes of those lines."""
         self.duplicates = 0
         """Records that were there already, by their message ids; the others were written."""
         self._began = time.monotonic()
@@ -379,8 +379,8 @@ def _listed(ranges: list[range]) -> str:
 
 
 def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str, unit: str) -> str:
-    """Of lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known, unless it is
-    one line and the error says that it was not written.
+    """A sentence on lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known,
+    unless it is one line and the error says that it was not written.
 
     All of them have the same key, so that a record that is too large is the longest line.
     """

@@ -16,7 +16,7 @@ CHUNK_RECORDS = 10_000
 CHUNK_BYTES = 4 << 20
 """Read as one."""
 MOST_BYTES = 64 << 20
-"""Of a record: no nats-server takes more in one message."""
+"""Bytes of a record: no nats-server takes more in one message."""
 PAUSE = 0.01
 """Seconds. Records of a pipe that pauses for so long are handed on, whether they fill a chunk or not."""
 
@@ -47,7 +47,7 @@ class Lines:
         self._begun: list[bytes] = []
         """Pieces of the line that is not complete yet."""
         self._size = 0
-        """Of those."""
+        """Bytes of those."""
         self._count = 0
 
     def split(self, data: bytes) -> list[bytes]:
@@ -74,13 +74,13 @@ class Lengths:
     def __init__(self) -> None:
         self.fault: str | None = None
         self._rest = b""
-        """Of the input, from the beginning of a record on."""
+        """The rest of the input, from the beginning of a record on."""
         self._wanted = 0
         """Bytes that `_rest` needs to have, as far as is known, for a record to be complete."""
         self._pieces: list[bytes] = []
         """What comes after `_rest`."""
         self._size = 0
-        """Of both."""
+        """Bytes of both."""
         self._count = 0
 
     def split(self, data: bytes) -> list[bytes]:
@@ -128,7 +128,7 @@ async def chunks(file: BinaryIO, form: str) -> AsyncIterator[tuple[list[bytes], 
     parts = splitter(form)
     records: list[bytes] = []
     size = 0
-    """Of the input since the last chunk."""
+    """Bytes of the input since the last chunk."""
     at_end = False
     while not at_end and parts.fault is None:
         data = await _read(file, PAUSE if records else None)

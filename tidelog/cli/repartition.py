@@ -183,7 +183,7 @@ def in_words(found: RepartitionStatus, idle: str = "no repartition is under way"
 
 
 def state_of(partition: PartitionDescription, layouts: list[LayoutForm]) -> str:
-    """Of a partition, in one word: `prepared` is made ready for the next layout."""
+    """The state of a partition, in one word: `prepared` is made ready for the next layout."""
     is_spread_over = not layouts or partition["partition"] < layouts[-1]["partitions"]
     return partition["state"] if is_spread_over or partition["state"] != "active" else "prepared"
 

@@ -80,7 +80,7 @@ def rotate_secret(files: tuple[Path, ...], all_steps: bool, server: str | None, 
 
 
 def _server_of(files: tuple[Path, ...]) -> str | None:
-    """Of the first cluster of `tidelog up` among them that runs; None: there is none."""
+    """The server of the first cluster of `tidelog up` among them that runs; None: there is none."""
     for path in files:
         try:
             return str(json.loads((path / "cluster.json").read_text())["nats_url"])

@@ -25,7 +25,7 @@ FORMS = "ISO-8601 with a zone, as 2026-01-31T12:00Z or 2026-01-31T12:00+01:00, o
 _AGO = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MOST_DIGITS = 40
-"""Of an offset that a sentence shows; any such number is above all offsets."""
+"""Digits of an offset that a sentence shows; any such number is above all offsets."""
 _TO_SECONDS = len("2026-01-31T12:00:00")
 _POSITIONS = ("earliest", "latest", "new")
 

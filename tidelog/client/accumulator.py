@@ -148,7 +148,7 @@ class PartitionAccumulator:
         self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
         self._window: deque[PendingBatch] = deque()
         self.session: ProducerSession | None = None
-        """Of the batches that begin now."""
+        """The session of the batches that begin now."""
         self._session_sound = True
         self._session_wanted = False
         self._next_sequence = 0
@@ -321,9 +321,9 @@ class PartitionAccumulator:
         return []
 
     def on_metadata(self, leader_epoch: int) -> list[Effect]:
-        """Of the partition, as the controller says it just now. A leader says nothing to requests that name a later
-        LeaderEpoch than its own. So where a leader answers a probe with an earlier one than is known, the controller's
-        word outranks what answers have said: somebody may have invented it."""
+        """The LeaderEpoch of the partition, as the controller says it just now. A leader says nothing to requests that
+        name a later LeaderEpoch than its own. So where a leader answers a probe with an earlier one than is known, the
+        controller's word outranks what answers have said: somebody may have invented it."""
         if self._doubts_epoch:
             self._doubts_epoch = False
             self.leader_epoch = leader_epoch

@@ -67,7 +67,7 @@ class Api:
 
     @property
     def cluster_id(self) -> str:
-        """Of the cluster that this client began with; empty before the first answer."""
+        """The id of the cluster that this client began with; empty before the first answer."""
         return self._cluster or ""
 
     async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:

@@ -15,7 +15,7 @@ from wire.errors import Code, TidelogError
 from wire.layouts import MAX_PARTITIONS, check_partition_count
 
 _MOST_BITS = 1024
-"""Of a whole number that a sentence can show."""
+"""Bits of a whole number that a sentence can show."""
 
 
 def bad(message: str) -> BadRequest:

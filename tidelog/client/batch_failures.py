@@ -61,7 +61,7 @@ def expectation_is_void(stream: str, offset: int) -> TidelogError:
 
 
 def not_routed(stream: str, partition: int, count: int) -> TidelogError:
-    """Of a record with an explicit partition, which a repartition has taken out of use."""
+    """The failure of a record with an explicit partition, which a repartition has taken out of use."""
     now_has = "1 partition" if count == 1 else f"{count} partitions"
     return PartitionRetired(
         Code.PARTITION_RETIRED,

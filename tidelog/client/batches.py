@@ -109,7 +109,7 @@ class PendingBatch:
         self.sent_at = 0.0
         self.sent_epoch = 0
         self.newest_epoch = 0
-        """Of all attempts in its session."""
+        """The newest LeaderEpoch of all attempts in its session."""
         self.sent_first = False
         """All batches before it were resolved when its newest attempt was sent."""
         self.uncertain = False

@@ -78,7 +78,7 @@ class CoordinatorLink:
         self._coordinators = coordinators
 
     async def cluster_id(self) -> str:
-        """Of the cluster that the client uses. Raises NoServer when no broker tells."""
+        """The id of the cluster that the client uses. Raises NoServer when no broker tells."""
         if not self._api.cluster_id:
             await self._api.call(CLUSTER_ID)
         return self._api.cluster_id

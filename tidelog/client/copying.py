@@ -46,7 +46,7 @@ class CopiedStream(NamedTuple):
     already_there: int
     """That an earlier call had written."""
     by_partition: Mapping[int, int]
-    """Of the source: the records that are in the copy now."""
+    """By partition of the source, the records that are in the copy now."""
     missed: int
     """Offsets whose records were removed from the source (retention, a deletion) before they were read."""
 

@@ -92,7 +92,7 @@ class Head:
         )
 
     def records(self) -> Iterator[Record[Any, Any]]:
-        """Of the first batch, those that are left: one iterator, which goes on where it was left."""
+        """The records that are left of the first batch: one iterator, which goes on where it was left."""
         if self._records is None:
             self._records = self._read(Batch(self.stream, self.partition, self._batches[0]).records())
         return self._records

@@ -157,7 +157,7 @@ class PartitionFetcher:
         self._setbacks = 0
         self._lost = 0
         self._share = 1.0
-        """Of `max_bytes` that is asked for."""
+        """The part of `max_bytes` that is asked for."""
         self._asked: str = ""
         self._asked_at = 0
         self._source: BrokerId | None = None
@@ -260,9 +260,9 @@ class PartitionFetcher:
         return Wait(max(self._back_off(), error.retry_after or 0.0), error.code.refresh_metadata)
 
     def on_metadata(self, leader_epoch: int) -> None:
-        """Of the partition, as the controller says it just now. No replica answers a request that names a later
-        LeaderEpoch than there is: after such a silence the controller's word outranks what answers have said, for
-        somebody may have invented one."""
+        """The LeaderEpoch of the partition, as the controller says it just now. No replica answers a request that names
+        a later LeaderEpoch than there is: after such a silence the controller's word outranks what answers have said,
+        for somebody may have invented one."""
         if self._lost:
             self.leader_epoch = leader_epoch
 

@@ -31,15 +31,15 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class GroupProgress(TypedDict):
-    """Of a partition of which a group has committed something, which a member has, or in which what the group reads
-    next waits for other partitions."""
+    """The progress of a partition of which a group has committed something, which a member has, or in which what the
+    group reads next waits for other partitions."""
 
     stream: str
     partition: int
     committed: int | None
     """The next offset to read; None: nothing is committed."""
     end: int | None
-    """Of the committed log; None: no leader tells it, the stream is gone, or it may not be asked for."""
+    """The end of the committed log; None: no leader tells it, the stream is gone, or it may not be asked for."""
     lag: int | None
     """Records, with those that compaction has removed, between the two."""
     member: str | None
@@ -288,7 +288,7 @@ _WORDS = {Anchor.EARLIEST: "earliest", Anchor.LATEST: "latest"}
 
 
 def _end(partition: op.PartitionDescription) -> int | None:
-    """Of what consumers read."""
+    """The end of what consumers read."""
     stable = partition.get("last_stable_offset")  # a broker that does not know transactions has none
     if stable is not None or partition["high_watermark"] is None:
         return stable

@@ -51,7 +51,7 @@ class GroupCommits:
         self._group = group
         self._one_at_a_time = asyncio.Lock()
         self._number = 0
-        """Of the newest commit."""
+        """The number of the newest commit."""
         self._committed: dict[StreamPartition, int] = {}
         """Offsets that are committed as far as this member knows, of the partitions that it has."""
         self.on_committed: Callable[[Iterable[StreamPartition]], object] | None = None

@@ -61,7 +61,7 @@ class Committed(NamedTuple):
     metadata: str
     """The committer's own text."""
     timestamp: int
-    """Of the commit, ns since 1970."""
+    """The time of the commit, ns since 1970."""
 
     @property
     def time(self) -> datetime:
@@ -170,12 +170,12 @@ class GroupConsumer(Generic[K, V]):
 
     @property
     def member_id(self) -> str:
-        """Of this member's present life; empty before it has begun."""
+        """The id of this member's present life; empty before it has begun."""
         return "" if self._session is None else self._session.member_id
 
     @property
     def generation(self) -> int:
-        """Of the group, that this member has reached; it grows with each change of the group."""
+        """The generation of the group, that this member has reached; it grows with each change of the group."""
         return 0 if self._session is None else self._session.generation
 
     @property
@@ -495,7 +495,7 @@ class GroupConsumer(Generic[K, V]):
 
 
 async def _life(metadata: MetadataCache, name: Name) -> StreamPartition:
-    """Of the stream as it is. Raises UnknownStream, BadRequest."""
+    """That partition, in the present life of its stream. Raises UnknownStream, BadRequest."""
     stream, partition = checked_name(name)
     known = await metadata.get(stream)
     if partition not in known.partitions:
@@ -508,5 +508,5 @@ def _names(partitions: Iterable[StreamPartition]) -> frozenset[Name]:
 
 
 def _by_name(numbers: Mapping[StreamPartition, int]) -> dict[Name, int]:
-    """Of the newest life of a stream, where two are known."""
+    """By name; the newest life of a stream counts, where two are known."""
     return {(of.stream, of.partition): number for of, number in sorted(numbers.items())}

@@ -139,7 +139,8 @@ class GroupGate:
         return max(offset if incarnation == self._incarnation(of) else 0, self._commits.known(of) or 0)
 
     def _incarnation(self, of: StreamPartition) -> int | None:
-        """Of the partition, which may be another member's. None: it does not exist, as far as is known."""
+        """The incarnation of the partition, which may be another member's. None: it does not exist, as far as is
+        known."""
         reading = self._reading.readings.get((of.stream, of.incarnation))
         stream = None if reading is None else reading.layout.known
         known = None if stream is None else stream.partitions.get(of.partition)

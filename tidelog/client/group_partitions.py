@@ -141,7 +141,7 @@ class GroupPartitions:
         return frozenset(self._held)
 
     def find(self, name: Name) -> StreamPartition | None:
-        """Of the newest life of the stream."""
+        """The partition of the newest life of the stream."""
         return max((of for of in self._held if (of.stream, of.partition) == name), default=None)
 
     def found(self, name: Name) -> StreamPartition:

@@ -35,7 +35,7 @@ class GroupReading:
         self.progress = asyncio.Event()
         self._readings: dict[_Life, StreamReading] = {}
         self._incarnations: dict[StreamPartition, int] = {}
-        """Of the partitions that are read, or whose starts are being looked up."""
+        """The incarnations of the partitions that are read, or whose starts are being looked up."""
         self._turns: deque[_Life] = deque()
         """In which order readings are asked for records."""
         self._current: _Life | None = None
@@ -143,7 +143,7 @@ class GroupReading:
 
     @property
     def unfinished(self) -> StreamPartition | None:
-        """Of which records were handed out and are not finished."""
+        """A partition of which records were handed out and are not finished."""
         if self._current is None:
             return None
         found = self._readings[self._current].ahead.unfinished

@@ -42,7 +42,7 @@ JOIN_TIMEOUT = 15.0
 LEAVE_TIMEOUT = 2.0
 """Seconds to say that a member leaves; otherwise its session ends later."""
 _INBOXES = 4
-"""Of the newest heartbeats: unasked answers come to the one of the last that has arrived."""
+"""Inboxes of the newest heartbeats: unasked answers come to the one of the last that has arrived."""
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     session_clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -85,7 +85,7 @@ class GroupSession:
         self.clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        """Of `clock`. It may be earlier than there is something to do."""
+        """A time of `clock`. It may be earlier than there is something to do."""
         self._waiting: dict[int, asyncio.TimerHandle] = {}
         """Ends the wait for the answer, by heartbeat."""
         self._inboxes: dict[int, str] = {}

@@ -32,7 +32,7 @@ def checked_order(text: str) -> Order:
 
 
 class KeyLimits:
-    """Of one reading, whose records are in `ahead`."""
+    """The limits of one reading, whose records are in `ahead`."""
 
     def __init__(self, ahead: FetchedAhead) -> None:
         self._ahead = ahead

@@ -66,7 +66,7 @@ class LayoutWatch:
         return self.known is not None and len(self.known.layouts) > 1
 
     def cutovers(self, partition: int) -> Sequence[int]:
-        """Of the partition, where others may wait for it."""
+        """The cutovers of the partition, where others may wait for it."""
         return () if self.key_order is None else self.key_order.ends(partition)
 
     def knows(self, partition: int, version: int) -> bool:

@@ -148,7 +148,7 @@ class Membership:
         self.state = State.AWAY
         self.member_id = ""
         self.generation = 0
-        """Of the group, that this member has reached."""
+        """The generation of the group, that this member has reached."""
         self.assigned: Partitions = _NONE
         """All partitions of the newest version."""
         self._held: Partitions = _NONE
@@ -157,7 +157,7 @@ class Membership:
         self._version = 0
         self._applied = 0
         self._number = 0
-        """Of the newest heartbeat."""
+        """The number of the newest heartbeat."""
         self._in_flight: int | None = None
         self._sent: dict[int, float] = {}
         """When each of the newest heartbeats of this life was sent."""

@@ -24,7 +24,7 @@ from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
 
 _MOST_PARTITIONS = 1 << 20
-"""Of a layout. Brokers take fewer; somebody may have invented an answer."""
+"""Partitions of a layout. Brokers take fewer; somebody may have invented an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class PartitionMetadata:
 class StreamMetadata:
     name: StreamName
     cluster_id: str
-    """Of the cluster that the client began with; empty where its brokers do not tell."""
+    """The id of the cluster that the client began with; empty where its brokers do not tell."""
     subject: str
     incarnation: Incarnation
     partitioning_version: int
@@ -62,7 +62,7 @@ class StreamMetadata:
     """By number, ascending: those that have, or may have, records. Partitions that are only made ready for a layout to
     come are left out."""
     racks: Mapping[BrokerId, str]
-    """Of the replicas that have one."""
+    """The racks of the replicas that have one."""
 
     @classmethod
     def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
@@ -139,8 +139,8 @@ class MetadataCache:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
         self._created: dict[StreamName, Incarnation] = {}
-        """Of streams that this client has created and not deleted since: a broker that tells of an earlier life has not
-        applied the creation yet."""
+        """Incarnations of streams that this client has created and not deleted since: a broker that tells of an earlier
+        life has not applied the creation yet."""
         self._asking: dict[tuple[StreamName, bool], _Asking] = {}
         """By stream, and whether the controller is to answer."""
         self._updates = RouteUpdates(api, transport, subjects, self._on_push)
@@ -300,7 +300,8 @@ def _is_sound(pushed: StreamMetadata) -> bool:
 
 
 def partitions_spread_over(described: StreamDescription) -> int:
-    """Of the newest layout: others are made ready for one to come, or left over from an earlier one."""
+    """The number of partitions of the newest layout: others are made ready for one to come, or left over from an
+    earlier one."""
     layouts = described.get("layouts")  # a broker of a version without repartitions tells none
     return layouts[-1]["partitions"] if layouts else len(described["partitions"])
 

@@ -51,11 +51,11 @@ class Span(NamedTuple):
     end: int
     """Exclusive."""
     bytes_to_end: int
-    """Of everything that is committed and not before the part."""
+    """Bytes of everything that is committed and not before the part."""
 
 
 class OffsetLookup:
-    """Of one client."""
+    """The look-ups of one client."""
 
     def __init__(self, transport: Transport, subjects: Subjects, metadata: MetadataCache) -> None:
         self._transport = transport
@@ -170,7 +170,7 @@ class OffsetLookup:
         stop: Position | None,
         settings: FetchSettings,
     ) -> PartitionReader:
-        """Of the leader."""
+        """A reader that reads from the leader."""
         known = layout.partitions[partition]
         fetcher = PartitionFetcher(
             f"{layout.name}/{partition}",

@@ -118,9 +118,9 @@ class Producer(Generic[K, V]):
         self._starting: asyncio.Task[None] | None = None
         self._layouts: ProducerLayouts | None = None
         self._partitioner: Partitioner | None = None
-        """Of the newest layout."""
+        """The partitioner of the newest layout."""
         self._pipes: dict[int, Pipe] = {}
-        """Of the newest layout."""
+        """The pipes of the newest layout."""
         self._has_older = False
         """Pipes of an older layout may still have records (`tidelog.client.rerouting`)."""
         self._record_limit = RecordLimit(0)

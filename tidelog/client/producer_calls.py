@@ -34,7 +34,7 @@ _Partitioner = Literal["crc32c", "murmur2"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options(Generic[K, V]):
-    """Of both kinds of producers; checked."""
+    """The options of both kinds of producers; checked."""
 
     settings: AccumulatorSettings
     buffer_bytes: int

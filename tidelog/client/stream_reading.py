@@ -117,7 +117,7 @@ class StreamReading:
         self._follows = False
         """New partitions are picked up."""
         self._later_stop: Position | None = None
-        """Of new partitions."""
+        """The stop of new partitions."""
         self._coming: dict[int, asyncio.Task[None]] = {}
         """Which begin new partitions."""
         self.gone: set[int] = set()

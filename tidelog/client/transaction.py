@@ -143,7 +143,7 @@ class Transactions:
         self.unconfirmed: TidelogError | None = None
         """Why the coordinator has not said that the newest transaction is aborted. None: it has, or was not asked."""
         self._session = ProducerSession(-1, -1)
-        """Of the transaction that is open, or of the next one."""
+        """The session of the transaction that is open, or of the next one."""
         self._tickets: dict[Participant, bytes] = {}
         self._wanted: dict[Participant, None] = {}
         """In no request yet."""
@@ -160,7 +160,7 @@ class Transactions:
 
     @property
     def session(self) -> ProducerSession:
-        """Of the transaction that is open, or of the next one."""
+        """The session of the transaction that is open, or of the next one."""
         return self._session
 
     @property

@@ -114,8 +114,8 @@ class TransactionCalls(ABC):
         )
 
     async def committed_sequence(self, family: str, *, timeout: float = END_TIMEOUT) -> int | None:
-        """Of the last commit of prepared transactions of a family. None: there was none, or the family has committed
-        nothing for 30 days. Raises NoServer, NotPermitted, BadName."""
+        """The sequence of the last commit of prepared transactions of a family. None: there was none, or the family has
+        committed nothing for 30 days. Raises NoServer, NotPermitted, BadName."""
         self._check_open()
         return await last_sequence(self._transactions_link, _family(family), timeout)
 

@@ -87,7 +87,7 @@ class TransactionSession:
         self._is_untold = False
         """A commit was begun, and nobody was told its outcome."""
         self._numbers = itertools.count(1)
-        """Of commits of offsets."""
+        """Numbers for commits of offsets."""
 
     async def init(self) -> None:
         """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses."""
@@ -137,8 +137,8 @@ class TransactionSession:
             raise failure
 
     async def prepare(self) -> ProducerSession | None:
-        """Of the transaction, which others end; None: nothing was written in it, and it has ended. Goes on when the
-        caller is cancelled. Raises as `TransactionalProducer.prepare`."""
+        """The session of the transaction, which others end; None: nothing was written in it, and it has ended. Goes on
+        when the caller is cancelled. Raises as `TransactionalProducer.prepare`."""
         machine = self.machine
         self.carry_out(machine.prepare())
         if machine.state is State.CLOSING:
@@ -204,7 +204,7 @@ class TransactionSession:
             raise machine.refusal() or TidelogError(Code.INTERNAL, "a transaction that takes nothing has no reason")
 
     async def wait_for_outcome(self) -> None:
-        """Of a commit or an abort that goes on; CLOSE_TIMEOUT at most."""
+        """Waits for the outcome of a commit or an abort that goes on; CLOSE_TIMEOUT at most."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._outcome()

@@ -88,7 +88,7 @@ class Upkeep:
             self.giver.want_session(taker)
 
     def renew_ticket(self, taker: SessionTaker) -> None:
-        """Of its session, which is of a transaction."""
+        """Renews the ticket of the taker's session, which is of a transaction."""
         if self.giver is not None:
             self.giver.want_ticket(taker)
 

@@ -13,7 +13,7 @@ from wire.operation import Operation
 from wire.subjects import Subjects
 
 ADMIN_BYTES = 16 << 10
-"""Of a request of a broker, roughly."""
+"""Bytes of a request of a broker, roughly."""
 
 
 @dataclass(frozen=True, slots=True)

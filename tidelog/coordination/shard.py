@@ -56,7 +56,7 @@ class Shard(ABC):
 
     @property
     def waiting_bytes(self) -> int:
-        """Of these requests."""
+        """Bytes of these requests."""
         return self._taken_bytes
 
     @property

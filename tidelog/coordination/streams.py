@@ -27,7 +27,7 @@ class StreamLife:
 @dataclass(frozen=True, slots=True)
 class StreamsView:
     generation: int = 0
-    """Of the applied metadata."""
+    """The generation of the applied metadata."""
     streams: Mapping[str, StreamLife] = field(default_factory=dict)
     """By name, without Tidelog's own."""
 

@@ -13,7 +13,7 @@ from wire.groups import CursorKey, RecordKey, check_cursor_name
 from wire.groups_pb2 import CursorRecord, CursorRequest, CursorResponse
 
 MAX_CURSORS: Final = 100_000
-"""Of one coordinator."""
+"""Most cursors of one coordinator."""
 MAX_VALUE: Final = 4096
 """Bytes."""
 

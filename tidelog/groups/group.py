@@ -37,10 +37,10 @@ VERSIONS_OF_GENERATION = 1_000_000
 """The versions of a member that joins begin at so many times the generation. A member that was removed, and whose JOIN
 comes late, is a member once more under its id: it must not take an assignment of before for the present one."""
 MAX_PARTITIONS = 20_000
-"""Of all streams to which a group's members have subscribed."""
+"""Partitions of all streams to which a group's members have subscribed."""
 MAX_TARGET_BYTES = 128 << 10
-"""Of the same partitions in the record of a member that has them all. It has them up to three times, and a batch takes
-1 MiB."""
+"""Bytes of the same partitions in the record of a member that has them all. It has them up to three times, and a batch
+takes 1 MiB."""
 MAX_METADATA = 1024
 """Characters of the text that is committed with an offset."""
 MAX_OFFSET = (1 << 63) - 1

@@ -21,7 +21,7 @@ from wire.subjects import check_name, check_stream_name
 
 MIN_TIMEOUT_MS: Final = 1000
 MAX_TIMEOUT_MS: Final = 3_600_000
-"""Of sessions and rebalances."""
+"""The longest timeout of sessions and rebalances."""
 MAX_SUBSCRIPTION: Final = 1000
 """Streams and patterns of one member."""
 MAX_CLIENT: Final = 200
@@ -59,7 +59,7 @@ class Member:
     """It has not given up partitions in time: it is a member no more, and has its partitions until its session ends,
     because it may not have heard of it."""
     token: object = field(default=None, compare=False)
-    """Of its newest heartbeat: where it is told of changes. None: it is not told."""
+    """The token of its newest heartbeat: where it is told of changes. None: it is not told."""
     told: tuple[int, int] = field(default=(0, 0), compare=False)
     """Version and generation that it was told there."""
     newest_commit: int = field(default=0, compare=False)

@@ -31,10 +31,10 @@ PROOF_S: Final = 2 * LIFETIME_S
 MAX_PENDING: Final = 100_000
 """Records of one coordinator. The end of a transaction is taken nevertheless."""
 MAX_PENDING_BYTES: Final = 256 << 10
-"""Of the offsets of one transaction in one group."""
+"""Bytes of the offsets of one transaction in one group."""
 RETRY_MS: Final = 100
 OPERATORS_RETRY_MS: Final = 1000
-"""Of an operator's request, because each attempt is in the audit trail."""
+"""Milliseconds until an operator's request is repeated, because each attempt is in the audit trail."""
 
 
 class PendingOffsets:

@@ -73,11 +73,11 @@ LATE: Final = 0.05
 """A look that is later than BEAT by less is on time."""
 MAX_GROUPS: Final = 5000
 MAX_MEMBERS_OF_ALL: Final = 20_000
-"""Of all groups of one coordinator, as the next one."""
+"""Most members of all groups of one coordinator, as the next one."""
 MAX_OFFSETS_OF_ALL: Final = 500_000
 MAX_BYTES: Final = 256 << 10
-"""Of records, from which on no further request is carried out, and no further group takes a step, before these are
-committed. A step of one group may make more than that."""
+"""Bytes of records, from which on no further request is carried out, and no further group takes a step, before these
+are committed. A step of one group may make more than that."""
 SESSION_INTERVAL: Final = 0.25
 """Seconds between two looks for members whose sessions are over."""
 EXPIRY_INTERVAL: Final = 60.0
@@ -101,7 +101,8 @@ Request: TypeAlias = HeartbeatRequest | CommitRequest | OffsetsRequest | CursorR
 _Due: TypeAlias = tuple[object, Group, Member, int]
 """A heartbeat that is to be answered: its token, and the version that the member has applied."""
 TicketCheck: TypeAlias = Callable[[bytes, int, int, str], None]
-"""Of a ticket, a producer, its epoch and the target. Raises TidelogError(NOT_IN_TRANSACTION)."""
+"""Checks a ticket: it is given the ticket, a producer, its epoch and the target. Raises
+TidelogError(NOT_IN_TRANSACTION)."""
 
 
 class GroupShard(Shard):

@@ -34,7 +34,7 @@ def own_file(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def nats_file(name: str, environment: Mapping[str, str]) -> Path:
-    """Of the `nats` CLI; `name` may be the path of the file."""
+    """The file of the `nats` CLI; `name` may be the path of the file."""
     if name.endswith(".json"):
         return Path(name)
     return _configuration(environment) / "nats" / "context" / f"{name}.json"

@@ -19,7 +19,7 @@ from wire.transport import Message, MessageHandler, RawHandler
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 16 << 10
-"""Of the headers of a message to a handler. Those of Tidelog's own messages have some hundred bytes."""
+"""Bytes of the headers of a message to a handler. Those of Tidelog's own messages have some hundred bytes."""
 
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+")
 

@@ -172,7 +172,7 @@ class LiveLogin:
 
     @property
     def has_certificate(self) -> bool:
-        """Of the client; as far as is known, for an SSLContext does not tell."""
+        """The client has a certificate; as far as is known, for an SSLContext does not tell."""
         return self._login.cert is not None or self._login.tls_context is not None
 
     @property

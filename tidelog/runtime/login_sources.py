@@ -66,7 +66,7 @@ class Found:
     login: NatsLogin
     inbox_prefix: str | None
     namespace: str | None
-    """Of the context that was asked for."""
+    """The namespace of the context that was asked for."""
     secret_files: tuple[Path, ...]
     """Files that nobody but their owner should read."""
 
@@ -166,8 +166,8 @@ class LoginSources:
 
 
 def urls(value: Any, name: str) -> tuple[str, ...]:
-    """Of one text, several with commas, or a list. Raises TidelogError(BAD_CONFIG), which shows no value that may hold
-    a password."""
+    """The URLs of one text, several with commas, or a list. Raises TidelogError(BAD_CONFIG), which shows no value that
+    may hold a password."""
     listed = value.split(",") if isinstance(value, str) else value
     is_list = isinstance(listed, (list, tuple)) and all(isinstance(url, str) for url in listed)
     if not is_list or not any(url.strip() for url in listed):

@@ -45,7 +45,7 @@ MAX_IN_WORK = 1024
 MAX_QUESTIONS_IN_WORK = 4
 """Questions of one endpoint that are in work at once, where requests share answers."""
 MAX_BURST_BYTES = 256 << 10
-"""Of one answer to many; before the next piece others have their turn."""
+"""Bytes of one answer to many; before the next piece others have their turn."""
 RETRY_AFTER_S = 0.1
 """Told to whoever is refused."""
 
@@ -72,7 +72,7 @@ class Endpoint:
     """Requests for which it is equal get the same answer: those that wait share one call of `serve`. None: each request
     has a call of its own."""
     queue: str = ""
-    """Of all processes with an endpoint of the same subject and queue, one gets each request; empty: all of them do."""
+    """One of all processes with an endpoint of the same subject and queue gets each request; empty: all of them do."""
 
 
 class Service:

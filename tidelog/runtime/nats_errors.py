@@ -101,7 +101,8 @@ def is_refusal(error: Exception) -> bool:
 
 
 def says_more(error: Exception, other: Exception) -> bool:
-    """Of two errors of attempts to connect; the later one, `error`, unless the other is nearer to a remedy."""
+    """Whether `error`, the later one of two attempts to connect, is the one to tell: unless the other is nearer to a
+    remedy."""
 
     def rank(each: Exception) -> int:
         return 2 if is_refusal(each) else 1 if isinstance(each, (NatsRefused, ssl.SSLError)) else 0

@@ -74,7 +74,7 @@ def address_of(uri: ParseResult) -> Address:
 
 
 def _told_uri(text: object) -> ParseResult | None:
-    """Of HOST:PORT, as servers tell it; None: it is something else."""
+    """The URI of HOST:PORT, as servers tell it; None: it is something else."""
     try:
         host, port = address_of(urlparse(f"nats://{text}"))
     except ValueError:
@@ -275,7 +275,7 @@ class ChunkedClient(Client):
         return dict(self._server_info)
 
     def login_in_url(self) -> NatsLogin | None:
-        """Of the present server."""
+        """The login of the present server."""
         server = self._current_server
         return None if server is None else self._url_logins.get(address_of(server.uri))
 
@@ -450,7 +450,7 @@ class ChunkedClient(Client):
             self._refusals = 0
 
     def _tell_refusal(self, error: Exception) -> None:
-        """Of a connection that was there before, if it is one."""
+        """Tells that a connection which was there before is refused, if that is what the error says."""
         is_tls = isinstance(error, (NatsRefused, ssl.SSLError))
         # A server that refuses closes at once, and the reset may overtake its -ERR.
         is_cut_off = isinstance(error, ConnectionError) and bool(self._server_info.get("auth_required"))

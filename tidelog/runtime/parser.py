@@ -88,7 +88,7 @@ class ReadCounters:
     bytes: int = 0
     messages: int = 0
     uniform_messages: int = 0
-    """Of them, messages in runs of equal length."""
+    """Those of the messages that came in runs of equal length."""
     unclaimed_messages: int = 0
     """Messages of a subscription that has just been given up."""
 

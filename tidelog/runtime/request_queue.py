@@ -27,7 +27,7 @@ MAX_WAITING_ALIKE = MAX_WAITING // 2
 """Requests that ask the same. A flood of a question with a large answer, which takes seconds to send to all that ask,
 leaves room for others."""
 MAX_WAITING_BYTES = 4 << 20
-"""Of their questions; a single one may be larger."""
+"""Bytes of their questions; a single one may be larger."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Asked:
     first: Message
     requests: int = 0
     replies: list[bytes] = field(default_factory=list)
-    """Of the requests that want an answer."""
+    """The reply subjects of the requests that want an answer."""
 
 
 class RequestQueue:

@@ -18,9 +18,9 @@ from wire.errors import Code, TidelogError
 
 MAX_SESSIONS = 10_000
 MAX_SESSIONS_OF_CLIENT = 100
-"""Of one connection to NATS, known by its inboxes."""
+"""Sessions of one connection to NATS, known by its inboxes."""
 MAX_BYTES = 32 << 20
-"""Of all sessions."""
+"""Bytes of all sessions."""
 _COST = 100
 """Bytes of memory that an entry takes besides its name."""
 

@@ -120,7 +120,8 @@ class Api:
             )
 
     def _own_headers(self) -> dict[str, str]:
-        """Of every answer. A client drops those of other clusters in its namespace, and waits for its own's."""
+        """The headers of every answer. A client drops those of other clusters in its namespace, and waits for its
+        own's."""
         return {CLUSTER_HEADER: self._service.cluster_id}
 
     def _check_cluster(self, message: Message) -> None:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Json:
-    """Of a record. It is bounded and has no control characters, so the log has all of it (`log_limit`)."""
+    """The JSON of a record. It is bounded and has no control characters, so the log has all of it (`log_limit`)."""
 
     __slots__ = ("_text",)
 

@@ -33,7 +33,7 @@ MAX_AT_ONCE: Final = 100
 MAX_BATCH_BYTES: Final = 128 << 10
 """JSON of the records of one batch; a larger record goes alone."""
 REFUSED_PER_S = 10
-"""Of refused acts; as many come at once after a pause."""
+"""Records of refused acts in a second; as many come at once after a pause."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 """Between two attempts."""
@@ -41,7 +41,8 @@ LAST_ATTEMPT_S = 1.0
 """For what is queued when the broker ends."""
 
 _TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.CORRUPT_BATCH})
-"""Of NATS; of the leader, for a record and for the body of a batch. The same batch would be refused for ever."""
+"""Refusals of NATS; of the leader, for a record and for the body of a batch. The same batch would be refused for
+ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class AuditQueue:
         self._records: deque[QueuedRecord] = deque()
         self._taken: list[QueuedRecord] = []
         self._bytes = 0
-        """Of those that wait and those that are taken."""
+        """Bytes of those that wait and those that are taken."""
         self._places = float(REFUSED_PER_S)
         self._filled_at = 0.0
 

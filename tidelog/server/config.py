@@ -102,7 +102,7 @@ class ServerConfig:
     raft_secret_file: Path | None = None
     """Where `secrets` are from; None: the environment, or nowhere."""
     raft_certificates: RaftCertificates | None = None
-    """Of TLS between the brokers' Raft nodes; None: without TLS."""
+    """Files of TLS between the brokers' Raft nodes; None: without TLS."""
     liftbridge: LiftbridgeSettings | None = None
     """The port for Liftbridge's clients; None: there is none."""
     boot_id_file: Path = LINUX_BOOT_ID
@@ -320,7 +320,8 @@ def _check_port_lends_nothing(settings: LiftbridgeSettings | None, found: Found)
 def _login_of_port(
     settings: LiftbridgeSettings | None, sources: LoginSources, servers: tuple[str, ...]
 ) -> tuple[Callable[[], NatsLogin], str]:
-    """Of a port without a login of its own: the broker's, who is nobody then (`_check_port_lends_nothing`)."""
+    """The login of a port without a login of its own: the broker's, who is nobody then
+    (`_check_port_lends_nothing`)."""
     if settings is None or settings.login is None:
         return sources.login, DEFAULT_INBOX_PREFIX
     bare = tuple(split_url(url)[0] for url in servers)  # a login in a URL is the broker's, and would go before the file

@@ -66,9 +66,9 @@ MAX_WAITING_BYTES: Final = 16 << 20
 MAX_REQUEST_BYTES: Final = 96 << 10
 """The largest is the end of a family with MAX_MEMBERS of the longest names."""
 MAX_ADMIN_BYTES: Final = 512 << 10
-"""Of a request that the controller hands over."""
+"""Bytes of a request that the controller hands over."""
 RECORD_BYTES: Final = 32
-"""Of a record in a batch, at most, beside its key and its value."""
+"""Bytes of a record in a batch, at most, beside its key and its value."""
 
 
 class CoordinatorPorts(Protocol):
@@ -107,7 +107,7 @@ class CoordinatorPorts(Protocol):
 
 @dataclass(slots=True)
 class CoordinatorCounters:
-    """Of all coordinators that a broker has had."""
+    """The counters of all coordinators that a broker has had."""
 
     refused_requests: int = 0
     """With BACKPRESSURE, because too many wait, or because they are too large."""
@@ -131,7 +131,7 @@ class Coordinator:
         self._view: StreamsView | None = None
         self._state = _State.LOADING
         self._since = ports.now()
-        """Of `_state`."""
+        """Since when `_state` is what it is."""
         self._subscriptions: list[Subscription] = []
         self._is_appending = False
         self._flush: asyncio.Handle | None = None

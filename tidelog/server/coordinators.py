@@ -19,7 +19,7 @@ from wire.tickets import Tickets
 from wire.transport import Transport
 
 VIEW_SHARE = 0.05
-"""Of the event loop's time that is spent on views of all streams, while streams are created and deleted."""
+"""The part of the event loop's time that is spent on views of all streams, while streams are created and deleted."""
 
 
 class Coordinators:

@@ -176,7 +176,7 @@ class DevCluster:
         return self.data_dir / f"{broker}.toml"
 
     def liftbridge_address(self, broker: str) -> str | None:
-        """Of its port for Liftbridge's clients; None: there is none."""
+        """The address of its port for Liftbridge's clients; None: there is none."""
         if self._liftbridge_port is None:
             return None
         return f"{HOST}:{self._liftbridge_port + self.broker_ids.index(broker)}"
@@ -189,7 +189,7 @@ class DevCluster:
 
     @property
     def data_dirs(self) -> dict[str, Path]:
-        """Of all brokers."""
+        """The data folders of all brokers."""
         return {broker: self.broker_dir(broker) for broker in self.broker_ids}
 
     def kill(self, broker: str, sig: int = signal.SIGKILL) -> None:

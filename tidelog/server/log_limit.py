@@ -20,7 +20,7 @@ from wire.echo import one_line
 MAX_LINES = 50
 """Alike, per second."""
 MAX_BYTES = 32 << 10
-"""Of lines that are alike, per second; a traceback counts as TRACEBACK_BYTES."""
+"""Bytes of lines that are alike, per second; a traceback counts as TRACEBACK_BYTES."""
 MAX_BYTES_OF_ALL = 256 << 10
 """Per second."""
 TRACEBACK_BYTES = 2 << 10

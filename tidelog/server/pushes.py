@@ -129,7 +129,7 @@ class Pushes:
         self._unanswered = 0
         """Pushes since NATS has answered."""
         self._too_large: set[StreamName] = set()
-        """Of which the log says so already."""
+        """Streams of which the log says so already."""
         self.published = 0
         self.left_out = 0
         """Pushes that NATS cannot carry in a message."""

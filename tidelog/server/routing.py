@@ -32,7 +32,7 @@ from wire.types import StreamName
 _log = logging.getLogger(__name__)
 
 QUEUE = "topology"
-"""Of all brokers: one of them answers."""
+"""The queue of all brokers: one of them answers."""
 RETRY_AFTER_S = 0.05
 """Told to a client that is refused because this broker may know old routes only."""
 
@@ -109,7 +109,7 @@ class RoutingRequests:
         return self.sessions.minimum(self._repartitioned, self._now())
 
     def counters(self) -> dict[str, int]:
-        """Of the broker's status."""
+        """The counters of the broker's status."""
         return {
             "topology_adoption_min": min(self.adopted().values(), default=0),
             "topology_adoption_sessions": len(self.sessions),
@@ -140,7 +140,7 @@ class RoutingRequests:
         return await self._pages.page(message.data)
 
     async def _tell_stream(self, message: Message) -> bytes:
-        """Of the stream that the subject names, for which NATS has let the client ask."""
+        """The routes of the stream that the subject names, for which NATS has let the client ask."""
         name = message.subject.rpartition(".")[2]
         asked = decoded(message.data).streams
         if asked != [name]:

@@ -22,9 +22,9 @@ from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTE
 from wire.types import StreamName
 
 MAX_KEPT_BYTES = 16 << 20
-"""Of encoded routes; all are forgotten when there are more."""
+"""Bytes of encoded routes; all are forgotten when there are more."""
 HEAD_BYTES = 1 << 10
-"""Of a page, besides its streams; and of the headers."""
+"""Bytes of a page, besides its streams; and of the headers."""
 PARTITIONS_AT_ONCE = 100
 """Encoded before others have their turn."""
 
@@ -43,7 +43,7 @@ class TopologyPages:
         self._kept: dict[StreamName, bytes] = {}
         self._kept_bytes = 0
         self._names: list[StreamName] = []
-        """Of all streams but Tidelog's own, ascending."""
+        """The names of all streams but Tidelog's own, ascending."""
         self._names_of: int | None = None
         """`stream_changes` when `_names` was made."""
 

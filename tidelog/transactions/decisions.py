@@ -32,9 +32,9 @@ class Decisions:
         self.active: dict[str, None] = {}
         """Ids whose transaction is open or ends."""
         self.participants = 0
-        """Of all transactions."""
+        """The number of participants of all transactions."""
         self.to_tell: list[Delivery] = []
-        """Of decisions in this settlement."""
+        """The deliveries of decisions in this settlement."""
         self.told: dict[str, None] = {}
         """Ids whose transaction all participants were told of."""
         self.unwritten: dict[str, float] = {}

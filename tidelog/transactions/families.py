@@ -91,7 +91,7 @@ class Family:
 
     sequence: int
     digest: bytes
-    """Of the members."""
+    """The digest of the members."""
     changed_at: int
     """ns since 1970."""
     members: tuple[Member, ...]

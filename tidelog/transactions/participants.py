@@ -31,7 +31,7 @@ class PartitionIn(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Of its ticket."""
+        """The target of its ticket."""
         return partition_target(*self)
 
     @property
@@ -75,7 +75,7 @@ class GroupIn(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Of its ticket."""
+        """The target of its ticket."""
         return group_target(self.group)
 
     def is_gone(self, view: StreamsView) -> bool:  # noqa: ARG002 - a partition's answer depends on it

@@ -68,7 +68,7 @@ def ends_still(transaction: Transaction, waits_for: list[str]) -> TidelogError:
 
 
 def not_all_open(transactional_id: str, why: str) -> TidelogError:
-    """Of a family's commit."""
+    """The refusal of a family's commit."""
     return TidelogError(
         Code.TRANSACTION_ABORTED,
         f"nothing is committed, and all of these transactions are aborted: that of {transactional_id!r} cannot be"

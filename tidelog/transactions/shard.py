@@ -95,7 +95,7 @@ KEPT_WHEN_FULL_S: Final = 2 * LIFETIME_S
 MAX_IDS: Final = 20_000
 MAX_PARTICIPANTS_OF_ALL: Final = 500_000
 MAX_BYTES: Final = 256 << 10
-"""Of records, from which on no further request is carried out before these are committed."""
+"""Bytes of records, from which on no further request is carried out before these are committed."""
 MAX_CLIENT: Final = 200
 """Characters of the text with which a producer tells who it is; the rest is cut off."""
 MAX_NAMED: Final = 20
@@ -110,7 +110,7 @@ _STATELESS: Final = frozenset(
 Request: TypeAlias = InitRequest | AddRequest | EndRequest | EndFamilyRequest | FamilyRequest | Admin
 _OfEnd: TypeAlias = EndResponse | EndFamilyResponse
 TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
-"""Of a producer, its epoch, and the target: `wire.tickets.Tickets.make`."""
+"""Makes the ticket of a producer, its epoch, and the target: `wire.tickets.Tickets.make`."""
 
 
 class TransactionShard(Shard):

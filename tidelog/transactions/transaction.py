@@ -72,7 +72,7 @@ class Transaction:
     transactional_id: str
     producer_id: int
     epoch: int
-    """Of the transaction that is open or ends; of the next one, if there is none."""
+    """The epoch of the transaction that is open or ends; of the next one, if there is none."""
     timeout_ms: int
     client: str
     """Who began the producer."""

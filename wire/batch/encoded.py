@@ -52,7 +52,7 @@ class EncodedBatch:
         self.header = header
         self.parts = parts
         self.columns = columns
-        """Of a client's batch with message ids, for who looks for repetitions; else None."""
+        """The columns of a client's batch with message ids, in which repetitions are looked for; else None."""
 
     @property
     def size(self) -> int:
@@ -215,7 +215,7 @@ def seal(
 
 
 def length_and_crc(parts: list[Buffer]) -> tuple[int, int]:
-    """Of the body that `parts` make."""
+    """Length and CRC of the body that `parts` make."""
     length = crc = 0
     for part in parts:
         length += len(part)

@@ -74,7 +74,8 @@ class BatchHeader(NamedTuple):
     hints: int = 0
     """What saves a look into the body. A version that does not know one loses nothing but time."""
     partitioning_version: int = 0
-    """Of the stream, when the leader appended it (`wire.layouts`). 0: the first, or a leader that does not say so."""
+    """The partitioning version of the stream, when the leader appended it (`wire.layouts`). 0: the first, or a leader
+    that does not say so."""
 
     @property
     def offset_count(self) -> int:

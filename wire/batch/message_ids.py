@@ -35,7 +35,7 @@ def with_message_id(headers: bytes, message_id: bytes) -> bytes:
 
 
 def message_id_of(element: bytes) -> bytes | None:
-    """Of the headers of one record. None: it has none, or headers that do not decode."""
+    """The message id in the headers of one record. None: it has none, or headers that do not decode."""
     if element.startswith(_FIRST):
         size = int.from_bytes(element[_FROM - _SIZE.size : _FROM], "little")
         return element[_FROM : _FROM + size] or None

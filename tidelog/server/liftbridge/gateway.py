@@ -78,7 +78,7 @@ class Gateway:
             await asyncio.sleep(_LOOK_AGAIN)
 
     async def addresses(self) -> Mapping[BrokerId, str]:
-        """Of the brokers that are alive and have the port: `host:port`."""
+        """The addresses of the brokers that are alive and have the port: `host:port`."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._addresses_until:
             async with self._asking:

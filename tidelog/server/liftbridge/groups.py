@@ -39,7 +39,7 @@ SESSION_S = 15.0
 MAX_REMEMBERED = 4096
 """Consumers whose last assignment this broker remembers; one that is forgotten is told everything anew."""
 MAX_GROUPS = 100
-"""Of one FetchMetadata."""
+"""Most groups of one FetchMetadata."""
 ANSWER_WITHIN = 10.0
 """Seconds for a coordinator, with all repetitions."""
 _NS = 1_000_000_000

@@ -94,7 +94,7 @@ class MetadataCalls:
         return pb.FetchPartitionMetadataResponse(metadata=metadata)
 
     async def _times(self, stream: str, partition: int, start: int, committed: int) -> tuple[int, int]:
-        """Of the first and the last record; 0 for one that retention removes meanwhile."""
+        """The times of the first and the last record; 0 for one that retention removes meanwhile."""
         times = []
         for offset in (start, committed):
             async with self._gateway.client.consume(

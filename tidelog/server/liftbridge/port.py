@@ -39,7 +39,7 @@ HANDSHAKE_S = 10
 IDLE_S = 600
 """A connection without calls is ended after so long; clients connect again with their next call."""
 MAX_MESSAGE_BYTES = (1 << 20) + (64 << 10)
-"""Of a request; more is refused by gRPC with RESOURCE_EXHAUSTED."""
+"""Bytes of a request; more is refused by gRPC with RESOURCE_EXHAUSTED."""
 MAX_METADATA_BYTES = 8 << 10
 GRACE = 0.5
 """Seconds."""

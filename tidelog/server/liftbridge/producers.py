@@ -20,7 +20,7 @@ Level: TypeAlias = Literal["all", "leader"]
 
 MAX_PRODUCERS = 64
 BUFFER_BYTES = 4 << 20
-"""Of one producer's records that are not acknowledged: further publishes wait."""
+"""Bytes of one producer's records that are not acknowledged: further publishes wait."""
 _OVER = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION)
 
 

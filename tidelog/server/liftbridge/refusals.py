@@ -10,7 +10,7 @@ from wire.errors import Code, TidelogError
 from wire.liftbridge_pb2 import PublishAsyncError
 
 MAX_CHARACTERS = 1000
-"""Of a sentence: it travels in a trailer of HTTP/2, which has little room."""
+"""Characters of a sentence: it travels in a trailer of HTTP/2, which has little room."""
 
 _STATUS: Mapping[Code, StatusCode] = {
     Code.UNKNOWN_STREAM: StatusCode.NOT_FOUND,

@@ -27,7 +27,7 @@ from wire.tidelog_pb2 import Message
 from wire.types import PartitionState
 
 MAX_SUBSCRIPTIONS = 256
-"""Of one broker."""
+"""Most subscriptions of one broker."""
 PREFETCH_BYTES = 1 << 20
 FETCH_BYTES = 256 << 10
 _RECORDS_AT_ONCE = 256

@@ -101,7 +101,7 @@ class _Key:
         self.secret = secret
         self._life = life
         self._short = hashlib.blake2b(key=secret.short_key_of(life), digest_size=TAG_BYTES)
-        """Of nothing yet: it is copied for each message."""
+        """The digest of nothing yet; it is copied for each message."""
 
     # Made when they are needed: a stranger may name another life in each small message.
 
