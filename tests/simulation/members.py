@@ -324,11 +324,22 @@ class SimGroup:
         except TidelogError as error:
             self.world.say(f"the coordinator was not moved to {broker}: {error}")
 
+    # ---- state
+
+    @property
+    def _wanted(self) -> set[StreamPartition]:
+        """All partitions of the stream."""
+        stream = self.invariants.raft.truth.streams[StreamName("s")]
+        return {StreamPartition("s", self.clients.incarnation, number) for number in stream.partitions}
+
+    def is_read_without(self, number: int) -> bool:
+        """The other members have all partitions."""
+        others = self.members[:number] + self.members[number + 1 :]
+        return self._wanted == {of for member in others for of in member.reads}
+
     # ---- the calm
 
     def unsettled(self) -> str | None:
-        stream = self.invariants.raft.truth.streams[StreamName("s")]
-        wanted = {StreamPartition("s", self.clients.incarnation, number) for number in stream.partitions}
         readers: dict[StreamPartition, list[str]] = {}
         for member in self.members:
             membership = member.membership
@@ -336,7 +347,7 @@ class SimGroup:
                 return f"{member.name} is {membership.state.value}, has {membership.owned} of {membership.assigned}"
             for of in member.reads:
                 readers.setdefault(of, []).append(member.name)
-        if readers.keys() != wanted or any(len(names) > 1 for names in readers.values()):
+        if readers.keys() != self._wanted or any(len(names) > 1 for names in readers.values()):
             return f"partitions are read by {readers}"
         return None
 

@@ -679,6 +679,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a member takes an assignment that comes after the session of its heartbeat",
         (Membership.on_answer, "if is_late and self.state", "if False and self.state"),
+        scenario="stopped while it joins",
     ),
     _mutant(
         "a new coordinator has no patience",
@@ -738,7 +739,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "offsets that a transaction has committed are not told before its end is",
         (GroupShard._offsets, "self.pending.check_none(", "str(("),
         (GroupShard._offsets, "request.partitions else None)", "request.partitions else None))"),
-        in_transactions=True,
+        scenario="ends that groups hear late",
     ),
     _mutant(
         "a log forgets at a restart, and where it is cut, which transactions were aborted",

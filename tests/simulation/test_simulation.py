@@ -168,6 +168,14 @@ def test_a_group_goes_on_where_records_go_before_it_has_read_them(seed: int) -> 
     assert result.passed_cutovers > 0
 
 
+@pytest.mark.parametrize("name", ["stopped while it joins", "ends that groups hear late"])
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_members_and_transactions_hold_where_answers_and_ends_come_late(name: str, seed: int) -> None:
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+
+
 def test_a_repartition_is_finished_when_clients_have_adopted_it() -> None:
     """Nothing else brings a push."""
     seed = next(seed for seed in count(1) if (plan := plan_of(seed)).has_repartitions and plan.adoption_timeout_s > 10)
@@ -196,6 +204,8 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
         ("a leader commits below min ISR", {"NoCommitBelowMinIsr"}),
         ("a leader takes batches of an older partitioning version", {"CutoversAreExact", "KeysAreStoredInOrder"}),
         ("fsync is skipped", {"CommittedIsHeldByIsr", "SyncedStays", "Liveness"}),
+        ("a member takes an assignment that comes after the session of its heartbeat", {"OnlyHoldersCommit"}),
+        ("offsets that a transaction has committed are not told before its end is", {"OffsetsMoveWithTransactions"}),
         (
             "a follower truncates to the HW without asking the leader",
             {
@@ -212,7 +222,9 @@ def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
     with mutant.applied():
         seeds = [seed for seed in range(1, 90) if not mutant.in_repartitions or plan_of(seed).has_repartitions]
-        found = next((broken for seed in seeds[:30] if (broken := run(seed).broken) is not None), None)
+        found = next(
+            (it for seed in seeds[:30] if (it := run(seed, scenario=mutant.scenario).broken) is not None), None
+        )
     assert found is not None
     assert found.invariant in invariants
 

@@ -415,9 +415,29 @@ class SimTransactors:
         self._offsets += 1
         return self._offsets
 
-    def floor(self, group: str, of: StreamPartition) -> int:
+    @property
+    def _offsets_invariant(self) -> OffsetsMoveWithTransactions:
         (invariant,) = (one for one in self.invariants._all if isinstance(one, OffsetsMoveWithTransactions))
-        return invariant._committed(group, of)
+        return invariant
+
+    def floor(self, group: str, of: StreamPartition) -> int:
+        return self._offsets_invariant._committed(group, of)
+
+    @property
+    def committed_offsets(self) -> dict[tuple[str, StreamPartition], int]:
+        """By decided transactions, whether groups have heard of it or not."""
+        return {(group, of): self.floor(group, of) for group, of in self._offsets_invariant._sent}
+
+    def look(self, group: str, of: StreamPartition) -> None:
+        """A program asks where the group is, as a member does that begins."""
+        asking = self.newest[COPIER]
+
+        async def ask() -> None:
+            with suppress(TidelogError):
+                await asking.ask(group, [of])
+
+        with asking.process.running():
+            asking.process.create_task(ask())
 
     # ---- faults
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.scenarios import disks, leadership, membership, partitions, removed_records
+from tests.simulation.scenarios import disks, leadership, membership, partitions, programs, removed_records
 from tests.simulation.scenarios.running import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -50,7 +50,12 @@ LATER_SCENARIOS: dict[str, Scenario] = {
 """Drawn for runs that have none of the others, which so stay as they were."""
 
 ASKED_SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__.replace("_", " "): scenario for scenario in (partitions.repartitioned_while_records_go,)
+    scenario.__name__.replace("_", " "): scenario
+    for scenario in (
+        partitions.repartitioned_while_records_go,
+        programs.stopped_while_it_joins,
+        programs.ends_that_groups_hear_late,
+    )
 }
 """In no run but those that are asked for by the name of their scenario: no seed draws them."""
 
@@ -116,6 +121,17 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
         "identifies": False,
         "retention": (("retention_max_bytes", 1),),
         "housekeeping_interval": 0.2,
+    },
+    "stopped while it joins": {"partitions": 3, "min_isr": 2, "rate": 2.0, "has_group": True, "duration": 20.0},
+    "ends that groups hear late": {
+        "partitions": 2,
+        "min_isr": 2,
+        "keys": 0,
+        "retention": (),
+        "rate": 2.0,
+        "latency": 0.002,
+        "has_transactions": True,
+        "duration": 14.0,
     },
 }
 """Values that the plan of a run must have for the scenario to work."""

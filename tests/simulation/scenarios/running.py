@@ -16,6 +16,7 @@ from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from wire import metadata_pb2 as pb
+from wire.internal_streams import GROUPS
 from wire.layouts import NOT_TOLD
 from wire.operations import METADATA
 from wire.types import PartitionKey, StreamName
@@ -23,6 +24,7 @@ from wire.types import PartitionKey, StreamName
 if TYPE_CHECKING:
     from metadata.model import Partition, Stream
     from tests.simulation.keyed import KeyedProducer
+    from tests.simulation.members import SimMember
     from tests.simulation.run import Cluster
 
 POLL = 0.002
@@ -298,6 +300,33 @@ class ScenarioRun:
 
         self.cluster.lift(LONG, over)
         return over
+
+    def keep_ends_from_groups(self) -> Callable[[], object]:
+        """What brokers tell the coordinator of groups of ended transactions is lost until the returned function is
+        called."""
+        nats, subject = self.cluster.nats, self.cluster.subjects.coordinate(StreamName(GROUPS.name), 0)
+        connections = [each for broker in self.cluster.brokers.values() for each in broker.connections]
+        ends = [nats.mute(connection, subject) for connection in connections]
+
+        def over() -> None:
+            for end in ends:
+                end()
+
+        self.cluster.lift(LONG, over)
+        return over
+
+    def restart_member(self, number: int) -> None:
+        """It leaves, and soon begins anew."""
+        group = self.cluster.group
+        assert group is not None
+        group.members[number].leave()
+        self.cluster.lift(0.05 + self.rng.random() * 0.2, lambda: group.restart(number))
+
+    def stop_member(self, member: SimMember) -> Callable[[], object]:
+        """As SIGSTOP does; how to let it go on."""
+        member.process.pause()
+        self.cluster.lift(LONG, member.process.resume)
+        return member.process.resume
 
     def slow_applies(self, name: str, slowness: float) -> Callable[[], object]:
         member = self.cluster.raft.nodes.get(self.broker(name).raft_address)
