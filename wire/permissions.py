@@ -224,7 +224,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     from_followers = [
         Grant(subjects.replicate(ANY_STREAM, ANY_PARTITION), "followers ask the leader for records"),
         Grant(subjects.offset(ANY_STREAM, ANY_PARTITION), "followers reconcile with the leader"),
-        Grant(subjects.checkpoint(ANY_STREAM, ANY_PARTITION), "followers ask the leader for derived state"),
+        Grant(subjects.snapshot(ANY_STREAM, ANY_PARTITION), "followers ask the leader for derived state"),
     ]
     from_writers = [
         Grant(subjects.write(ANY_STREAM, ANY_PARTITION), "brokers append to Tidelog's own streams"),

@@ -69,7 +69,7 @@ class Subjects:
         """Followers ask the leader where a leader epoch ends."""
         return f"{self.namespace}.{stream}.{partition}.offset"
 
-    def checkpoint(self, stream: StreamName, partition: int | str) -> str:
+    def snapshot(self, stream: StreamName, partition: int | str) -> str:
         """Followers ask the leader for the derived state at its log start."""
         return f"{self.namespace}.{stream}.{partition}.checkpoint"
 

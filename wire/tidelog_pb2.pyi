@@ -353,7 +353,7 @@ class LeaderEpochOffsetResponse(_message.Message):
 Global___LeaderEpochOffsetResponse: _TypeAlias = LeaderEpochOffsetResponse  # noqa: Y015
 
 @_typing.final
-class CheckpointRequest(_message.Message):
+class SnapshotRequest(_message.Message):
     """On `.checkpoint`: a follower whose log ends below the leader's log start asks for the derived state there, piece by
     piece (R8).
     """
@@ -396,10 +396,10 @@ class CheckpointRequest(_message.Message):
     _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offset) -> _WhichOneofReturnType__offset | None: ...
 
-Global___CheckpointRequest: _TypeAlias = CheckpointRequest  # noqa: Y015
+Global___SnapshotRequest: _TypeAlias = SnapshotRequest  # noqa: Y015
 
 @_typing.final
-class CheckpointResponse(_message.Message):
+class SnapshotResponse(_message.Message):
     """The answer, behind the 16-byte header of section 2.2."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -434,7 +434,7 @@ class CheckpointResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckpointResponse: _TypeAlias = CheckpointResponse  # noqa: Y015
+Global___SnapshotResponse: _TypeAlias = SnapshotResponse  # noqa: Y015
 
 @_typing.final
 class PartitionNotification(_message.Message):

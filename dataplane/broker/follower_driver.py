@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from dataplane.broker import checkpoints
+from dataplane.broker import snapshot_copying
 from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.leader_answers import Batches, decode_fetch_answer, decode_offset_answer
 from dataplane.broker.reading import ReadableRole
@@ -20,13 +20,13 @@ from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
-    InstallCheckpoint,
+    InstallSnapshot,
     RefuseConsumer,
     ReportLeader,
     RequestSync,
-    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
+    SendSnapshotRequest,
     ServeConsumer,
     StartOver,
     Truncate,
@@ -55,7 +55,7 @@ class FollowerDriver(ReadableRole):
         context, view, partition_log = setup.context, setup.view, setup.log
         self._fetch_inbox: str | None = None
         self._offset_inbox: str | None = None
-        self._checkpoint_inbox: str | None = None
+        self._snapshot_inbox: str | None = None
         self._batches: Batches | None = None
         """The batches of the answer at hand; valid while its AppendReplicated is carried out."""
         key = view.key
@@ -104,7 +104,7 @@ class FollowerDriver(ReadableRole):
     async def _let_go(self, reason: str) -> None:
         self._ids.stop()
         self._run(self.core.resign(reason, self.context.now()))
-        for inbox in (self._fetch_inbox, self._offset_inbox, self._checkpoint_inbox):
+        for inbox in (self._fetch_inbox, self._offset_inbox, self._snapshot_inbox):
             if inbox is not None:
                 self.context.peers.on_inbox(inbox, None)
 
@@ -216,18 +216,18 @@ class FollowerDriver(ReadableRole):
         self._run(self.core.on_offset_answer(answer, now))
         self.timer.schedule()
 
-    def _on_checkpoint_answer(self, number: int, message: Message) -> None:
+    def _on_snapshot_answer(self, number: int, message: Message) -> None:
         if self.ended:
             return
         now = self.context.now()
         if self._finds_no_leader(message, now):
             return
         try:
-            answer = checkpoints.decode_answer(number, message)
+            answer = snapshot_copying.decode_answer(number, message)
         except CorruptData as e:  # it is asked for again
             self._note_bad_answer(e)
             return
-        self._run(self.core.on_checkpoint_answer(answer, now))
+        self._run(self.core.on_snapshot_answer(answer, now))
         self.timer.schedule()
 
     # ------------------------------------------------------------------ effects
@@ -244,9 +244,9 @@ class FollowerDriver(ReadableRole):
                     self._syncs.request()
                 case Truncate(offset):
                     self.spawn(self._truncate(offset))
-                case SendCheckpointRequest():
-                    self._send_checkpoint_request(effect)
-                case InstallCheckpoint():
+                case SendSnapshotRequest():
+                    self._send_snapshot_request(effect)
+                case InstallSnapshot():
                     self.spawn(self._install(effect))
                 case StartOver():
                     self.spawn(self._start_over())
@@ -303,14 +303,14 @@ class FollowerDriver(ReadableRole):
             self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
         )
 
-    def _send_checkpoint_request(self, effect: SendCheckpointRequest) -> None:
+    def _send_snapshot_request(self, effect: SendSnapshotRequest) -> None:
         key, peers = self.view.key, self.context.peers
-        if self._checkpoint_inbox is not None:
-            peers.on_inbox(self._checkpoint_inbox, None)
-        inbox = self._checkpoint_inbox = peers.new_inbox()
-        peers.on_inbox(inbox, self._handler(lambda message: self._on_checkpoint_answer(effect.number, message)))
-        request = checkpoints.encode_request(effect, key, self.leader_epoch, self.context)
-        peers.publish(self.context.subjects.checkpoint(key.stream, key.partition), [request], reply=inbox)
+        if self._snapshot_inbox is not None:
+            peers.on_inbox(self._snapshot_inbox, None)
+        inbox = self._snapshot_inbox = peers.new_inbox()
+        peers.on_inbox(inbox, self._handler(lambda message: self._on_snapshot_answer(effect.number, message)))
+        request = snapshot_copying.encode_request(effect, key, self.leader_epoch, self.context)
+        peers.publish(self.context.subjects.snapshot(key.stream, key.partition), [request], reply=inbox)
 
     def _append(self, high_watermark: Offset) -> None:
         if self._batches is None:
@@ -368,7 +368,7 @@ class FollowerDriver(ReadableRole):
             self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
             self.timer.schedule()
 
-    async def _install(self, effect: InstallCheckpoint) -> None:
+    async def _install(self, effect: InstallSnapshot) -> None:
         await self._finish_cold_reads()
         if self.ended:
             return
@@ -376,14 +376,14 @@ class FollowerDriver(ReadableRole):
         try:
             start = await self._with_room(
                 lambda: self.ids.cutting(
-                    self.log, lambda: checkpoints.install(self.log, effect, self.leader_epoch), begins_anew=True
+                    self.log, lambda: snapshot_copying.install(self.log, effect, self.leader_epoch), begins_anew=True
                 )
             )
         except CorruptData as e:
             context.counters.bad_answers += 1
             _log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
             if not self.ended:
-                self._run(self.core.on_bad_checkpoint(context.now()))
+                self._run(self.core.on_bad_snapshot(context.now()))
                 self.timer.schedule()
             return
         except LogDamaged as e:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dataplane.broker import checkpoints
+from dataplane.broker import snapshot_copying
 from dataplane.broker.appending import Appending
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.requests import follower_fetch
 from dataplane.log.errors import LogDamaged
-from dataplane.replica.effects import LeaderEffect, Respond, SendCheckpoint
+from dataplane.replica.effects import LeaderEffect, Respond, SendSnapshot
 from dataplane.replica.leader import Leader
 from dataplane.replica.refusals import deletions_gone
 from wire.errors import CorruptData, TidelogError
 from wire.replication import encode_header, sync_headers
 from wire.tidelog_pb2 import (
-    CheckpointRequest,
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
     ReplicationRequest,
+    SnapshotRequest,
 )
 from wire.transport import Message
 from wire.types import LeaderEpoch, Offset
@@ -42,7 +42,7 @@ class FollowerService:
         self._core = core
         self._appending = appending
         self._run = run
-        self._checkpoint_reads = 0
+        self._snapshot_reads = 0
         """Followers for which the derived state is being read."""
 
     def on_replicate(self, message: Message) -> None:
@@ -83,12 +83,12 @@ class FollowerService:
         if message.reply:
             self._context.peers.publish(message.reply, [response.SerializeToString()])
 
-    def on_checkpoint(self, message: Message) -> None:
+    def on_snapshot_request(self, message: Message) -> None:
         if self._role.ended:
             return
-        request = CheckpointRequest()
-        if self._role.requests.decode("checkpoint", request, message, self._role.answer_header) and message.reply:
-            self._run(self._core.on_checkpoint_request(checkpoints.decode_fetch(request, message.reply)))
+        request = SnapshotRequest()
+        if self._role.requests.decode("snapshot", request, message, self._role.answer_header) and message.reply:
+            self._run(self._core.on_snapshot_request(snapshot_copying.decode_fetch(request, message.reply)))
 
     def respond(self, effect: Respond) -> None:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
@@ -127,18 +127,18 @@ class FollowerService:
             headers = sync_headers(effect.sync_to)
             self._role.send(self._context.peers, effect.inbox, effect.offset, [header, data], headers, header)
 
-    def send_checkpoint(self, effect: SendCheckpoint) -> None:
+    def send_snapshot(self, effect: SendSnapshot) -> None:
         """The follower asks again where too many are read for already."""
-        if self._checkpoint_reads < checkpoints.MAX_READS:
-            self._role.spawn(self._read_checkpoint(effect))
+        if self._snapshot_reads < snapshot_copying.MAX_READS:
+            self._role.spawn(self._read_snapshot(effect))
 
-    async def _read_checkpoint(self, effect: SendCheckpoint) -> None:
+    async def _read_snapshot(self, effect: SendSnapshot) -> None:
         context, limit = self._context, self._context.max_batch_bytes
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
-        self._checkpoint_reads += 1
+        self._snapshot_reads += 1
         try:
             piece = await context.loop.run_in_executor(
-                context.readers, checkpoints.read_piece, self._log, effect, limit
+                context.readers, snapshot_copying.read_piece, self._log, effect, limit
             )
         except TidelogError as e:  # the log start has moved on
             self._role.peer_answers.error(effect.inbox, e, header)
@@ -150,7 +150,7 @@ class FollowerService:
             if not self._role.ended:
                 self._role.send(context.peers, effect.inbox, effect.offset, [header, piece], None, header)
         finally:
-            self._checkpoint_reads -= 1
+            self._snapshot_reads -= 1
 
     async def verify(self, offset: Offset, reason: str) -> None:
         """A follower refused the answer from `offset` on: read our own copy again, which may be damaged."""

@@ -1,6 +1,6 @@
 """Answers of a leader to its followers, decoded and checked before the follower's state machine sees them.
 
-Answers to requests for checkpoints are in `dataplane.broker.checkpoints`.
+Answers to requests for snapshots are in `dataplane.broker.snapshot_copying`.
 """
 
 from __future__ import annotations

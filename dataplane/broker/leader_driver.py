@@ -49,7 +49,7 @@ from dataplane.replica.effects import (
     ReportCutover,
     RequestSync,
     Respond,
-    SendCheckpoint,
+    SendSnapshot,
     ServeConsumer,
     VerifyOwnCopy,
 )
@@ -189,7 +189,7 @@ class LeaderDriver(ReadableRole):
             *of_publishers,
             told(peers, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
             told(peers, subjects.offset(key.stream, key.partition), self._followers.on_offset),
-            told(peers, subjects.checkpoint(key.stream, key.partition), self._followers.on_checkpoint),
+            told(peers, subjects.snapshot(key.stream, key.partition), self._followers.on_snapshot_request),
             told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
         return all(await asyncio.gather(made, self._plain.begin()))
@@ -395,8 +395,8 @@ class LeaderDriver(ReadableRole):
                     assert isinstance(token, Mover)
                     _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
                     token.answer(error)
-                case SendCheckpoint():
-                    self._followers.send_checkpoint(effect)
+                case SendSnapshot():
+                    self._followers.send_snapshot(effect)
                 case VerifyOwnCopy(offset, reason):
                     self.spawn(self._followers.verify(offset, reason))
 

@@ -22,18 +22,18 @@ from dataplane.replica.requests import FollowerFetch
 from wire.errors import Code, TidelogError
 from wire.tidelog_pb2 import (
     AppendRequest,
-    CheckpointRequest,
     EndTransactionRequest,
     FetchRequest,
     LeaderEpochOffsetRequest,
     ReplicationRequest,
+    SnapshotRequest,
 )
 from wire.transport import Buffer, Message
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey
 
 _log = logging.getLogger(__name__)
 
-PeerRequest: TypeAlias = ReplicationRequest | LeaderEpochOffsetRequest | CheckpointRequest | EndTransactionRequest
+PeerRequest: TypeAlias = ReplicationRequest | LeaderEpochOffsetRequest | SnapshotRequest | EndTransactionRequest
 ClientRequest: TypeAlias = AppendRequest | FetchRequest
 
 

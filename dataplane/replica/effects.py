@@ -85,7 +85,7 @@ class VerifyOwnCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class SendCheckpoint:
+class SendSnapshot:
     """Answer with the bytes from `position` on, as many as fit, of the snapshot at `offset`, the log start."""
 
     replica: BrokerId
@@ -132,7 +132,7 @@ class StartOver:
 
 
 @dataclass(frozen=True, slots=True)
-class SendCheckpointRequest:
+class SendSnapshotRequest:
     """Ask the leader for its snapshot at `offset` (None: at its log start), from byte `position` on."""
 
     number: int
@@ -141,9 +141,9 @@ class SendCheckpointRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallCheckpoint:
+class InstallSnapshot:
     """Drop the local log and begin at `offset`, the leader's log start, with the snapshot that `pieces` are,
-    durably and all at once; completion: `on_truncated`, or `on_bad_checkpoint` when it is not sound."""
+    durably and all at once; completion: `on_truncated`, or `on_bad_snapshot` when it is not sound."""
 
     offset: Offset
     pieces: tuple[bytes, ...]
@@ -198,7 +198,7 @@ LeaderEffect: TypeAlias = (
     | RefuseConsumer
     | CompleteDrain
     | VerifyOwnCopy
-    | SendCheckpoint
+    | SendSnapshot
     | RequestSync
 )
 FollowerEffect: TypeAlias = (
@@ -206,8 +206,8 @@ FollowerEffect: TypeAlias = (
     | SendOffsetRequest
     | Truncate
     | StartOver
-    | SendCheckpointRequest
-    | InstallCheckpoint
+    | SendSnapshotRequest
+    | InstallSnapshot
     | AppendReplicated
     | ReportLeader
     | ServeConsumer

@@ -32,7 +32,6 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.fetching import Fetcher
 from dataplane.replica.follower_reads import FollowerReads
 from dataplane.replica.follower_states import (
-    CheckpointAnswer,
     FetchAnswer,
     Fetching,
     FollowerState,
@@ -41,6 +40,7 @@ from dataplane.replica.follower_states import (
     Leaderless,
     OffsetAnswer,
     Reconciling,
+    SnapshotAnswer,
     Syncing,
     Truncating,
 )
@@ -184,12 +184,12 @@ class Follower:
     def _install(self, now: float) -> list[FollowerEffect]:
         return [*self._installer.begin(now), *self._reads.refuse_waiting(now)]
 
-    def on_checkpoint_answer(self, answer: CheckpointAnswer, now: float) -> list[FollowerEffect]:
+    def on_snapshot_answer(self, answer: SnapshotAnswer, now: float) -> list[FollowerEffect]:
         return self._installer.on_answer(answer, now)
 
-    def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
+    def on_bad_snapshot(self, now: float) -> list[FollowerEffect]:
         """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
-        return self._installer.on_bad_checkpoint(now)
+        return self._installer.on_bad_snapshot(now)
 
     # ------------------------------------------------------------------ fetching
     def on_answer(self, answer: FetchAnswer, now: float) -> list[FollowerEffect]:

@@ -50,7 +50,7 @@ class OffsetAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointAnswer:
+class SnapshotAnswer:
     """A piece of the leader's snapshot at its log start `offset`, `size` bytes in all."""
 
     number: int
@@ -120,7 +120,7 @@ class Installing:
 
 FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Syncing | Leaderless
 
-MAX_CHECKPOINT_BYTES: Final = 64 << 20
+MAX_SNAPSHOT_BYTES: Final = 64 << 20
 """Largest snapshot that a follower takes: 20,000 producers are 3 MB, a million leader epochs 16 MB."""
 
 COPYING: Final[frozenset[type[FollowerState]]] = frozenset({Fetching, Idle, Syncing})

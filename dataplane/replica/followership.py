@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dataplane.replica.follower_states import (
     COPYING,
-    MAX_CHECKPOINT_BYTES,
+    MAX_SNAPSHOT_BYTES,
     TRANSITIONS,
     Fetching,
     FollowerState,
@@ -74,7 +74,7 @@ class Followership:
                 require(state.cut <= end, "a cut is within the log", (state, end))
             case Installing():
                 require(state.number == self.question, "the newest question is out", (state, self.question))
-                require(state.position < MAX_CHECKPOINT_BYTES, "a snapshot is bounded", state.position)
+                require(state.position < MAX_SNAPSHOT_BYTES, "a snapshot is bounded", state.position)
             case Fetching() | Idle():
                 require(state.offset == end, "the fetch asks for the LEO", (state, end))
             case _:

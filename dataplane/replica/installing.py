@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dataplane.replica.backoff import Backoff
-from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest
-from dataplane.replica.follower_states import MAX_CHECKPOINT_BYTES, CheckpointAnswer, Installing, Truncating
+from dataplane.replica.effects import FollowerEffect, InstallSnapshot, SendSnapshotRequest
+from dataplane.replica.follower_states import MAX_SNAPSHOT_BYTES, Installing, SnapshotAnswer, Truncating
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
 from dataplane.replica.settings import ReplicaSettings
@@ -39,14 +39,14 @@ class Installer:
         number = self._replica.next_question()
         state = Installing(number, now + self._wait.value, offset, pieces)
         self._replica.enter(state, now)
-        return [SendCheckpointRequest(number, offset, state.position)]
+        return [SendSnapshotRequest(number, offset, state.position)]
 
     def on_silence(self, state: Installing, now: float) -> list[FollowerEffect]:
         if not self._contact.no_responders:
             self._wait.grow()
         return self._ask(state.offset, state.pieces, now)
 
-    def on_answer(self, answer: CheckpointAnswer, now: float) -> list[FollowerEffect]:
+    def on_answer(self, answer: SnapshotAnswer, now: float) -> list[FollowerEffect]:
         replica, state = self._replica, self._replica.state
         if (
             not isinstance(state, Installing)
@@ -67,17 +67,17 @@ class Installer:
             state.offset not in (None, answer.offset)
             or answer.position != state.position
             or not answer.piece
-            or not whole <= answer.size <= MAX_CHECKPOINT_BYTES
+            or not whole <= answer.size <= MAX_SNAPSHOT_BYTES
         ):
-            return self.on_bad_checkpoint(now)
+            return self.on_bad_snapshot(now)
         self._wait.reset()
         pieces = (*state.pieces, answer.piece)
         if whole < answer.size:
             return self._ask(answer.offset, pieces, now)
         replica.enter(Truncating(), now)
-        return [InstallCheckpoint(answer.offset, pieces, answer.deleted_end)]
+        return [InstallSnapshot(answer.offset, pieces, answer.deleted_end)]
 
-    def on_bad_checkpoint(self, now: float) -> list[FollowerEffect]:
+    def on_bad_snapshot(self, now: float) -> list[FollowerEffect]:
         """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
         self._bad_answers.grow()
         self._replica.enter(Installing(self._replica.next_question(), now + self._bad_answers.value), now)

@@ -34,7 +34,7 @@ from dataplane.replica.effects import (
     Notify,
     Refuse,
     RequestSync,
-    SendCheckpoint,
+    SendSnapshot,
     VerifyOwnCopy,
 )
 from dataplane.replica.epochs import LeaderEpochCache
@@ -44,7 +44,7 @@ from dataplane.replica.leadership import FollowerProgress, Leadership
 from dataplane.replica.pausing import Pausing
 from dataplane.replica.quota import Quota
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
-from dataplane.replica.requests import CheckpointFetch, FollowerFetch
+from dataplane.replica.requests import FollowerFetch, SnapshotFetch
 from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.transactions import TransactionTable
@@ -274,7 +274,7 @@ class Leader:
         found = self._epochs.end_offset_for(asked, self._state.log_end_offset)
         return found if found is not None else (LeaderEpoch(0), self._state.log_start_offset)
 
-    def on_checkpoint_request(self, fetch: CheckpointFetch) -> list[LeaderEffect]:
+    def on_snapshot_request(self, fetch: SnapshotFetch) -> list[LeaderEffect]:
         """A follower lacks the records below the log start: it is sent the snapshot there. The log start may move on
         while it asks for one piece after the other; then it begins again."""
         state = self._state
@@ -288,7 +288,7 @@ class Leader:
             refused = before_log(state.view.key, start, fetch.offset)
         if refused is not None:
             return [Refuse(fetch.inbox, refused)]
-        return [SendCheckpoint(fetch.replica, fetch.inbox, start, fetch.position, state.high_watermark)]
+        return [SendSnapshot(fetch.replica, fetch.inbox, start, fetch.position, state.high_watermark)]
 
     # ------------------------------------------------------------------ consumers
     def on_consumer_fetch(self, fetch: ConsumerFetch, now: float) -> list[LeaderEffect]:

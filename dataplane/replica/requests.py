@@ -30,8 +30,8 @@ class FollowerFetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFetch:
-    """A CheckpointRequest."""
+class SnapshotFetch:
+    """A SnapshotRequest."""
 
     replica: BrokerId
     incarnation: Incarnation

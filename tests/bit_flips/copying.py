@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataplane.broker import checkpoints
+from dataplane.broker import snapshot_copying
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
-    InstallCheckpoint,
-    SendCheckpointRequest,
+    InstallSnapshot,
     SendFetch,
     SendOffsetRequest,
+    SendSnapshotRequest,
     StartOver,
     Truncate,
 )
 from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import CheckpointAnswer, FetchAnswer, OffsetAnswer
+from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer, SnapshotAnswer
 from dataplane.replica.settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER
 from tests.views import partition_view
@@ -46,7 +46,7 @@ def copy_from(leader: PartitionLog, log: PartitionLog, high_watermark: Offset) -
     effects: list[FollowerEffect] = core.start(0.0)
     for _ in range(MAX_EXCHANGES):
         if log.log_end_offset == leader.log_end_offset and not any(
-            isinstance(effect, (Truncate, StartOver, SendCheckpointRequest, SendOffsetRequest)) for effect in effects
+            isinstance(effect, (Truncate, StartOver, SendSnapshotRequest, SendOffsetRequest)) for effect in effects
         ):
             log.sync()
             return
@@ -63,14 +63,14 @@ def _carry_out(effect: FollowerEffect, core: Follower, leader: PartitionLog, log
             return core.on_offset_answer(answer, 0.0)
         case Truncate(offset):
             return core.on_truncated(log.log_start_offset, log.truncate(offset), 0.0)
-        case SendCheckpointRequest(number):
+        case SendSnapshotRequest(number):
             content = leader.snapshot_at(leader.log_start_offset)
-            piece = CheckpointAnswer(
+            piece = SnapshotAnswer(
                 number=number, leader_epoch=EPOCH, offset=leader.log_start_offset, size=len(content), piece=content
             )
-            return core.on_checkpoint_answer(piece, 0.0)
-        case InstallCheckpoint():
-            checkpoints.install(log, effect, EPOCH)
+            return core.on_snapshot_answer(piece, 0.0)
+        case InstallSnapshot():
+            snapshot_copying.install(log, effect, EPOCH)
             return core.on_truncated(log.log_start_offset, log.log_end_offset, 0.0)
         case StartOver():
             log.drop_all(Offset(0))

@@ -23,7 +23,7 @@ from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE
-from wire.tidelog_pb2 import AppendRequest, CheckpointRequest
+from wire.tidelog_pb2 import AppendRequest, SnapshotRequest
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -183,12 +183,10 @@ async def test_damage_that_a_leader_meets_when_it_looks_for_its_state_is_damage_
         raise CorruptData("a flipped bit in a header")
 
     monkeypatch.setattr(role.log, "snapshot_at", snapshot_at)
-    request = CheckpointRequest(
+    request = SnapshotRequest(
         replica_id=B, leader_epoch=1, broker_incarnation=1, stream_incarnation=3, partition_incarnation=3
     )
-    assert peer_link(client).publish(
-        SUBJECTS.checkpoint(KEY.stream, 0), [request.SerializeToString()], reply="answers.b"
-    )
+    assert peer_link(client).publish(SUBJECTS.snapshot(KEY.stream, 0), [request.SerializeToString()], reply="answers.b")
     await until(lambda: a.metadata.withdrawals)
     assert a.replica.is_damaged
     assert read_mark(REAL_FILES, a.replica.directory) is not None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from dataplane.broker import checkpoints
+from dataplane.broker import snapshot_copying
 from dataplane.broker.acks import AppendReply, BareReplies, MarkReply, each_reply
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver, Mover
@@ -24,7 +24,7 @@ from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
     CompleteProduce,
-    InstallCheckpoint,
+    InstallSnapshot,
     Notify,
     ProposeIsr,
     ProposePause,
@@ -34,10 +34,10 @@ from dataplane.replica.effects import (
     ReportLeader,
     RequestSync,
     Respond,
-    SendCheckpoint,
-    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
+    SendSnapshot,
+    SendSnapshotRequest,
     ServeConsumer,
     StartOver,
     Truncate,
@@ -62,11 +62,11 @@ from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header, sync_wanted
 from wire.tidelog_pb2 import (
-    CheckpointRequest,
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
     PartitionNotification,
     ReplicationRequest,
+    SnapshotRequest,
 )
 from wire.transport import NO_RESPONDERS
 from wire.transport import Message as NatsMessage
@@ -176,12 +176,12 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
             return f"truncate to {offset}"
         case StartOver():
             return "drop the log, begin at 0"
-        case SendCheckpoint(_, inbox, offset, position, _):
+        case SendSnapshot(_, inbox, offset, position, _):
             return f"answer {inbox_shown(inbox)} the state at {offset}, from byte {position}"
-        case SendCheckpointRequest(number, offset, position):
+        case SendSnapshotRequest(number, offset, position):
             where = "the log start" if offset is None else offset
             return f"ask .checkpoint#{number} for the state at {where}, from byte {position}"
-        case InstallCheckpoint(offset, _, deleted_end):
+        case InstallSnapshot(offset, _, deleted_end):
             deleted = f", as a copy without what was deleted below {deleted_end}" if deleted_end else ""
             return f"drop the log, begin at {offset} with the leader's state{deleted}"
         case AppendReplicated(high_watermark):
@@ -236,7 +236,7 @@ def _nats_shown(message: NatsMessage, asked: Asked | None) -> str:
         looks = LeaderEpochOffsetRequest.FromString(data)
         return f".offset#{asked.number} e{looks.current_leader_epoch} asks for e{looks.leaderEpoch}"
     if message.subject.endswith(".checkpoint"):
-        wants = CheckpointRequest.FromString(data)
+        wants = SnapshotRequest.FromString(data)
         where = wants.offset if wants.HasField("offset") else "the log start"
         return f".checkpoint#{asked.number} e{wants.leader_epoch} the state at {where}, from byte {wants.position}"
     return _answer_shown(message, asked)
@@ -259,7 +259,7 @@ def _answer_shown(message: NatsMessage, asked: Asked) -> str:
         what = error_shown(error) if error else f"e{found.leader_epoch} ends at {found.endOffset}"
         return f".offset#{asked.number} e{epoch} {what}"
     if asked.kind == "checkpoint":
-        answer = checkpoints.decode_answer(asked.number, message)
+        answer = snapshot_copying.decode_answer(asked.number, message)
         end = answer.position + len(answer.piece)
         what = f"the state at {answer.offset}, bytes [{answer.position},{end}) of {answer.size}"
         what = error_shown(error) if error else what

@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from dataplane.broker import checkpoints, timer
 from dataplane.broker import replica as replica_module
+from dataplane.broker import snapshot_copying, timer
 from dataplane.broker.context import ANSWER_OVERHEAD
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.encryption.bodies import BatchCipher
@@ -42,8 +42,8 @@ from dataplane.replica.effects import (
     FollowerEffect,
     LeaderEffect,
     RefuseConsumer,
-    SendCheckpointRequest,
     SendOffsetRequest,
+    SendSnapshotRequest,
 )
 from dataplane.replica.leader import Leader
 from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
@@ -336,7 +336,7 @@ class ReplicaSet:
         self._told(name, what)
 
     def carries_out(self, broker: BrokerId, effect: LeaderEffect | FollowerEffect, run: Callable[[], None]) -> None:
-        if isinstance(effect, SendOffsetRequest | SendCheckpointRequest):
+        if isinstance(effect, SendOffsetRequest | SendSnapshotRequest):
             self.brokers[broker].life.connection.asking = effect.number
         self.tell(broker, effect)
         self._answers.append([])
@@ -499,7 +499,7 @@ class ReplicaSet:
 
     def limit_pieces(self, size: int) -> None:
         """Pieces of derived state are no larger, because NATS carries no larger messages."""
-        self.max_payload = size + ANSWER_OVERHEAD + checkpoints._RESPONSE_FIELDS
+        self.max_payload = size + ANSWER_OVERHEAD + snapshot_copying._RESPONSE_FIELDS
         for broker in self.brokers.values():
             if broker.running:
                 broker.life.connection.max_payload = self.max_payload

@@ -53,7 +53,7 @@ def _request(message: Message) -> str | None:
         asks = pb.LeaderEpochOffsetRequest.FromString(data)
         what = f"{asks.replica_id} asks where e{asks.leaderEpoch} ends, in e{asks.current_leader_epoch}"
     elif subject.endswith(".checkpoint"):
-        wants = pb.CheckpointRequest.FromString(data)
+        wants = pb.SnapshotRequest.FromString(data)
         at = f"offset {wants.offset}" if wants.HasField("offset") else "the log start"
         what = f"{wants.replica_id} asks for the state at {at} from byte {wants.position}, in e{wants.leader_epoch}"
     elif subject.endswith(".append"):
@@ -92,7 +92,7 @@ def _answer(asked: str, message: Message) -> str | None:
         ends = pb.LeaderEpochOffsetResponse.FromString(message.data)
         return f"{where} e{ends.leader_epoch} ends at {ends.endOffset}, in e{ends.current_leader_epoch}"
     if asked.endswith(".checkpoint"):
-        piece = pb.CheckpointResponse.FromString(message.data[HEADER_SIZE:])
+        piece = pb.SnapshotResponse.FromString(message.data[HEADER_SIZE:])
         end = piece.position + len(piece.piece)
         return f"{where} bytes {piece.position} to {end} of {piece.size} of the state at {piece.offset}"
     if asked.endswith(".append"):

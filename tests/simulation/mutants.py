@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.broker import broker, checkpoints
+from dataplane.broker import broker, snapshot_copying
 from dataplane.broker.append_requests import AppendRequests
 from dataplane.broker.broker import Broker
 from dataplane.broker.follower_driver import FollowerDriver
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the producers",
         (
-            checkpoints.install,
+            snapshot_copying.install,
             "    partition_log.install(snapshot,",
             "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
@@ -544,7 +544,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the leader epochs",
         (
-            checkpoints.install,
+            snapshot_copying.install,
             "    partition_log.install(snapshot,",
             "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),
@@ -938,7 +938,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "a follower begins at the log start without the transactions",
             (snapshot.encode_snapshot, "*_transactions(snapshot),", ""),
         ),
-        "replication/checkpoint_install_keeps_transactions",
+        "replication/snapshot_install_keeps_transactions",
     ),
     (
         _mutant(

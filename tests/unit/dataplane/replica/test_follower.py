@@ -11,16 +11,16 @@ import pytest
 from dataplane.replica.effects import (
     AppendReplicated,
     FollowerEffect,
-    InstallCheckpoint,
+    InstallSnapshot,
     ReportLeader,
     RequestSync,
-    SendCheckpointRequest,
     SendFetch,
     SendOffsetRequest,
+    SendSnapshotRequest,
     StartOver,
     Truncate,
 )
-from dataplane.replica.follower_states import CheckpointAnswer, Idle, Leaderless, OffsetAnswer, Reconciling
+from dataplane.replica.follower_states import Idle, Leaderless, OffsetAnswer, Reconciling, SnapshotAnswer
 from tests.unit.dataplane.replica.cores import answer, ends, follower
 from tests.views import A, B
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -86,7 +86,7 @@ def test_without_an_answer_it_asks_again_and_cuts_nothing() -> None:
     core.start(0.0)
     effects = core.tick(0.3)
     assert asked(effects) == 4
-    assert not [e for e in effects if isinstance(e, (Truncate, InstallCheckpoint, StartOver))]
+    assert not [e for e in effects if isinstance(e, (Truncate, InstallSnapshot, StartOver))]
 
 
 def test_it_asks_again_soon_at_first_then_less_often() -> None:
@@ -375,12 +375,12 @@ def test_behind_the_leaders_log_start_it_starts_anew_there() -> None:
     core.start(0.0)
     ends(core, 5, 7)
     (request,) = answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="50"))
-    assert isinstance(request, SendCheckpointRequest)
+    assert isinstance(request, SendSnapshotRequest)
     assert (request.offset, request.position) == (None, 0)
-    piece = CheckpointAnswer(
+    piece = SnapshotAnswer(
         number=request.number, leader_epoch=core.leader_epoch, offset=Offset(50), size=3, piece=b"abc"
     )
-    assert core.on_checkpoint_answer(piece, 0.0) == [InstallCheckpoint(Offset(50), (b"abc",))]
+    assert core.on_snapshot_answer(piece, 0.0) == [InstallSnapshot(Offset(50), (b"abc",))]
     assert fetched(core.on_truncated(Offset(50), Offset(50), 0.0)).offset == 50
 
 
@@ -389,7 +389,7 @@ def test_a_log_start_at_or_below_its_own_end_is_no_reason_to_drop_the_log() -> N
     core.start(0.0)
     ends(core, 5, 7)
     effects = answer(core, error=error(Code.OFFSET_BEFORE_LOG, log_start="7"))
-    assert not [effect for effect in effects if isinstance(effect, SendCheckpointRequest)]
+    assert not [effect for effect in effects if isinstance(effect, SendSnapshotRequest)]
 
 
 def test_back_pressure_counts_as_life() -> None:

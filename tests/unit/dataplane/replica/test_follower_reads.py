@@ -10,8 +10,8 @@ from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import (
     FollowerEffect,
     RefuseConsumer,
-    SendCheckpointRequest,
     SendFetch,
+    SendSnapshotRequest,
     ServeConsumer,
     Truncate,
 )
@@ -251,7 +251,7 @@ def test_waiting_consumers_are_sent_elsewhere_when_the_log_is_dropped() -> None:
     assert isinstance(core.state, Idle)
     error = TidelogError(Code.OFFSET_BEFORE_LOG, "gone", {"log_start": "50"})
     effects = answer(core, error=error)
-    assert isinstance(effects[0], SendCheckpointRequest)
+    assert isinstance(effects[0], SendSnapshotRequest)
     assert refusal(effects).code is Code.UNAVAILABLE
 
 

@@ -477,7 +477,7 @@ def test_each_subject_of_brokers_has_a_kind() -> None:
     assert [
         kind_of(subject)
         for subject in (
-            subjects.replicate(stream, 3), subjects.offset(stream, 3), subjects.checkpoint(stream, 3),
+            subjects.replicate(stream, 3), subjects.offset(stream, 3), subjects.snapshot(stream, 3),
             subjects.notify(b), subjects.probe(b), subjects.broker_status(b), subjects.drain(b),
             subjects.alter_isr(), subjects.report_leader(), subjects.withdraw(), subjects.cluster(),
         )

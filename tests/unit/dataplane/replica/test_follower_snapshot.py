@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dataplane.replica import refusals
-from dataplane.replica.effects import FollowerEffect, InstallCheckpoint, SendCheckpointRequest, SendFetch
+from dataplane.replica.effects import FollowerEffect, InstallSnapshot, SendFetch, SendSnapshotRequest
 from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import MAX_CHECKPOINT_BYTES, CheckpointAnswer, Idle, Installing, Truncating
+from dataplane.replica.follower_states import MAX_SNAPSHOT_BYTES, Idle, Installing, SnapshotAnswer, Truncating
 from tests.unit.dataplane.replica.cores import answer, ends, follower
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
@@ -21,13 +21,13 @@ def before_log(start: int) -> TidelogError:
     return TidelogError(Code.OFFSET_BEFORE_LOG, "below the log start", {"log_start": str(start)})
 
 
-def request(effects: list[FollowerEffect]) -> SendCheckpointRequest:
+def request(effects: list[FollowerEffect]) -> SendSnapshotRequest:
     (found,) = effects
-    assert isinstance(found, SendCheckpointRequest)
+    assert isinstance(found, SendSnapshotRequest)
     return found
 
 
-def refused(core: Follower, start: int = 50) -> SendCheckpointRequest:
+def refused(core: Follower, start: int = 50) -> SendSnapshotRequest:
     """`core` has been told that its LEO lies below the leader's log start."""
     core.start(0.0)
     ends(core, 5, 7)
@@ -48,8 +48,8 @@ def piece(
 ) -> list[FollowerEffect]:
     state = core.state
     assert isinstance(state, Installing)
-    return core.on_checkpoint_answer(
-        CheckpointAnswer(
+    return core.on_snapshot_answer(
+        SnapshotAnswer(
             number=state.number if number is None else number,
             leader_epoch=LeaderEpoch(leader_epoch),
             offset=Offset(offset),
@@ -76,7 +76,7 @@ def test_the_state_is_asked_for_before_anything_is_dropped_and_installed_when_al
     third = request(piece(core, position=4, data=CONTENT[4:8]))
     assert (third.offset, third.position) == (50, 8)
     assert piece(core, position=8, data=CONTENT[8:]) == [
-        InstallCheckpoint(Offset(50), (CONTENT[:4], CONTENT[4:8], CONTENT[8:]))
+        InstallSnapshot(Offset(50), (CONTENT[:4], CONTENT[4:8], CONTENT[8:]))
     ]
     assert isinstance(core.state, Truncating)
     (fetch,) = core.on_truncated(Offset(50), Offset(50), 0.0)
@@ -89,7 +89,7 @@ def test_a_log_start_that_moves_on_begins_it_again(core: Follower) -> None:
     piece(core, data=CONTENT[:4])
     again = request(piece(core, error=before_log(80)))
     assert (again.offset, again.position) == (None, 0)
-    assert piece(core, offset=80) == [InstallCheckpoint(Offset(80), (CONTENT,))]
+    assert piece(core, offset=80) == [InstallSnapshot(Offset(80), (CONTENT,))]
 
 
 def test_a_log_start_that_is_heard_of_before_the_end_of_the_installation_changes_nothing(core: Follower) -> None:
@@ -116,7 +116,7 @@ def test_after_the_installation_too(core: Follower) -> None:
         {"position": 4, "data": CONTENT[4:], "offset": 60},
         {"position": 4, "data": b""},
         {"position": 4, "data": CONTENT},
-        {"position": 4, "data": CONTENT[4:], "size": MAX_CHECKPOINT_BYTES + 1},
+        {"position": 4, "data": CONTENT[4:], "size": MAX_SNAPSHOT_BYTES + 1},
     ],
     ids=["another position", "another state", "nothing", "too much", "too large"],
 )
@@ -136,7 +136,7 @@ def test_a_state_that_is_not_sound_is_asked_for_ever_more_slowly(core: Follower)
     now, waits = 0.0, []
     for _ in range(6):
         piece(core, now=now)
-        assert core.on_bad_checkpoint(now) == []
+        assert core.on_bad_snapshot(now) == []
         waits.append(core.next_deadline() - now)
         now = core.next_deadline()
         core.tick(now)
@@ -202,10 +202,10 @@ def test_a_follower_that_lacks_removed_tombstones_begins_anew_though_the_leaders
     assert request(deletions_gone(core)).offset is None
     state = core.state
     assert isinstance(state, Installing)
-    whole = CheckpointAnswer(
+    whole = SnapshotAnswer(
         number=state.number, leader_epoch=LeaderEpoch(5), offset=Offset(2), size=1, piece=b"x", deleted_end=Offset(33)
     )
-    assert core.on_checkpoint_answer(whole, 0.0) == [InstallCheckpoint(Offset(2), (b"x",), Offset(33))]
+    assert core.on_snapshot_answer(whole, 0.0) == [InstallSnapshot(Offset(2), (b"x",), Offset(33))]
 
 
 @pytest.mark.parametrize("eligible", [False, True])

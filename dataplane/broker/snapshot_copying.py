@@ -1,8 +1,8 @@
 """The derived state at a leader's log start, copied from its disk to a follower with a log that ends below it.
 
     follower                       leader
-      │ CheckpointRequest ───────────> │ subject <ns>.<stream>.<p>.checkpoint
-      │ <── 16 bytes, CheckpointResponse │ a piece of the snapshot file at its log start, byte for byte
+      │ SnapshotRequest ─────────────> │ subject <ns>.<stream>.<p>.checkpoint
+      │ <── 16 bytes, SnapshotResponse │ a piece of the snapshot file at its log start, byte for byte
       │ …                              │ until all of it is there
       │ checks the CRCs, gives its log up for an empty one that begins there
 
@@ -18,17 +18,17 @@ from google.protobuf.message import DecodeError
 
 from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import decode_snapshot
-from dataplane.replica.follower_states import CheckpointAnswer
-from dataplane.replica.requests import CheckpointFetch
+from dataplane.replica.follower_states import SnapshotAnswer
+from dataplane.replica.requests import SnapshotFetch
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header
-from wire.tidelog_pb2 import CheckpointRequest, CheckpointResponse
+from wire.tidelog_pb2 import SnapshotRequest, SnapshotResponse
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
     from dataplane.log.partition_log import PartitionLog
-    from dataplane.replica.effects import InstallCheckpoint, SendCheckpoint, SendCheckpointRequest
+    from dataplane.replica.effects import InstallSnapshot, SendSnapshot, SendSnapshotRequest
     from wire.transport import Message
     from wire.types import PartitionKey
 
@@ -39,8 +39,8 @@ _RESPONSE_FIELDS = 80
 
 
 # ---------------------------------------------------------------- leader
-def decode_fetch(request: CheckpointRequest, inbox: str) -> CheckpointFetch:
-    return CheckpointFetch(
+def decode_fetch(request: SnapshotRequest, inbox: str) -> SnapshotFetch:
+    return SnapshotFetch(
         replica=BrokerId(request.replica_id),
         incarnation=Incarnation(request.broker_incarnation),
         leader_epoch=LeaderEpoch(request.leader_epoch),
@@ -50,22 +50,20 @@ def decode_fetch(request: CheckpointRequest, inbox: str) -> CheckpointFetch:
     )
 
 
-def read_piece(partition_log: PartitionLog, effect: SendCheckpoint, limit: int) -> bytes:
+def read_piece(partition_log: PartitionLog, effect: SendSnapshot, limit: int) -> bytes:
     """An encoded response of at most `limit` bytes. Blocking. Raises as `PartitionLog.snapshot_at`."""
     deleted_end = partition_log.compaction_point.copies_deleted_end
     content = partition_log.snapshot_at(effect.offset)
     piece = content[effect.position : effect.position + limit - _RESPONSE_FIELDS]
-    response = CheckpointResponse(
+    response = SnapshotResponse(
         offset=effect.offset, size=len(content), position=effect.position, piece=piece, deleted_end=deleted_end
     )
     return response.SerializeToString()
 
 
 # ---------------------------------------------------------------- follower
-def encode_request(
-    effect: SendCheckpointRequest, key: PartitionKey, epoch: LeaderEpoch, context: BrokerContext
-) -> bytes:
-    request = CheckpointRequest(
+def encode_request(effect: SendSnapshotRequest, key: PartitionKey, epoch: LeaderEpoch, context: BrokerContext) -> bytes:
+    request = SnapshotRequest(
         replica_id=context.broker,
         leader_epoch=epoch,
         broker_incarnation=context.incarnation,
@@ -78,17 +76,17 @@ def encode_request(
     return request.SerializeToString()
 
 
-def decode_answer(number: int, message: Message) -> CheckpointAnswer:
+def decode_answer(number: int, message: Message) -> SnapshotAnswer:
     """Raises CorruptData."""
     leader_epoch, _ = decode_header(message.data)
     error = TidelogError.from_headers(message.headers)
-    response = CheckpointResponse()
+    response = SnapshotResponse()
     if error is None:
         try:
             response.ParseFromString(bytes(message.data[HEADER_SIZE:]))
         except DecodeError as e:
-            raise CorruptData(f"a piece of a checkpoint that does not decode: {e}") from e
-    return CheckpointAnswer(
+            raise CorruptData(f"a piece of a snapshot that does not decode: {e}") from e
+    return SnapshotAnswer(
         number=number,
         leader_epoch=leader_epoch,
         offset=Offset(response.offset),
@@ -100,7 +98,7 @@ def decode_answer(number: int, message: Message) -> CheckpointAnswer:
     )
 
 
-def install(partition_log: PartitionLog, effect: InstallCheckpoint, leader_epoch: LeaderEpoch) -> Offset:
+def install(partition_log: PartitionLog, effect: InstallSnapshot, leader_epoch: LeaderEpoch) -> Offset:
     """The log's start and end now. It goes on as a copy of the log of the leader of `leader_epoch`.
 
     Blocking; no append may run meanwhile. Raises CorruptData (nothing was changed), LogDamaged, NoSpace (the same call
