@@ -37,12 +37,12 @@ from metadata.effects import (
 from metadata.failover import DECISION_RETRY_S, Failover
 from metadata.founding import Claim, Founding
 from metadata.liveness import Liveness
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Outcome
 from metadata.placement import Chance
 from metadata.relief import Relief
 from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError

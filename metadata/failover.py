@@ -20,9 +20,9 @@ from math import inf
 from metadata import election
 from metadata.effects import Effect, Note, Propose
 from metadata.liveness import Liveness
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Partition
 from metadata.references import ref_of
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LeaderReport, PartitionKey

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from metadata.settings import MetadataSettings
+from metadata.metadata_settings import MetadataSettings
 from wire import metadata_pb2 as pb
 
 MAX_ANSWERS = 64

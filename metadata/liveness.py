@@ -37,8 +37,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Broker
-from metadata.settings import MetadataSettings
 from wire.types import BrokerId, Generation, Incarnation
 
 MAX_OUTSTANDING = 4096

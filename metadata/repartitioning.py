@@ -23,8 +23,8 @@ from math import inf
 
 from metadata.effects import Effect, Note, Propose
 from metadata.failover import DECISION_RETRY_S
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Repartition, RepartitionPhase, Stream
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD

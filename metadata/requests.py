@@ -8,11 +8,11 @@ from metadata import stream_settings
 from metadata.commands.partitions import why_not_unclean
 from metadata.commands.repartition import missing_partitions, why_not_cancelled, why_not_repartition
 from metadata.commands.streams import why_not_compacted
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Partition, Stream
 from metadata.placement import Chance, place
 from metadata.references import ref_of
 from metadata.relief import Relief
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS

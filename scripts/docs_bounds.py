@@ -15,8 +15,9 @@ from dataplane.broker.serving_turn import ANSWER_COST
 from dataplane.broker.serving_turn import MAX_BYTES as MAX_SERVED
 from dataplane.replica.message_ids import LONG as LONG_ID
 from dataplane.replica.producers import MAX_TRANSACTIONAL, TRANSACTIONAL_MS
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.transactions import MAX_ABORTED
+from metadata.metadata_settings import MetadataSettings
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
 from metadata.raft.introductions import MAX_INTRODUCTIONS
 from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
@@ -33,7 +34,6 @@ from metadata.runtime.namespace import (
 )
 from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
 from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
-from metadata.settings import MetadataSettings
 from tidelog.groups.cursors import MAX_CURSORS, MAX_VALUE
 from tidelog.groups.group import MAX_MEMBERS, MAX_METADATA, MAX_TARGET_BYTES
 from tidelog.groups.group import MAX_PARTITIONS as MAX_GROUP_PARTITIONS

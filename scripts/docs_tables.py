@@ -18,9 +18,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from dataplane.broker.settings import StorageSettings
-from dataplane.replica.settings import ReplicaSettings
-from metadata.settings import MetadataSettings
+from dataplane.broker.storage_settings import StorageSettings
+from dataplane.replica.replica_settings import ReplicaSettings
+from metadata.metadata_settings import MetadataSettings
 from scripts.docs_bounds import BOUNDS
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from dataplane.broker.housekeeping import Visit
-    from dataplane.broker.settings import StorageSettings
+    from dataplane.broker.storage_settings import StorageSettings
     from dataplane.encryption.keyring import Keyring
     from dataplane.log.checkpoints import CompactionPoint
     from dataplane.log.partition_log import PartitionLog

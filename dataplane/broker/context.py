@@ -12,11 +12,11 @@ from dataplane.broker.disk_watch import DiskWatch
 from dataplane.broker.led_partition import LedPartition
 from dataplane.broker.repetitions import IdsOfAll
 from dataplane.broker.serving_turn import ServingTurn
-from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from wire.peers import PeerTransport
 from wire.reply_subjects import ReplySubjects

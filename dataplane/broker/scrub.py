@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from dataplane.broker.housekeeping import Visit
-    from dataplane.broker.settings import StorageSettings
+    from dataplane.broker.storage_settings import StorageSettings
     from dataplane.log.partition_log import PartitionLog
 
 _log = logging.getLogger(__name__)

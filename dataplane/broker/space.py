@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.errors import NoSpace
 from dataplane.log.files import FileSystem
 from dataplane.log.partition_log import PartitionLog

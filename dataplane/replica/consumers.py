@@ -28,7 +28,7 @@ from typing import TypeAlias
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.refusals import before_log, fenced
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from wire.error_details import LIMIT, OFFSET, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset, PartitionView

@@ -9,7 +9,7 @@ from dataplane.replica.effects import FollowerEffect, SendFetch
 from dataplane.replica.follower_states import Fetching, Idle, Syncing
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 
 
 class Fetcher:

@@ -48,7 +48,7 @@ from dataplane.replica.followership import Followership
 from dataplane.replica.installing import Installer
 from dataplane.replica.leader_contact import LeaderContact
 from dataplane.replica.reconciling import BeginAnew, Reconciler
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.validation import require

@@ -14,7 +14,7 @@ from dataplane.replica.effects import FollowerEffect
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.follower_states import Fetching, Idle, Syncing
 from dataplane.replica.followership import Followership
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from wire.error_details import LEADER
 from wire.errors import Code, TidelogError
 from wire.types import Offset

@@ -14,7 +14,7 @@ from dataplane.replica.effects import FollowerEffect, InstallSnapshot, SendSnaps
 from dataplane.replica.follower_states import MAX_SNAPSHOT_BYTES, Installing, SnapshotAnswer, Truncating
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from wire.errors import Code
 from wire.types import Offset
 

@@ -44,8 +44,8 @@ from dataplane.replica.leadership import FollowerProgress, Leadership
 from dataplane.replica.pausing import Pausing
 from dataplane.replica.quota import Quota
 from dataplane.replica.refusals import before_log, deletions_gone, fenced
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.requests import FollowerFetch, SnapshotFetch
-from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.uncommitted import Uncommitted

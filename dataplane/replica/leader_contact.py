@@ -11,7 +11,7 @@ import math
 
 from dataplane.replica.backoff import Backoff
 from dataplane.replica.effects import ReportLeader
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
 from wire.types import BrokerId, LeaderReport, PartitionView
 

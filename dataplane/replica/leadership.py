@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from dataplane.replica.consumers import Readable
 from dataplane.replica.isr import IsrState
 from dataplane.replica.isr import validate as validate_isr
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.requests import FollowerFetch
-from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.story import Story
 from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.validation import require

@@ -19,7 +19,7 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.follower_states import OffsetAnswer, Reconciling
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from wire.types import LeaderEpoch, Offset
 
 

@@ -7,7 +7,7 @@ Partitions share the bounds evenly. One that holds less than its share is refuse
 
 from __future__ import annotations
 
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 
 MOST_OF_A_CROWD = 32
 """While commits are late, the limit of all is divided by the number of partitions that wait for one, up to this. Each

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metadata.controller import ControllerCore
+from metadata.metadata_settings import MetadataSettings
 from metadata.runtime.messages import Messages
 from metadata.runtime.ports import BrokerPort
 from metadata.runtime.tasks import Tasks
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire.peers import PeerTransport
 from wire.subjects import Subjects

@@ -19,6 +19,7 @@ from typing import Any
 
 from metadata.cluster import Cluster
 from metadata.controller import ControllerCore
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Outcome
 from metadata.raft.types import RaftError, RaftStatus
 from metadata.runtime.answers import ControllerRequests
@@ -32,7 +33,6 @@ from metadata.runtime.proposals import Proposals
 from metadata.runtime.registration import Registrar, Registration
 from metadata.runtime.tasks import Tasks
 from metadata.runtime.views import ViewDelivery
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from wire.errors import Code, TidelogError
 from wire.peers import PeerTransport

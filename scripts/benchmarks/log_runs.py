@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dataplane.broker.hw_checkpoints import INTERVAL as CHECKPOINT_INTERVAL
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from wire.batch import BatchBuilder, EncodedBatch, iter_batches

@@ -16,7 +16,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer, SnapshotAnswer
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER
 from tests.views import partition_view
 from wire.batch import iter_batches

@@ -15,10 +15,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from metadata.metadata_settings import MetadataSettings
 from metadata.raft import RaftConfig, RaftNode
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
-from metadata.settings import MetadataSettings
 from tests.peers import peer_link
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.api import Api

@@ -26,8 +26,8 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
-from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.checkpoints import read_offsets
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import LogDamaged
@@ -35,7 +35,7 @@ from dataplane.log.files import REAL_FILES
 from dataplane.log.group_commit import SyncScheduler
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.producers import ProducerLimits
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration.waiting import until
 from tests.peers import peer_link
 from tests.tickets import tickets

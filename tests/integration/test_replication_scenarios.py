@@ -17,7 +17,7 @@ import pytest
 
 import tidelog
 from dataplane.replica.follower_states import Idle
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration import test_broker_roles as roles
 from tests.integration.replicated_cluster import Replica, ReplicatedCluster, observed, three_brokers
 from tests.integration.test_broker_leader_changes import BROKERS, log_of

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.protocol.replica_set import ReplicaSet
 from tests.protocol.running_broker import META, NATS, Broker, Message, batch_of
 from tests.simulation.mutants import MUTANTS

@@ -77,8 +77,8 @@ from metadata.effects import (
     SendProbe,
 )
 from metadata.founding import Claim
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Outcome, Partition
-from metadata.settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb

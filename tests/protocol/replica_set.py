@@ -47,7 +47,7 @@ from dataplane.replica.effects import (
 )
 from dataplane.replica.leader import Leader
 from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.references import ref_of
 from tests.protocol.running_broker import (
     CLIENT,

@@ -66,7 +66,7 @@ from types import TracebackType
 from typing import Self
 
 from dataplane.replica.producers import DEFAULT_LIMITS
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.notation import broker_shown, effect_shown, message_shown, view_shown
 from tests.protocol.replica_set import ReplicaSet

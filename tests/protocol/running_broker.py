@@ -17,8 +17,8 @@ from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.role import RoleSetup
-from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.group_commit import QuickSyncable, Syncable
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (

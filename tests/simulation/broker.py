@@ -12,14 +12,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dataplane.broker.broker import Broker
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError
 from dataplane.log.group_commit import QuickSyncable, Syncable
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
+from metadata.metadata_settings import MetadataSettings
 from metadata.raft.types import RaftStatus, StateMachine
 from metadata.runtime.service import MetadataService
-from metadata.settings import MetadataSettings
 from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection

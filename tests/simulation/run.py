@@ -17,12 +17,12 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log import recent_states
 from dataplane.log.data_dir import partition_directory
 from dataplane.replica.producers import DEFAULT_LIMITS
-from dataplane.replica.settings import ReplicaSettings
-from metadata.settings import MetadataSettings
+from dataplane.replica.replica_settings import ReplicaSettings
+from metadata.metadata_settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit

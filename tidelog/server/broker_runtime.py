@@ -22,19 +22,19 @@ from time import thread_time
 from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.replica import Replica
-from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.group_commit import Syncer
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.cluster import Cluster
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes
 from metadata.runtime.ports import RaftFactory
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
-from metadata.settings import MetadataSettings
 from tidelog.server.activity_stream import ActivityStream
 from tidelog.server.adoption import LabelsWithAdoption
 from tidelog.server.answering import AnsweringTransport

@@ -29,11 +29,11 @@
     password_file = "nats-password"
     ca = "ca.pem"
 
-    [replica]                               # any of dataplane.replica.settings.ReplicaSettings
+    [replica]                               # any of dataplane.replica.replica_settings.ReplicaSettings
     replica_max_lag_time = 5.0
-    [metadata]                              # any of metadata.settings.MetadataSettings
+    [metadata]                              # any of metadata.metadata_settings.MetadataSettings
     heartbeat_interval_s = 0.1
-    [storage]                               # any of dataplane.broker.settings.StorageSettings
+    [storage]                               # any of dataplane.broker.storage_settings.StorageSettings
     housekeeping_interval = 5.0
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
@@ -52,17 +52,17 @@ from secrets import token_bytes
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
 from dataplane.log.files import LINUX_BOOT_ID
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
+from metadata.metadata_settings import MetadataSettings
 from metadata.raft import RaftCertificates
-from metadata.settings import MetadataSettings
 from tidelog.runtime.login import NO_LOGIN, NatsLogin, split_url
 from tidelog.runtime.login_sources import Found, LoginSources, urls
 from tidelog.runtime.loopback import is_loopback
-from tidelog.server.liftbridge.settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
-from tidelog.server.liftbridge.settings import KEYS as LIFTBRIDGE_KEYS
+from tidelog.server.liftbridge.port_settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
+from tidelog.server.liftbridge.port_settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError

@@ -47,7 +47,7 @@ from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
 from tidelog.runtime.private_files import PRIVATE_UMASK, warn_of_open
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.config import ServerConfig
-from tidelog.server.liftbridge.settings import ADDRESS_LABEL
+from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
 from tidelog.server.log_limit import LogLimit
 from tidelog.server.open_files import raise_limit
 from tidelog.server.peers.link import PeerLink

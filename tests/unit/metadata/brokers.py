@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, get_type_hints
 
+from metadata.metadata_settings import MetadataSettings
 from metadata.raft.types import (
     RaftError,
     RaftOutcomeUnknown,
@@ -20,7 +21,6 @@ from metadata.raft.types import (
 )
 from metadata.runtime.registration import Registration
 from metadata.runtime.service import MetadataService
-from metadata.settings import MetadataSettings
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail

@@ -27,10 +27,10 @@ from metadata.effects import (
     ResignController,
     SendProbe,
 )
+from metadata.metadata_settings import MetadataSettings
 from metadata.model import Partition
 from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.relief import SHORTEST_PAUSE_S
-from metadata.settings import MetadataSettings
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb

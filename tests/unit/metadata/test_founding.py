@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from metadata.effects import Effect
+from metadata.metadata_settings import MetadataSettings
 from metadata.runtime import namespace
 from metadata.runtime.namespace import MAX_CLAIM_BYTES, MAX_CLUSTERS
-from metadata.settings import MetadataSettings
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, World, meet, running, until
 from wire import metadata_pb2 as pb
 from wire.errors import CLUSTER_HEADER, Code, TidelogError

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from metadata.lease import MAX_ANSWERS, Lease
-from metadata.settings import MetadataSettings
+from metadata.metadata_settings import MetadataSettings
 from wire import metadata_pb2 as pb
 
 SETTINGS = MetadataSettings()

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from metadata.liveness import Liveness, Verdict
-from metadata.settings import MetadataSettings
+from metadata.metadata_settings import MetadataSettings
 from tests.unit.metadata.cluster import Cluster
 from wire.types import BrokerId, Generation, Incarnation
 

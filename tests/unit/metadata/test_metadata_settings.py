@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from metadata.settings import MetadataSettings
+from metadata.metadata_settings import MetadataSettings
 from wire.errors import TidelogError
 
 

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from metadata.metadata_settings import MetadataSettings
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.messages import Messages
 from metadata.runtime.outbound import OutboundRequests
 from metadata.runtime.tasks import Tasks
-from metadata.settings import MetadataSettings
 from tests.fake_nats import FakeTransport
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb

@@ -20,8 +20,8 @@ from grpc import StatusCode
 from metadata.model import Partition, Stream
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.groups import GroupCalls
+from tidelog.server.liftbridge.port_settings import split_address
 from tidelog.server.liftbridge.refusals import Refused
-from tidelog.server.liftbridge.settings import split_address
 from wire import liftbridge_pb2 as pb
 from wire.errors import TidelogError
 from wire.operations import PartitionDescription, StreamDescription

@@ -22,7 +22,7 @@ from tidelog.runtime.loopback import is_loopback
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.liftbridge.calls import SERVICE, Calls
 from tidelog.server.liftbridge.gateway import Gateway
-from tidelog.server.liftbridge.settings import LiftbridgeSettings
+from tidelog.server.liftbridge.port_settings import LiftbridgeSettings
 from wire.errors import Code, TidelogError
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects

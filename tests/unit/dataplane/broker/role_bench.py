@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.role import RoleSetup
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.broker import Broker
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.unit.dataplane.broker.role_bench import Bench
 from tests.views import KEY
 from wire.types import PartitionKey

@@ -11,7 +11,7 @@ import pytest
 from dataplane.broker import compaction
 from dataplane.broker.compaction import RETRY_NS, Compaction
 from dataplane.broker.housekeeping import Progress, Visit
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.checkpoints import TEMPORARY_SUFFIX
 from dataplane.log.compaction import CompactionPass

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.disk_watch import DiskWatch
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 
 from dataplane.broker.context import Counters
 from dataplane.broker.housekeeping import Housekeeping, Job, Progress, Visit
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.errors import LogDamaged
 from wire.stream_config import StreamConfig
 from wire.types import Incarnation, Offset, PartitionKey, StreamName

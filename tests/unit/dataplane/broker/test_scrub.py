@@ -12,7 +12,7 @@ import pytest
 from dataplane.broker import scrub
 from dataplane.broker.housekeeping import Progress, Visit
 from dataplane.broker.scrub import STEP_BYTES, Scrubber
-from dataplane.broker.settings import StorageSettings
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.files import RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from tests.unit.dataplane.log.compacting import append, compact

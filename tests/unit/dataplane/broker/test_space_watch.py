@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.broker.settings import StorageSettings
 from dataplane.broker.space import SpaceWatch
+from dataplane.broker.storage_settings import StorageSettings
 from dataplane.log.errors import NoSpace
 from dataplane.log.reserve import RESERVE_FILE
 from tests.simulation.disk import AMPLE, SimDisk

@@ -11,8 +11,8 @@ from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
 from dataplane.replica.leader import Leader
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.requests import FollowerFetch
-from dataplane.replica.settings import ReplicaSettings
 from dataplane.replica.transactions import TransactionTable
 from dataplane.replica.uncommitted import Uncommitted
 from tests.views import A, B, C, partition_view

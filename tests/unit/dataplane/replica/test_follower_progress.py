@@ -8,7 +8,7 @@ import pytest
 
 from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, StartOver
 from dataplane.replica.follower_states import FetchAnswer, Fetching, OffsetAnswer, Reconciling
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.unit.dataplane.replica.cores import EPOCH, agrees, follower, refused
 from tests.views import A
 from wire.errors import Code

@@ -18,7 +18,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import Fetching, Idle
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from tests.unit.dataplane.replica.cores import EPOCH, SETTINGS, agrees, answer, ends, follower, refused
 from tests.views import A
 from wire.error_details import LIMIT

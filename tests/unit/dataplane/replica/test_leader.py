@@ -22,7 +22,7 @@ from dataplane.replica.effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from tests.unit.dataplane.replica.cores import ALL, LOCAL, SETTINGS, Driver, of, view
 from tests.views import A, B, C

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.replica.settings import ReplicaSettings
+from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.uncommitted import LATE, MOST_OF_A_CROWD, Uncommitted
 
 SETTINGS = ReplicaSettings(max_uncommitted_bytes=5000, max_uncommitted_bytes_of_all=6400)

@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.server.liftbridge import port as module
 from tidelog.server.liftbridge.port import LiftbridgePort
-from tidelog.server.liftbridge.settings import LiftbridgeSettings
+from tidelog.server.liftbridge.port_settings import LiftbridgeSettings
 
 
 async def _is_served(connection: socket.socket) -> bool:
