@@ -8,9 +8,12 @@ who knows the inbox can say it too. It is a hint: whoever acts on it asks again,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from wire.transport import Buffer, Message, MessageHandler, Subscription
+
+TAG_HEADER: Final = "Tidelog-Peer"
+"""In hex, the trailer of a message that others read, too."""
 
 AnswerHandler: TypeAlias = Callable[[Message, bool], None]
 """(message, whether a broker of this cluster has sent it). A 503 comes as it is, and is not proved."""

@@ -21,11 +21,9 @@ from tidelog.runtime.header_block import decode_headers, status_of
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
 from wire.cluster_secrets import ClusterSecrets
-from wire.peers import REFUSAL_GRACE, AnswerHandler, ClaimHandler
+from wire.peers import REFUSAL_GRACE, TAG_HEADER, AnswerHandler, ClaimHandler
 from wire.transport import NO_RESPONDERS, Buffer, Message, MessageHandler, Subscription, Transport
 
-TAG_HEADER = "Tidelog-Peer"
-"""In hex, the trailer of a message that others read, too."""
 ANSWER = "answer"
 """Kind of the messages to inboxes."""
 LATE_REFUSAL = "late 503"

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.runtime.header_block import encode_headers
 from tidelog.server.peers import replay, tags
-from tidelog.server.peers.link import TAG_HEADER, PeerLink, kind_of
+from tidelog.server.peers.link import PeerLink, kind_of
 from tidelog.server.peers.refusals import LOG_INTERVAL_S, Refusals
 from tidelog.server.peers.replay import WINDOW, ReplayWindow
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, UNHEARD_PER_S, Signer
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import TidelogError
+from wire.peers import TAG_HEADER
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Buffer, Message
 from wire.types import BrokerId, StreamName
