@@ -20,11 +20,14 @@ from tidelog.server.devcluster import DevCluster
 
 BROKERS = 3
 STREAM = "load"
+LIVENESS_GRACE = 2.0
+"""Seconds, twice the default: a loaded machine elects a leader much sooner than a controller that waits for it."""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DevCluster]:
-    with dev_cluster(tmp_path / "cluster", nodes=BROKERS) as running:
+    settings = {"metadata": {"liveness_grace_s": LIVENESS_GRACE}}
+    with dev_cluster(tmp_path / "cluster", nodes=BROKERS, settings=settings) as running:
         yield running
 
 
@@ -126,7 +129,8 @@ async def test_whole_cluster_kill(cluster: DevCluster) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("of_controller", [False, True], ids=["leader", "leader and controller"])
 async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controller: bool) -> None:
-    """Half a second after the broker of the last kill is back: the next controller may have connected just now.
+    """Half a second after the broker of the last kill is back: the next controller may have connected just now. It does
+    not wait until its connection is settled, as another broker vouches (R25).
 
     The load is small: at the usual one, half a million records are read back, for longer than the stalls take."""
     await create(cluster.nats_url)
@@ -162,4 +166,4 @@ async def test_median_stall_of_ten_leader_kills(cluster: DevCluster, of_controll
         f" median {statistics.median(gaps) * 1e3:.0f}, worst {max(gaps) * 1e3:.0f}"
     )
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
-    assert statistics.median(gaps) < 0.25
+    assert statistics.median(gaps) < 0.4 * LIVENESS_GRACE

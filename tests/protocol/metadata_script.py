@@ -197,7 +197,7 @@ class MetadataScript:
             BrokerId(controller),
             f"{controller}-life",
             self._cluster.state,
-            MetadataSettings(),
+            MetadataSettings(founding_wait_s=0.5),
             Random(1),
             namespace="tidelog",
             new_cluster_id=command.options.get("candidate", "new"),

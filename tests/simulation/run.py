@@ -73,8 +73,9 @@ QUICK = ReplicaSettings(
     late_tick=0.3,
 )
 QUICK_METADATA = MetadataSettings(
-    broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
+    broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1, founding_wait_s=0.5
 )
+USUAL_METADATA = MetadataSettings(founding_wait_s=0.5)
 
 
 @dataclass(slots=True)
@@ -239,7 +240,7 @@ class Cluster:
         self.readers = KeyReaders(self.clients, self.subjects, settings) if self.plan.has_repartitions else None
         self.key_producers: list[KeyedProducer] = []
         self.repartitioner = Repartitioner(self.clients)
-        metadata_settings = QUICK_METADATA if self.plan.quick else MetadataSettings()
+        metadata_settings = QUICK_METADATA if self.plan.quick else USUAL_METADATA
         self.operator = Operator(self.clients, metadata_settings.leader_lease_s)
         self._lifts: list[Callable[[], object]] = []
 
