@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -254,7 +254,8 @@ class DataDir:
                 for name in self.files.names(self.path / stream):
                     if name.endswith(_REMOVED_SUFFIX):
                         self.files.remove_tree(self.path / stream / name)
-                self.files.remove_empty_directory(self.path / stream)
+                with suppress(OSError):  # an empty folder that stays does no harm
+                    self.files.remove_empty_directory(self.path / stream)
 
     def close(self) -> None:
         """Lets go of the lock."""

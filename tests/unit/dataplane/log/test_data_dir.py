@@ -241,3 +241,17 @@ class TestPartitions:
         DataDir.open(tmp_path, B1).close()
         assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["flights-8", "raft"]
         assert kept.exists()
+
+    def test_an_empty_stream_folder_that_cannot_be_removed_does_not_keep_a_broker_from_starting(
+        self, tmp_path: Path
+    ) -> None:
+        """As one of another user in a folder with the sticky bit."""
+
+        class Forbidden(RealFiles):
+            def remove_empty_directory(self, path: Path) -> None:
+                raise PermissionError(1, "Operation not permitted")
+
+        (tmp_path / "flights-7").mkdir()
+        data_dir = DataDir.open(tmp_path, B1, files=Forbidden())
+        assert data_dir.list_partitions() == []
+        data_dir.close()
