@@ -148,8 +148,8 @@ class RaftConfig:
     def __post_init__(self) -> None:
         for address in (*self.peers, *([self.address] if self.address is not None else [])):
             host, separator, port = address.rpartition(":")
-            is_number = port.isascii() and port.isdigit()
-            if not separator or not host or not is_number or not 0 < int(port[:6]) < 65536:
+            is_number = port.isascii() and port.isdigit() and len(port) < 10
+            if not separator or not host or not is_number or not 0 < int(port) < 65536:
                 raise RaftConfigurationError(
                     f"Raft address {address!r} is not host:port with a port from 1 to 65535; write it like "
                     "127.0.0.1:7400."

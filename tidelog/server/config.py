@@ -263,7 +263,8 @@ def _peers(value: Any) -> dict[BrokerId, str]:
 
 def _check_address(what: str, address: str) -> None:
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+    is_number = port.isascii() and port.isdigit() and len(port) < 10
+    if not host or not is_number or not 0 < int(port) < 65536:
         raise _bad(f"{what} {address!r} is not of the form HOST:PORT")
 
 

@@ -67,14 +67,18 @@ def read_settings(values: Mapping[str, Any]) -> LiftbridgeSettings | None:
 def split_address(address: str) -> tuple[str, int] | None:
     """`host:port` in its parts; None for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) <= _MOST_PORT:
+    if not host or not _is_port(port):
         return None
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= _MOST_PORT
+
+
 def _port(given: object) -> int:
     text = str(given)
-    if isinstance(given, bool) or not (text.isascii() and text.isdigit()) or not 0 < int(text[:6]) <= _MOST_PORT:
+    if isinstance(given, bool) or not _is_port(text):
         raise _bad(f"liftbridge_port={echo(text)} is no port; give a number from 1 to {_MOST_PORT}")
     return int(text)
 

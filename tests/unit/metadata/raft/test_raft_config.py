@@ -30,6 +30,7 @@ def test_the_valid_one_is_valid() -> None:
         ({"peers": ("127.0.0.1:70020",)}, "from 1 to 65535"),
         ({"peers": ("127.0.0.1:7²",)}, "'127.0.0.1:7²' is not host:port"),
         ({"address": "127.0.0.1:" + "7" * 5000}, "is not host:port"),
+        ({"address": "127.0.0.1:0000070020"}, "from 1 to 65535"),
         ({"peers": ("127.0.0.1:7002", "127.0.0.1:7002")}, "name one voter twice"),
         ({"peers": ("127.0.0.1:7001",)}, "own address 127.0.0.1:7001"),
         ({"address": None, "peers": ()}, "An observer needs"),
