@@ -62,6 +62,14 @@ def test_the_map_of_the_readme_names_each_package() -> None:
     assert set(packages()) <= listed, set(packages()) - listed
 
 
+@pytest.mark.parametrize("package", [*packages()])
+def test_modules_that_a_package_names_in_its_map_exist(package: str) -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / package / "__init__.py").read_text(), re.MULTILINE)
+    named = re.findall(r"`(\w+\.py)`", "".join(rows))
+    absent = [module for module in named if not (ROOT / package / module).exists()]
+    assert not absent, absent
+
+
 def test_the_map_of_the_design_names_each_package() -> None:
     text = (ROOT / "docs" / "design.md").read_text()
     rows = set(re.findall(r"^\| `([\w/]+)`", text, re.MULTILINE))

@@ -10,7 +10,7 @@ applied.
 
 | module | what it does |
 |---|---|
-| `settings.py` | the configuration |
+| `port_settings.py` | the configuration |
 | `port.py` | listens: TLS, limits, begin and end |
 | `calls.py` | the calls by name; requests decoded, refusals made into statuses of gRPC |
 | `gateway.py` | what the calls share: the client, the cluster state, the addresses of the brokers |
@@ -22,5 +22,5 @@ applied.
 | `groups.py` | JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator |
 
 Only this folder imports grpc, which the extra `liftbridge` installs, and only a broker with the port imports this
-folder beyond `settings.py`. docs/liftbridge.md tells users what differs from Liftbridge.
+folder beyond `port_settings.py`. docs/liftbridge.md tells users what differs from Liftbridge.
 """
