@@ -15,8 +15,9 @@ still says that it has decided: that BeginControllerEpoch may be committed later
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
 which comes late; it has not heard the founders of that time, and asks all its questions again. While a process stands
-still for less than that no other founder gets through its questions. Where strangers send so much that brokers are
-busy with it, a cluster that lives may answer late: while that lasts, silence proves nothing either.
+still for less than that, no other founder with the same `founding_wait_s` gets through its questions. Where strangers
+send so much that brokers are busy with it, a cluster that lives may answer late: while that lasts, silence proves
+nothing either.
 
 Pure: the caller asks, and passes claims and the time.
 """

@@ -47,7 +47,8 @@ class MetadataSettings:
     before that they know of it (R60)."""
     founding_wait_s: float = 2.0
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
-    cluster or founder of the namespace was heard (R41). Brokers that have much to do answer late."""
+    cluster or founder of the namespace was heard (R41). Brokers that have much to do answer late. The same for all
+    founders of a namespace."""
     max_streams: int = 10_000
     """Streams of the cluster; one more is refused with LIMIT_REACHED."""
     max_partitions: int = 100_000
