@@ -73,7 +73,10 @@ class AuditRecord(TypedDict):
 
 
 def _code_of(error: BaseException) -> Code:
-    return error.code if isinstance(error, TidelogError) else Code.INTERNAL
+    if isinstance(error, TidelogError):
+        return error.code
+    # What is no Exception ends the call from outside, such as the cancellation when a broker stops.
+    return Code.INTERNAL if isinstance(error, Exception) else Code.OUTCOME_UNKNOWN
 
 
 def _words_of(error: BaseException) -> str:

@@ -53,7 +53,7 @@ def test_an_answered_act() -> None:
         (TidelogError(Code.UNKNOWN_STREAM, "no"), "refused", "UNKNOWN_STREAM", "no"),
         (TidelogError(Code.OUTCOME_UNKNOWN, "no"), "unknown", "OUTCOME_UNKNOWN", "no"),
         (RuntimeError("a bug"), "unknown", "INTERNAL", "RuntimeError: a bug"),
-        (asyncio.CancelledError(), "unknown", "INTERNAL", "CancelledError"),
+        (asyncio.CancelledError(), "unknown", "OUTCOME_UNKNOWN", "CancelledError"),
     ],
 )
 def test_an_act_that_was_not_answered(error: BaseException, outcome: str, code: str, message: str) -> None:
