@@ -105,7 +105,7 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         said = (await partition_of(client))["replicas_progress"][victim]
         assert said["damage"] is None
         assert said["quarantined"]["latest"]["sound_end"] == 5
-        assert await counters(client, victim) | {"damage_found": 1} == await counters(client, victim)
+        assert (await counters(client, victim))["damage_found"] == 1
         status, out, _ = command(cluster, "stream", "describe", STREAM)
         assert (status, f"{victim} cut damage out of partition 0 1 time" in out) == (0, True)
         status, out, _ = command(cluster, "cluster", "status")

@@ -11,25 +11,29 @@ from tidelog.runtime.pace import ANSWER_BYTES_PER_S, BURST_S, REST, Pace
 
 
 class Clock:
-    """`sleep` moves it, as all that passes time here does."""
+    """`sleep` in the test's event loop moves it, as all that passes time there does. The loops of other threads, which
+    clients of earlier tests may have, sleep as ever."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.slept = 0.0
-        self._turn = asyncio.sleep
+        self._loop = asyncio.get_running_loop()
+        self._sleep = asyncio.sleep
         monkeypatch.setattr("asyncio.sleep", self.sleep)
 
     def __call__(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            return await self._sleep(seconds)
         self.now += seconds
         self.slept += seconds
-        await self._turn(0)
+        return await self._sleep(0)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
