@@ -189,9 +189,9 @@ def test_a_range_without_an_answer_fails_instead_of_waiting_for_ever(
 
 
 def test_the_limit_is_of_progress_and_not_of_a_chunk(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 0.1)
-    # 0.4 s in which no record comes, but answers do.
-    assert offsets(make_log(Script([["slow"] * 20 + [3]]), 0).fetch(WANTED, 1 << 20)) == [3]
+    monkeypatch.setattr(client_log, "LEAST_STALL_SECONDS", 1.0)
+    # 1.3 s in which no record comes, but answers do.
+    assert offsets(make_log(Script([["slow"] * 65 + [3]]), 0).fetch(WANTED, 1 << 20)) == [3]
 
 
 def test_a_connection_that_another_fetch_gave_up_is_replaced(make_log: Make, monkeypatch: pytest.MonkeyPatch) -> None:
