@@ -100,10 +100,13 @@ def small_disks(folder: Path, kind: str = "tmpfs") -> Iterator[SmallDisks]:
             subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
 
 
-async def room_of(client: tidelog.Client, broker: str) -> str:
-    status = await client.cluster_status()
-    found = next(known for known in status["brokers"] if known["id"] == broker)
-    return found["space"]["room"] if found["space"] is not None else ""
+async def until_room(client: tidelog.Client, broker: str, room: str) -> None:
+    async def told() -> bool:
+        status = await client.cluster_status()
+        found = next(known for known in status["brokers"] if known["id"] == broker)
+        return found["space"] is not None and found["space"]["room"] == room
+
+    await until(told, f"room on the disk of {broker} that is {room}")
 
 
 async def partition(client: tidelog.Client, stream: str) -> dict[str, Any]:

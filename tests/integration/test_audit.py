@@ -162,15 +162,18 @@ async def test_a_controller_that_is_stopped_leaves_no_act_out(own: DevCluster) -
     async with await tidelog.connect(own.nats_url, api_timeout=2 * LIMIT) as client:
         await client.create_stream("six")
         is_stopped = asyncio.Event()
+        altered = 0
 
         async def alter(first: int) -> None:
+            nonlocal altered
             age = first
             while not is_stopped.is_set():
                 await client.alter_stream("six", config={"retention_max_age_ms": age})
                 age += 1
+                altered += 1
 
         altering = [asyncio.create_task(alter(1_000_000 * number)) for number in range(1, 11)]
-        await asyncio.sleep(1)
+        await until(lambda: altered > 20, "acts, of which more are on their way")
         stopped = str((await client.cluster_status())["controller"])
         await asyncio.to_thread(own.kill, stopped, signal.SIGTERM)
         is_stopped.set()

@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 
 import tidelog
+from tests.integration.brokers_status import counters_of, status_of
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import observed
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
-from tidelog.client.connection import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
-from wire.operations import BrokerStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -54,20 +53,6 @@ async def flood(url: str, subject: str, count: int) -> None:
     await nats.close()
 
 
-async def broker_status(client: Client, broker: str = "b1") -> BrokerStatus:
-    async def answered() -> BrokerStatus | None:
-        brokers = (await client.cluster_status())["brokers"]
-        return next((b for b in brokers if b["id"] == broker and b["counters"] is not None), None)
-
-    return await until(answered, f"an answer of {broker}")
-
-
-async def counters(client: Client, broker: str = "b1") -> dict[str, int]:
-    found = (await broker_status(client, broker))["counters"]
-    assert found is not None
-    return found
-
-
 def slow_disk(directory: Path, seconds: float) -> AbstractContextManager[DevCluster]:
     command = ("-m", "tests.integration.slow_broker", str(seconds))
     return dev_cluster(directory, nodes=1, settings=SETTINGS, server_command=command)
@@ -87,11 +72,11 @@ async def test_on_a_slow_disk_each_plain_publish_is_stored_or_counted_and_memory
                 assert memory(pid) < before + GROWTH
 
             async def all_counted() -> bool:
-                told = await counters(client)
+                told = await counters_of(client, "b1")
                 return told["records_in"] + told["dropped_refused"] == sent
 
             await until(all_counted, f"an account of {sent} records")
-            told = await counters(client)
+            told = await counters_of(client, "b1")
             assert told["dropped_refused"] > 0, "the disk was not slow enough to show anything"
             assert told["publish_gaps"] == 0
 
@@ -138,7 +123,7 @@ async def test_a_flood_of_many_partitions_moves_no_leadership_and_each_plain_pub
                 return [(p["leader"], p["leader_epoch"]) for p in described["partitions"]]
 
             async def total(counter: str) -> int:
-                return sum([(await counters(cluster.client, broker))[counter] for broker in cluster.brokers])
+                return sum([(await counters_of(cluster.client, broker))[counter] for broker in cluster.brokers])
 
             async def account() -> bool:
                 stored = sum(p["log_end_offset"] or 0 for p in (await cluster.client.describe("flooded"))["partitions"])
@@ -195,7 +180,7 @@ async def test_while_a_follower_stands_still_nothing_acknowledged_is_lost_and_th
 
                 # A loaded leader answers before it has read all that nats-server holds for it.
                 async def refused() -> bool:
-                    return (await counters(cluster.client, leader))["dropped_refused"] > 0
+                    return (await counters_of(cluster.client, leader))["dropped_refused"] > 0
 
                 async def out_of_sync() -> bool:
                     return stopped not in (await cluster.leader("flooded")).isr
@@ -239,22 +224,22 @@ async def test_a_publisher_that_outruns_the_broker_leaves_a_gap_that_is_told(tmp
             process.send_signal(signal.SIGCONT)
 
             async def told() -> bool:
-                gaps = (await broker_status(client))["publish_gaps"]
+                gaps = (await status_of(client, "b1"))["publish_gaps"]
                 return gaps is not None and bool(gaps) and gaps[-1]["ended_ns"] is not None
 
             await until(told, "the gap")
-            status = await broker_status(client)
+            status = await status_of(client, "b1")
             gaps = status["publish_gaps"]
             assert gaps is not None
             assert [gap["partitions"] for gap in gaps] == [1]
             assert "slow consumer" in gaps[0]["reason"]
-            known = await counters(client)
+            known = await counters_of(client, "b1")
             assert known["publish_gaps"] == 1
             assert known["records_in"] < 40_000
             before = known["records_in"]
 
             async def goes_on() -> bool:
                 await flood(nats.url, "s", BURST)  # refused, and counted, until the broker has heard of its controller
-                return (await counters(client))["records_in"] >= before + BURST
+                return (await counters_of(client, "b1"))["records_in"] >= before + BURST
 
             await until(goes_on, "what is published after the gap")

@@ -14,6 +14,7 @@ import pytest
 import tidelog
 from dataplane.log.checkpoints import read_offsets
 from dataplane.log.files import REAL_FILES
+from tests.integration.brokers_status import counters_of
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.test_leader_by_operator import partition_of
@@ -77,11 +78,6 @@ async def read_into(seen: list[int], client: tidelog.Client) -> None:
         seen.append(record.offset)
 
 
-async def counters(client: tidelog.Client, broker: str) -> dict[str, int]:
-    (found,) = [b for b in (await client.cluster_status())["brokers"] if b["id"] == broker]
-    return found["counters"] or {}
-
-
 @pytest.mark.parametrize("whose", ["leader", "follower"])
 async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) -> None:
     rng = random.Random(3)
@@ -96,7 +92,7 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         await read_all(client, read_from="follower")
 
         async def healed() -> bool:
-            return (await counters(client, victim)).get("damage_repaired", 0) >= 1
+            return (await counters_of(client, victim))["damage_repaired"] >= 1
 
         await until(healed, "the repair")
         await wait_in_sync(cluster.nats_url, STREAM)
@@ -105,7 +101,7 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         said = (await partition_of(client))["replicas_progress"][victim]
         assert said["damage"] is None
         assert said["quarantined"]["latest"]["sound_end"] == 5
-        assert (await counters(client, victim))["damage_found"] == 1
+        assert (await counters_of(client, victim))["damage_found"] == 1
         status, out, _ = command(cluster, "stream", "describe", STREAM)
         assert (status, f"{victim} cut damage out of partition 0 1 time" in out) == (0, True)
         status, out, _ = command(cluster, "cluster", "status")

@@ -16,7 +16,7 @@ from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.damage import read_mark
 from dataplane.log.files import REAL_FILES
 from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link
 from tests.views import A, B
 from wire.append import encode_append
@@ -272,12 +272,12 @@ async def test_the_last_copy_takes_no_records(a: Node, client: NatsConnection) -
     builder.add_record(b"x")
     request = AppendRequest(leader_epoch=2, stream_incarnation=3, partition_incarnation=3, acks=AppendRequest.ALL)
     parts = encode_append(request, builder.build(1).stamp(Offset(0), 0)[0])  # type: ignore[arg-type]
-    answer = await client.request(SUBJECTS.append(KEY.stream, 0), b"".join(parts), timeout=3.0)
+    answer = await client.request(SUBJECTS.append(KEY.stream, 0), b"".join(parts), timeout=LIMIT)
     error = TidelogError.from_headers(answer.headers)
     assert error is not None
     assert error.code is Code.UNAVAILABLE
     assert "elect-unclean load 0 a" in error.message
-    bare = await client.request(SUBJECT, b"x", timeout=3.0)
+    bare = await client.request(SUBJECT, b"x", timeout=LIMIT)
     assert bare.status == 503
     assert a.replica.log_end_offset == 60
 

@@ -16,6 +16,7 @@ import nats
 import pytest
 
 import tidelog
+from tests.integration.brokers_status import counters_of
 from tests.integration.command_line import command
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
@@ -73,10 +74,7 @@ async def test_a_repartition_waits_for_its_clients_and_ends_when_they_have_heard
                     break
                 await asyncio.sleep(0.05)
         assert state["adopted"] == before < state["adoption_generation"]
-        status = await client.cluster_status()
-        counters = next(broker["counters"] for broker in status["brokers"] if broker["id"] == home)
-        assert counters is not None
-        assert counters["topology_adoption_min"] == before
+        assert (await counters_of(client, home))["topology_adoption_min"] == before
         words = (await asyncio.to_thread(command, cluster, "stream", "repartition", "status", "watched"))[1]
         assert f"still has the routes of generation {before}, before {state['adoption_generation']}" in words
         newest = (await topology(stranger, "watched"))["streams"][0]["routing_generation"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.brokers_status import counters_of, counters_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
 from tests.integration.waiting import until
@@ -44,10 +45,6 @@ async def read(cluster: ReplicatedCluster) -> tuple[dict[bytes | None, bytes | N
     return newest, count
 
 
-async def counters(cluster: ReplicatedCluster) -> dict[str, dict[str, int]]:
-    return {each["id"]: each["counters"] or {} for each in (await cluster.client.cluster_status())["brokers"]}
-
-
 async def test_a_returning_follower_has_the_newest_of_each_key_and_nothing_deleted(
     processes: DevCluster,
 ) -> None:
@@ -78,7 +75,7 @@ async def test_a_returning_follower_has_the_newest_of_each_key_and_nothing_delet
 
         cluster.start(away)
         last = await cluster.leader(STREAM, isr=3)
-        assert (await counters(cluster))[away]["skip_ahead_total"] == 1
+        assert (await counters_of(cluster.client, away))["skip_ahead_total"] == 1
         while last.broker != away:
             await cluster.client.move_leader(STREAM, 0, away)
             last = await cluster.leader(STREAM, above_epoch=last.leader_epoch, isr=3)
@@ -89,7 +86,7 @@ async def test_a_returning_follower_has_the_newest_of_each_key_and_nothing_delet
         await write(cluster, range(written, written + 8))
 
         async def is_compacted_everywhere() -> bool:
-            return all(each.get("compaction_records", 0) > 0 for each in (await counters(cluster)).values())
+            return all(each["compaction_records"] > 0 for each in (await counters_of_all(cluster.client)).values())
 
         await until(is_compacted_everywhere, "compaction on every broker")
         cluster.kill(before.broker)

@@ -54,6 +54,17 @@ def give_keys(cluster: DevCluster, broker: str, *lines: str) -> None:
     (cluster.data_dir.parent / f"keys-{broker}").write_text("\n".join(lines) + "\n")
 
 
+async def until_keys(client: tidelog.Client, broker: str, *lines: str) -> None:
+    """Until the controller has heard that the broker has these keys."""
+    ids = ",".join(line.split()[0] for line in lines)
+
+    async def told() -> bool:
+        labels = {each["id"]: each["labels"] for each in (await client.cluster_status())["brokers"]}
+        return labels[broker].get("master_keys") == ids
+
+    await until(told, f"the keys {ids} on {broker}")
+
+
 def restart(cluster: DevCluster, *brokers: str) -> None:
     for broker in brokers:
         cluster.kill(broker, signal.SIGTERM)
@@ -168,7 +179,7 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
         restart(cluster, *cluster.broker_ids)  # onto files of their own
         await wait_in_sync(cluster.nats_url, "vault")
         async with acked_load(cluster.nats_url, "vault", producers=2) as ledger:
-            await asyncio.sleep(0.5)
+            await until(lambda: len(ledger.acked) > 200, "records under the old key")
             # First every broker learns the new key, then it is used: under any leader the others can read it.
             for lines in ((OLD, NEW), (NEW, OLD)):
                 for broker in cluster.broker_ids:
@@ -177,8 +188,9 @@ async def test_keys_are_rotated_under_load(cluster: DevCluster) -> None:
                         restart(cluster, broker)
                     else:
                         cluster.kill(broker, signal.SIGHUP)
-                    await asyncio.sleep(0.3)
-            await asyncio.sleep(0.5)
+                    await until_keys(client, broker, *lines)
+            acked = len(ledger.acked)
+            await until(lambda: len(ledger.acked) > acked + 500, "records under the new key")
         await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
         stored = b"".join(p.read_bytes() for p in segments(cluster, "b1", "vault"))
         used = [stored[at + 96 + 24 : at + 96 + 31] for at, _ in iter_batches(stored)]
@@ -208,7 +220,7 @@ async def test_a_broker_without_the_key_follows_and_does_not_lead(cluster: DevCl
             await client.move_leader("vault", 0, others[0])
             assert await values(client, "vault") == [SECRET]
             await producer.send(SECRET + b" 2")
-            assert await leader_of(client, "vault") in (leader, others[1])
+            await until_leader(client, "vault", leader, others[1])
         await wait_in_sync(cluster.nats_url, "vault")  # it follows, and is back in the ISR
         assert await values(client, "vault") == [SECRET, SECRET + b" 2"]
         assert await values(client, "vault", read_from="follower") == [SECRET, SECRET + b" 2"]

@@ -2,7 +2,7 @@
 subjects of brokers and in their inboxes, while acknowledged records are published.
 
 Each test asserts that no acknowledged record is lost, that all replicas hold the same bytes, that nobody leads
-elsewhere, that no acknowledgement took a second, and that the messages were counted under their own name.
+elsewhere, that no acknowledgement took MAX_STALL_S, and that the messages were counted under their own name.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 import tidelog
+from tests.integration.brokers_status import status_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
@@ -36,7 +37,9 @@ from wire.tidelog_pb2 import ReplicationRequest
 from wire.types import LeaderEpoch, Offset
 
 STREAM = "orders"
-MAX_STALL_S = 1.0
+MAX_STALL_S = 4.0
+"""Of acknowledgements, on a machine with much else to do. A leader that believed would wait for ever, or for the five
+seconds of its lease."""
 NOWHERE = "tidelog.inbox.b9.nobody.1"
 """Brokers answer each other in inboxes like this one alone."""
 HUGE = (1 << 63) - 1
@@ -138,9 +141,12 @@ async def attacked(
         status = await client.cluster_status()
         assert status["offline_partitions"] == status["under_replicated"] == status["unclean_elections"] == 0
         assert all(broker["alive"] for broker in status["brokers"])
-        now = await refused(client)
-        for kind in kinds:
-            assert sum(now.get(kind, {}).values()) > sum(before.get(kind, {}).values()), f"{kind}: {now}"
+
+        async def all_refused() -> bool:
+            now = await refused(client)
+            return all(sum(now.get(kind, {}).values()) > sum(before.get(kind, {}).values()) for kind in kinds)
+
+        await until(all_refused, f"refused messages of each kind of {kinds}")
     finally:
         await connection.close()
         await client.delete_stream(STREAM)
@@ -149,7 +155,7 @@ async def attacked(
 async def refused(client: Client) -> dict[str, dict[str, int]]:
     """By kind and reason, over all brokers."""
     found: dict[str, dict[str, int]] = {}
-    for broker in (await client.cluster_status())["brokers"]:
+    for broker in (await status_of_all(client))["brokers"]:
         for kind, faults in (broker["refused_messages"] or {}).items():
             for fault, times in faults.items():
                 found.setdefault(kind, {})[fault] = found.get(kind, {}).get(fault, 0) + times
@@ -181,7 +187,11 @@ async def test_captured_messages_are_sent_again_and_elsewhere(cluster: DevCluste
         for number, message in enumerate(captured):
             await stranger.say(message.subject, message.data, message.reply)
             await stranger.say(others[number % len(others)], message.data, message.reply)
-        assert (await refused(client))["replicate"]["tag"] > 0
+
+        async def tag_is_refused() -> bool:
+            return (await refused(client)).get("replicate", {}).get("tag", 0) > 0
+
+        await until(tag_is_refused, "fetches whose tag is of another message")
 
 
 async def test_answers_to_a_followers_inbox(cluster: DevCluster, client: Client) -> None:
@@ -359,7 +369,7 @@ async def test_a_flood(cluster: DevCluster, client: Client) -> None:
         async def found() -> dict[str, dict[str, int]]:
             now = await refused(client)
             return {
-                kind: {fault: count - before.get(kind, {}).get(fault, 0) for fault, count in now[kind].items()}
+                kind: {fault: count - before.get(kind, {}).get(fault, 0) for fault, count in now.get(kind, {}).items()}
                 for kind in ("replicate", "notify")
             }
 

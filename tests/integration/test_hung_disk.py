@@ -26,6 +26,7 @@ import pytest
 
 import tidelog
 from metadata.raft.node import EXIT_STATUS
+from tests.integration.brokers_status import status_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.hanging_broker import hanging_file
 from tests.integration.small_disks import partition, until_isr, until_led_by_another
@@ -116,7 +117,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 await until(lambda: len(ledger.acked) > before + 50, "acknowledgements while the disk hangs")
                 took = time.monotonic() - began
                 print(f"\n{kind}: acknowledged again {took:.2f} s after the disk began to hang")
-                assert took < 2 * LAG
+                assert took < 4 * LAG, "it hangs until the test lets it answer"
                 await until_led_by_another(client, "s", hung)
                 if kind == "syncs":
                     await is_told(client, hung)
@@ -158,7 +159,7 @@ async def test_a_broker_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path)
 
 
 async def is_told(client: tidelog.Client, hung: str) -> None:
-    for broker in (await client.cluster_status())["brokers"]:
+    for broker in (await status_of_all(client))["brokers"]:
         disk, counters = broker["disk"], broker["counters"]
         assert disk is not None
         assert counters is not None

@@ -16,6 +16,7 @@ from grpc import StatusCode
 from grpc.aio import EOF, AioRpcError
 
 import tidelog
+from tests.integration.brokers_status import status_of
 from tests.integration.liftbridge_stub import SECONDS, UNARY, Stub, cluster_with_port, stub
 from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
@@ -453,8 +454,7 @@ async def test_calls_that_are_left_leave_nothing_behind(cluster: DevCluster) -> 
         await made(calls, "left")
 
         async def tasks() -> int:
-            status = await client.cluster_status()
-            return next(each["tasks"] or 0 for each in status["brokers"] if each["id"] == "b1")
+            return (await status_of(client, "b1"))["tasks"] or 0
 
         before = await tasks()
         open_calls = [calls.subscription(pb.SubscribeRequest(stream="left")) for _ in range(40)]
@@ -464,7 +464,11 @@ async def test_calls_that_are_left_leave_nothing_behind(cluster: DevCluster) -> 
         for both in publishing:
             await both.write(pb.PublishRequest(stream="left", value=b"x"))
             assert isinstance(await both.read(), pb.PublishResponse)
-        assert await tasks() > before + 40
+
+        async def open_() -> bool:
+            return await tasks() > before + 40
+
+        await until(open_, "tasks of the calls")
         for each in (*open_calls, *publishing):
             each.cancel()
 

@@ -9,6 +9,7 @@ import pytest
 
 from dataplane.log.checkpoints import EPOCHS_FILE, read_epochs
 from dataplane.log.files import REAL_FILES
+from tests.integration.brokers_status import counters_of
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
 from tests.integration.waiting import LIMIT, until
@@ -80,8 +81,7 @@ async def test_a_follower_below_the_log_start_takes_over_epochs_and_producers(pr
 
         cluster.start(away)
         await cluster.leader(STREAM, isr=3)
-        counters = {each["id"]: each["counters"] or {} for each in (await cluster.client.cluster_status())["brokers"]}
-        assert counters[away]["skip_ahead_total"] == 1
+        assert (await counters_of(cluster.client, away))["skip_ahead_total"] == 1
 
         last = await cluster.leader(STREAM, isr=3)
         while last.broker != away:

@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import tidelog
 from scripts.certificates import Authority
 from tests.integration.command_line import COMMAND, assert_refused, tidelog_command
 from tests.integration.nats_logins import nats_cluster, refusals, reload, user_keys
-from tests.integration.waiting import until, wait_until
+from tests.integration.waiting import LIMIT, until, wait_until
 from tidelog.runtime.loopback import free_addresses, free_ports
 from tidelog.runtime.server import EmbeddedNatsServer
 
@@ -38,7 +37,12 @@ def broker(folder: Path, config: str, name: str = "b1") -> Iterator[subprocess.P
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        try:
+            process.wait(2 * LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{name} does not end:\n{(folder / 'broker.log').read_text()[-3000:]}") from None
 
 
 def rules(password: str, authority: Authority, name: str) -> str:
@@ -63,10 +67,8 @@ def test_a_command_without_or_with_a_wrong_login_is_refused_once(tmp_path: Path,
         (tmp_path / "wrong").write_text("wrong")
         (tmp_path / "wrong").chmod(0o600)
         for login in ([], ["--user", "u", "--password-file", str(tmp_path / "wrong")]):
-            began = time.monotonic()
             done = tidelog_command(*arguments, *where, *login)
             assert_refused(done, "refuses these credentials", servers[0].url, "give the right user and password")
-            assert time.monotonic() - began < 10
         assert sum(map(refusals, servers)) == 2
 
 

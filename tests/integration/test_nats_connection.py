@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import BulkSink
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.runtime import nats_py
 from tidelog.runtime.login import NatsLogin
 from tidelog.runtime.micro import ERROR_CODE_HEADER, ERROR_HEADER, Answer, Endpoint, Service
@@ -328,7 +328,7 @@ async def test_exceptions_of_handlers_are_counted_and_the_connection_lives(
 
 async def test_no_responders_come_back_as_status_503(server: EmbeddedNatsServer) -> None:
     connection = await NatsConnection.connect(server.url)
-    answer = await connection.request("nobody.here", b"?", timeout=5)
+    answer = await connection.request("nobody.here", b"?", timeout=LIMIT)
     assert answer.status == NO_RESPONDERS
     await connection.close()
 
@@ -342,7 +342,7 @@ async def test_requests_get_their_own_answers_and_inboxes_any_number(server: Emb
             connection.publish(message.reply, (message.data,), headers=message.headers)
 
     await connection.subscribe("echo", echo)
-    requests = [connection.request("echo", b"%d" % n, timeout=5, headers={"N": str(n)}) for n in range(100)]
+    requests = [connection.request("echo", b"%d" % n, timeout=LIMIT, headers={"N": str(n)}) for n in range(100)]
     answers = await asyncio.gather(*requests)
     assert [answer.data for answer in answers] == [b"%d" % n for n in range(100)]
     assert [answer.headers for answer in answers] == [{"N": str(n)} for n in range(100)]
@@ -408,7 +408,7 @@ async def test_a_killed_server_that_comes_back_finds_everything_restored(server:
     await connection.flush()
     assert [message.data for message in received] == [b"1", b"3"]
     assert collector.payloads == [b"2"]
-    assert (await connection.request("nobody", b"", timeout=5)).status == NO_RESPONDERS
+    assert (await connection.request("nobody", b"", timeout=LIMIT)).status == NO_RESPONDERS
     assert changes == [(False, False), (True, True)]
     assert connection.counters.losses == 1
     await connection.close()
@@ -442,16 +442,16 @@ async def test_a_long_outage_is_waited_out(server: EmbeddedNatsServer) -> None:
 
 
 async def test_an_idle_connection_is_held_by_pings(server: EmbeddedNatsServer) -> None:
-    connection = await NatsConnection.connect(server.url, ping_interval=0.01)
-    await until(lambda: connection._client._pongs_received > 20)
+    connection = await NatsConnection.connect(server.url, ping_interval=0.25)  # a slow machine answers in time
+    await until(lambda: connection._client._pongs_received > 6)
     assert connection.counters.losses == 0
     await connection.close()
 
 
 async def test_the_pings_of_the_server_are_answered(tmp_path: Path) -> None:
-    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config='ping_interval: "20ms"\nping_max: 2') as server:
+    with EmbeddedNatsServer(store_dir=tmp_path / "nats", config='ping_interval: "250ms"\nping_max: 2') as server:
         connection = await NatsConnection.connect(server.url, ping_interval=60)
-        await until(lambda: connection.counters.read.reads > 20 or connection.counters.losses)
+        await until(lambda: connection.counters.read.reads > 8 or connection.counters.losses)
         assert connection.counters.losses == 0
         await connection.close()
 
@@ -480,7 +480,7 @@ async def test_a_frozen_server_is_left_for_another_one_whatever_is_buffered(
         try:
             while connection.outgoing_bytes < 8 << 20:
                 connection.publish("a", (bytes(1 << 20),))
-            await until(lambda: connection.counters.losses == 1)  # it may be connected again at once
+            await until(lambda: connection.counters.losses)  # it may be connected again at once
             await until(lambda: connection.is_connected)
             assert connection.server_info["port"] == other.port
         finally:
@@ -515,7 +515,7 @@ async def test_a_server_that_does_not_speak_nats_any_more_is_left(server: Embedd
     link.buffer_updated(11)
     assert not connection.is_connected
     await until(lambda: connection.is_connected)
-    assert (await connection.request("nobody", b"", timeout=5)).status == NO_RESPONDERS
+    assert (await connection.request("nobody", b"", timeout=LIMIT)).status == NO_RESPONDERS
     await connection.close()
 
 
@@ -586,7 +586,7 @@ async def test_nothing_of_ours_goes_through_nats_pys_own_buffer_or_queues(server
     for index in range(50):
         await connection.subscribe(f"s.{index}", received.append)
     connection.publish("s.1", (b"x",))
-    await connection.request("nobody", b"", timeout=5)
+    await connection.request("nobody", b"", timeout=LIMIT)
     assert connection._client._pending == []
     assert len(received) == 1
     assert len(asyncio.all_tasks()) - before <= 3  # reader, flusher, pings
@@ -729,16 +729,16 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     service = Service(connection, "tidelog-api", "1.2.3", "What it does", endpoints)
     await service.start()
 
-    answer = await client.request("api.double", b"ab", timeout=5)
+    answer = await client.request("api.double", b"ab", timeout=LIMIT)
     assert (answer.data, answer.headers) == (b"abab", {"Kind": "double"})
     with pytest.raises(TimeoutError):
         await client.request("api.silent", b"", timeout=0.05)
-    answer = await client.request("api.broken", b"", timeout=5)
+    answer = await client.request("api.broken", b"", timeout=LIMIT)
     assert answer.headers is not None
     assert answer.headers[ERROR_CODE_HEADER] == "500"
     assert "no\\nluck" in answer.headers[ERROR_HEADER]
     assert answer.headers["Tidelog-Error"] == json.loads(answer.data)["error"]["code"] == "INTERNAL"
-    answer = await client.request("api.large", b"", timeout=5)
+    answer = await client.request("api.large", b"", timeout=LIMIT)
     error = TidelogError.from_headers(answer.headers)
     assert error is not None
     assert error.code is Code.MESSAGE_TOO_LARGE
@@ -747,7 +747,7 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     assert connection.counters.losses == 0
 
     async def ask(subject: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=5)).data)
+        found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=LIMIT)).data)
         return found
 
     for scope in ("", ".tidelog-api", f".tidelog-api.{service.id}"):
@@ -767,8 +767,8 @@ async def test_a_service_is_found_answers_and_counts(server: EmbeddedNatsServer)
     assert stats["api.broken"]["num_errors"] == 1
 
     await service.stop()
-    assert (await client.request("api.double", b"", timeout=5)).status == NO_RESPONDERS
-    assert (await client.request("$SRV.PING", b"", timeout=5)).status == NO_RESPONDERS
+    assert (await client.request("api.double", b"", timeout=LIMIT)).status == NO_RESPONDERS
+    assert (await client.request("$SRV.PING", b"", timeout=LIMIT)).status == NO_RESPONDERS
     await connection.close()
     await client.close()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from tests.integration.brokers_status import status_of
 from tests.integration.command_line import command
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.nats_logins import reload
@@ -53,7 +54,7 @@ async def test_a_stream_that_nobody_would_hear_is_not_created(cluster: DevCluste
             await admin.create_stream("c", subject="a.x", partitions=2)
         await admin.create_stream("a", partitions=3)
         assert [stream["name"] for stream in await admin.streams()] == ["a"]
-        (broker,) = (await admin.cluster_status())["brokers"]
+        broker = await status_of(admin, "b1")
         assert broker["not_permitted"] == {"subscriptions": 0, "subscribe": [], "publish": []}
     assert not errors(cluster)
 
@@ -74,7 +75,7 @@ async def test_a_stream_that_is_heard_no_more_is_named_and_heard_again_without_a
             return [partition["not_heard"] for partition in partitions] == [{"b1": ["a"]}, {"b1": ["a.1"]}]
 
         await until(named)
-        (broker,) = (await admin.cluster_status())["brokers"]
+        broker = await status_of(admin, "b1")
         assert broker["not_permitted"] == {"subscriptions": 2, "subscribe": ["a", "a.1"], "publish": []}
         said = errors(cluster)
         assert len(said) == 2
@@ -96,7 +97,7 @@ async def test_a_stream_that_is_heard_no_more_is_named_and_heard_again_without_a
         await until(heard)
         for subject in ("a", "a.1"):
             assert b'"stream":"a"' in (await plain.request(subject, b"two", timeout=LIMIT)).data
-        (broker,) = (await admin.cluster_status())["brokers"]
+        broker = await status_of(admin, "b1")
         assert broker["not_permitted"]["subscriptions"] == 0  # type: ignore[index]
         assert len(errors(cluster)) == 2
     await plain.close()
@@ -108,7 +109,7 @@ async def test_a_permission_that_the_broker_itself_lacks_is_named(cluster: DevCl
         await admin.create_stream("a")
 
         async def named() -> bool:
-            (broker,) = (await admin.cluster_status())["brokers"]
+            broker = await status_of(admin, "b1")
             return "tidelog.a.0.append" in broker["not_permitted"]["subscribe"]  # type: ignore[index]
 
         await until(named)
@@ -128,7 +129,7 @@ async def test_answers_that_the_broker_may_not_send_are_named(cluster: DevCluste
     assert "NATS does not let user 'broker-b1' publish to '_INBOX.admin." in str(said)
     reload(cluster.nats, users("a"))
     async with await client_of(cluster, "admin") as admin:
-        (broker,) = (await admin.cluster_status())["brokers"]
+        broker = await status_of(admin, "b1")
         assert broker["not_permitted"]["publish"][0].startswith("_INBOX.admin.")  # type: ignore[index]
 
 

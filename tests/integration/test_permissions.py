@@ -21,7 +21,7 @@ from spark_connector.retrying import Retry
 from tests.integration.command_line import tidelog_command
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
-from tests.integration.waiting import LIMIT
+from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from wire.permissions import Role, Scope, permissions_of
@@ -214,8 +214,9 @@ async def test_each_does_its_work(cluster: DevCluster) -> None:
         await client.alter_stream("orders", config={"retention_max_bytes": 1 << 30})
         await client.create_stream("gone", subject="orders.gone", replication_factor=3)
         await client.delete_stream("gone")
-    async with await client_of(cluster, "admin-orders", api_timeout=1) as client:
+    async with await client_of(cluster, "admin-orders") as client:
         await client.alter_stream("orders", unset=["retention_max_bytes"])
+    async with await client_of(cluster, "admin-orders", api_timeout=1) as client:
         with pytest.raises(tidelog.TidelogError):
             await client.delete_stream("payments")
         with pytest.raises(tidelog.TidelogError):
@@ -375,12 +376,13 @@ async def test_clients_in_another_account(tmp_path: Path) -> None:
         async with await client_of(running, "admin") as operator:
             await operator.create_stream("orders", partitions=2)
             await operator.create_stream("payments")
-        async with await client_of(running, "app", api_timeout=2) as app:
+        async with await client_of(running, "app") as app:
             async with app.producer("orders") as producer:
                 sent = [await producer.send(b"%d" % number) for number in range(50)]
             assert len(sent) == 50
             found = [record.value async for record in app.consume("orders", start="earliest", stop="latest")]
             assert {*found} == {b"%d" % number for number in range(50)}
+        async with await client_of(running, "app", api_timeout=2) as app:
             with pytest.raises(tidelog.TidelogError):
                 await app.metadata("payments")
         plain = await nats.connect(running.nats_url, user="app", password=PASSWORD, inbox_prefix=b"_INBOX.app")
@@ -388,6 +390,10 @@ async def test_clients_in_another_account(tmp_path: Path) -> None:
         await plain.publish("orders", b"without a reply")
         await plain.close()
         async with await client_of(running, "app") as app:
-            found = [record.value async for record in app.consume("orders", start="earliest", stop="latest")]
-            assert {b"plain", b"without a reply"} < {*found}
+
+            async def stored() -> bool:
+                found = {record.value async for record in app.consume("orders", start="earliest", stop="latest")}
+                return {b"plain", b"without a reply"} < found
+
+            await until(stored, "the record without a reply")
         assert_logs_without(running, "Traceback", "ermissions")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tests.integration.brokers_status import counters_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.connection import Client
@@ -29,12 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 async def counted(client: Client, counter: str) -> int:
     """Over all brokers."""
-
-    async def answered() -> int | None:
-        told = [broker["counters"] for broker in (await client.cluster_status())["brokers"]]
-        return None if None in told else 1 + sum((counters or {})[counter] for counters in told)
-
-    return await until(answered, "an answer of every broker") - 1
+    return sum(counters[counter] for counters in (await counters_of_all(client)).values())
 
 
 async def test_an_acknowledged_producer_is_slowed_and_not_failed(cluster: DevCluster) -> None:

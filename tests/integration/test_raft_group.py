@@ -27,7 +27,7 @@ from metadata.raft import (
     RaftStorageError,
     RaftUnavailable,
 )
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tests.unit.metadata.raft.recorder import Recorder, end
 from tidelog.runtime.loopback import free_addresses
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, public_secrets
@@ -104,13 +104,13 @@ async def test_a_standalone_voter_commits_and_remembers(tmp_path: Path) -> None:
     config = standalone(tmp_path)
     first = Member(config)
     async with running(first):
-        assert [await first.node.propose(command, timeout=5) for command in (b"a", b"b")] == [1, 2]
-        await first.node.barrier(timeout=5)
+        assert [await first.node.propose(command, timeout=LIMIT) for command in (b"a", b"b")] == [1, 2]
+        await first.node.barrier(timeout=LIMIT)
         assert first.statuses[-1].leader == config.address
         assert first.statuses[-1].has_quorum
     again = Member(config)
     async with running(again):
-        await again.node.barrier(timeout=5)
+        await again.node.barrier(timeout=LIMIT)
         assert again.machine.commands == [b"a", b"b"]
 
 
@@ -120,19 +120,19 @@ async def test_compaction_and_restart_keep_everything(tmp_path: Path) -> None:
     first = Member(config)
     async with running(first):
         for command in expected:
-            await first.node.propose(command, timeout=5)
+            await first.node.propose(command, timeout=LIMIT)
         await until((config.directory / "snapshot").exists)
     again = Member(config)
     async with running(again):
-        await again.node.barrier(timeout=5)
+        await again.node.barrier(timeout=LIMIT)
         assert again.machine.commands == expected
 
 
 async def test_many_proposals_share_syncs_and_are_bounded(tmp_path: Path) -> None:
     member = Member(standalone(tmp_path))
     async with running(member):
-        await member.node.barrier(timeout=5)
-        proposals = [member.node.propose(b"%d" % number, timeout=10) for number in range(1100)]
+        await member.node.barrier(timeout=LIMIT)
+        proposals = [member.node.propose(b"%d" % number, timeout=LIMIT) for number in range(1100)]
         results = await asyncio.gather(*proposals, return_exceptions=True)
         refused = [result for result in results if isinstance(result, RaftUnavailable)]
         assert len(refused) == 1100 - 1024
@@ -143,21 +143,21 @@ async def test_a_command_that_the_state_machine_refuses_to_apply(tmp_path: Path)
     member = Member(standalone(tmp_path))
     async with running(member):
         with pytest.raises(RaftApplyFailed, match="boom"):
-            await member.node.propose(b"boom", timeout=5)
-        assert await member.node.propose(b"fine", timeout=5) == 1
+            await member.node.propose(b"boom", timeout=LIMIT)
+        assert await member.node.propose(b"fine", timeout=LIMIT) == 1
 
 
 async def test_a_failed_sync_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member(standalone(tmp_path))
     async with running(member):
-        await member.node.barrier(timeout=5)
+        await member.node.barrier(timeout=LIMIT)
 
         def fail(_descriptor: int) -> None:
             raise OSError(5, "Input/output error")
 
         with monkeypatch.context() as broken:
             broken.setattr("os.fdatasync", fail)
-            proposal = asyncio.create_task(member.node.propose(b"a", timeout=5))
+            proposal = asyncio.create_task(member.node.propose(b"a", timeout=LIMIT))
             await until(lambda: member.ended)
             proposal.cancel()
     assert "this process ends" in member.ended[0]
@@ -170,23 +170,26 @@ async def test_three_voters_agree_whichever_is_asked(tmp_path: Path) -> None:
     members = group(tmp_path, secret=b"a secret of some bytes")
     async with running(*members):
         leader = await leader_of(members)
-        results = [await member.node.propose(member.config.directory.name.encode(), timeout=5) for member in members]
+        results = [
+            await member.node.propose(member.config.directory.name.encode(), timeout=LIMIT) for member in members
+        ]
         assert results == [1, 2, 3]
         for member in members:
-            await member.node.barrier(timeout=5)
+            await member.node.barrier(timeout=LIMIT)
             assert member.machine.commands == [b"voter0", b"voter1", b"voter2"]
             assert member.node.status().leader == leader.config.address
 
 
 async def test_the_loss_of_the_leader_is_told_and_another_takes_over(tmp_path: Path) -> None:
-    members = group(tmp_path)
+    members = group(tmp_path, connection_timeout_s=25.0)
     async with running(*members):
         old = await leader_of(members)
-        await old.node.propose(b"before", timeout=5)
+        await old.node.propose(b"before", timeout=LIMIT)
         rest = [member for member in members if member is not old]
         await old.node.close()
-        await until(lambda: all(old.config.address in member.lost for member in rest), timeout=1)
-        await rest[0].node.propose(b"after", timeout=5)
+        # By the end of the connection, long before its silence would be noticed.
+        await until(lambda: all(old.config.address in member.lost for member in rest), timeout=10)
+        await rest[0].node.propose(b"after", timeout=LIMIT)
         new = await leader_of(rest)
         assert new.machine.commands == [b"before", b"after"]
 
@@ -195,17 +198,17 @@ async def test_the_first_leader_of_a_group_votes_after_a_restart(tmp_path: Path)
     members = group(tmp_path)
     async with running(*members):
         first = await leader_of(members)
-        await first.node.propose(b"before", timeout=5)
+        await first.node.propose(b"before", timeout=LIMIT)
         rest = [member for member in members if member is not first]
         await first.node.close()
         second = await leader_of(rest)
         (third,) = (member for member in rest if member is not second)
-        await second.node.propose(b"between", timeout=5)
+        await second.node.propose(b"between", timeout=LIMIT)
         await second.node.close()
         again = Member(first.config)
         async with running(again):
-            await third.node.propose(b"after", timeout=5)
-            await again.node.propose(b"and again", timeout=5)
+            await third.node.propose(b"after", timeout=LIMIT)
+            await again.node.propose(b"and again", timeout=LIMIT)
             await until(lambda: again.machine.commands == [b"before", b"between", b"after", b"and again"])
 
 
@@ -213,11 +216,11 @@ async def test_a_leader_that_hands_over_is_followed_by_another(tmp_path: Path) -
     members = group(tmp_path)
     async with running(*members):
         old = await leader_of(members)
-        await old.node.propose(b"before", timeout=5)
+        await old.node.propose(b"before", timeout=LIMIT)
         rest = [member for member in members if member is not old]
         assert old.node.hand_over()
         new = await leader_of(rest)
-        await old.node.propose(b"after", timeout=5)
+        await old.node.propose(b"after", timeout=LIMIT)
         assert old.machine.commands == [b"before", b"after"]
         assert not old.leads
         assert new.leads
@@ -237,11 +240,11 @@ async def test_an_observer_follows_proposes_and_survives_failover(tmp_path: Path
     observer = Member(RaftConfig(address=None, peers=voters, directory=tmp_path / "observer", secrets=public_secrets()))
     async with running(*members, observer):
         old = await leader_of(members)
-        assert await observer.node.propose(b"one", timeout=5) == 1
+        assert await observer.node.propose(b"one", timeout=LIMIT) == 1
         assert observer.node.status().role is RaftRole.OBSERVER
         await old.node.close()
         await until(lambda: old.config.address in observer.lost)
-        assert await observer.node.propose(b"two", timeout=5) == 2
+        assert await observer.node.propose(b"two", timeout=LIMIT) == 2
         assert observer.machine.commands == [b"one", b"two"]
 
 
@@ -252,11 +255,11 @@ async def test_a_voter_whose_disk_was_emptied_gets_a_snapshot(tmp_path: Path) ->
         victim = next(member for member in members if member is not leader)
         await victim.node.close()
         for number in range(100):
-            await leader.node.propose(b"%d" % number, timeout=5)
+            await leader.node.propose(b"%d" % number, timeout=LIMIT)
         shutil.rmtree(victim.config.directory)
         again = Member(victim.config)
         async with running(again):
-            await again.node.barrier(timeout=5)
+            await again.node.barrier(timeout=LIMIT)
             assert again.machine.commands == leader.machine.commands
 
 
@@ -273,7 +276,7 @@ async def test_a_leader_alone_gives_up_and_the_outcome_is_unknown(tmp_path: Path
     members = group(tmp_path)
     async with running(*members):
         leader = await leader_of(members)
-        await leader.node.barrier(timeout=5)
+        await leader.node.barrier(timeout=LIMIT)
         for member in members:
             if member is not leader:
                 await member.node.close()
@@ -289,7 +292,7 @@ async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path, caplog:
     )
     async with running(*members):
         leader = await leader_of(members[:2])
-        await leader.node.propose(b"x", timeout=5)
+        await leader.node.propose(b"x", timeout=LIMIT)
         with pytest.raises(RaftUnavailable, match=r"and this node refuse each other's Raft frames: one of them has"):
             await members[2].node.propose(b"y", timeout=2)
         for member in members[:2]:
@@ -308,7 +311,7 @@ async def test_host_names_are_resolved_in_the_background(tmp_path: Path) -> None
     ]
     async with running(*members):
         leader = await leader_of(members)
-        assert await leader.node.propose(b"x", timeout=5) == 1
+        assert await leader.node.propose(b"x", timeout=LIMIT) == 1
 
 
 async def test_idle_connections_stay(tmp_path: Path) -> None:
@@ -331,7 +334,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
         with pytest.raises(RaftAddressError, match=f"{address} cannot be bound .*stop the process"):
             await member.node.start()
     async with running(member):
-        await member.node.barrier(timeout=5)
+        await member.node.barrier(timeout=LIMIT)
 
 
 async def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
@@ -363,15 +366,15 @@ async def test_commands_above_the_limit_are_refused(tmp_path: Path) -> None:
     member = Member(standalone(tmp_path))
     async with running(member):
         with pytest.raises(CommandTooLarge, match=f"above the limit of {MAX_COMMAND_BYTES}"):
-            await member.node.propose(bytes(MAX_COMMAND_BYTES + 1), timeout=5)
-        assert await member.node.propose(bytes(MAX_COMMAND_BYTES), timeout=5) == 1
+            await member.node.propose(bytes(MAX_COMMAND_BYTES + 1), timeout=LIMIT)
+        assert await member.node.propose(bytes(MAX_COMMAND_BYTES), timeout=LIMIT) == 1
 
 
 async def test_open_proposals_end_as_unknown_at_close_and_later_ones_are_refused(tmp_path: Path) -> None:
     members = group(tmp_path)
     async with running(*members):
         leader = await leader_of(members)
-        await leader.node.barrier(timeout=5)
+        await leader.node.barrier(timeout=LIMIT)
         for member in members:
             if member is not leader:
                 await member.node.close()

@@ -112,7 +112,12 @@ def running(folder: Path, name: str, sign: str, *command: str, **more: str) -> I
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{name} does not end:\n{log.read_text(errors='replace')[-3000:]}") from None
 
 
 def test_py_files_on_a_local_cluster(

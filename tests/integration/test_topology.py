@@ -13,6 +13,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 import tidelog
+from tests.integration.brokers_status import counters_of
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.connection import Client
 from tidelog.server.devcluster import DevCluster
@@ -60,13 +61,6 @@ async def adopt(stranger: NatsClient, broker: str, client_id: str, **streams: in
     payload = ADOPT.encode_request(client_id=client_id, streams=streams)
     message = await stranger.request(SUBJECTS.adopt(BrokerId(broker)), payload, timeout=LIMIT)
     return ADOPT.decode_answer(message.data, message.headers)
-
-
-async def counters(client: Client, broker: str) -> dict[str, int]:
-    status = await client.cluster_status()
-    found = next(each for each in status["brokers"] if each["id"] == broker)["counters"]
-    assert found is not None
-    return found
 
 
 async def test_one_broker_answers_each_question_and_all_brokers_do_in_turn(
@@ -139,7 +133,7 @@ async def test_a_home_broker_takes_reports_and_refuses_those_beyond_its_limits(
     client: Client, stranger: NatsClient
 ) -> None:
     home = (await ask(stranger))["home_broker"]
-    before = await counters(client, home)
+    before = await counters_of(client, home)
     assert await adopt(stranger, home, "c1", orders=7) == {"ttl_ms": int(1000 * SESSION_TTL_S)}
     refusals = []
     for number in range(101):
@@ -154,7 +148,7 @@ async def test_a_home_broker_takes_reports_and_refuses_those_beyond_its_limits(
         with pytest.raises(TidelogError) as refused:
             ADOPT.decode_answer(message.data, message.headers)
         assert refused.value.code is Code.BAD_REQUEST
-    after = await counters(client, home)
+    after = await counters_of(client, home)
     assert after["topology_adoption_sessions"] == before["topology_adoption_sessions"] + 100
     assert after["refused_adoption_reports"] == before["refused_adoption_reports"] + 3
     assert after["topology_adoption_min"] == 0, "no stream is being repartitioned"

@@ -208,7 +208,7 @@ async def test_what_is_left_open_is_aborted(cluster: DevCluster, client: tidelog
     await producer.close()
     second, _ = await leave("closed-with-its-client")
     await second.close()
-    third, late = await leave("too-long", timeout=0.5)
+    third, late = await leave("too-long", timeout=3.0)
     fourth, _ = await leave("replaced")
     async with client.producer(transactional_id="replaced") as producer, producer.transaction():
         await producer.send("left", b"kept")

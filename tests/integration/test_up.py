@@ -25,7 +25,7 @@ from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import NatsKeeper
 from wire.errors import TidelogError
 
-STOP_TIMEOUT = 20.0
+STOP_TIMEOUT = 60.0
 """Seconds; a stop is a matter of one or two on an idle machine."""
 RECORDS = 300
 
@@ -78,7 +78,10 @@ class Up:
     def interrupt(self) -> int:
         """Ctrl-C; returns the exit status."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(STOP_TIMEOUT)
+        try:
+            return self.process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said()}") from None
 
 
 @contextmanager

@@ -108,14 +108,14 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     process = subprocess.Popen([sys.executable, "-m", "tests.power_loss.mount", str(folder)])
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not folder.is_mount():
             assert process.poll() is None and time.monotonic() < deadline, "not mounted"  # noqa: PT018 - one thing
             time.sleep(0.01)
         yield folder
     finally:
         subprocess.run([shutil.which("fusermount3") or "fusermount", "-u", "-z", str(folder)], check=False)
-        process.wait(10)
+        process.wait(60)
 
 
 def test_the_mounted_disk_loses_power(mounted: Path) -> None:

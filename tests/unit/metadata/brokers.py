@@ -286,7 +286,7 @@ class World:
 
     async def api(self, endpoint: str, **body: Any) -> Any:
         subject = SUBJECTS.api(endpoint, body.get(OPERATIONS[endpoint].stream))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 answer = await self.client.request(subject, json.dumps(body).encode(), timeout=5)
                 if answer.status != NO_RESPONDERS:
@@ -311,7 +311,7 @@ class World:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the condition is another component's state
             await asyncio.sleep(0.001)
 
@@ -322,7 +322,7 @@ async def running(*names: str) -> AsyncIterator[World]:
     for name in names:
         await world.start(name)
     for broker in world.brokers.values():
-        await asyncio.wait_for(broker.service.wait_registered(), 5)
+        await asyncio.wait_for(broker.service.wait_registered(), 30)
     try:
         yield world
     finally:

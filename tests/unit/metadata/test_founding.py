@@ -67,7 +67,7 @@ async def test_a_group_that_comes_back_has_its_cluster() -> None:
         for name in ("a", "b"):
             await world.start(name, life="2")
         for name in ("a", "b"):
-            await asyncio.wait_for(world.brokers[name].service.wait_registered(), 5)
+            await asyncio.wait_for(world.brokers[name].service.wait_registered(), 30)
             assert world.brokers[name].recorded[-1][0] == own
             assert world.brokers[name].fatal == []
 

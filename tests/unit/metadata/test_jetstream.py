@@ -21,12 +21,12 @@ class Question:
         self.task = asyncio.create_task(check_subject_uncaptured(Rounds(), self.transport, "orders", partitions))
 
     async def answer(self, data: bytes, status: int | None = None) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.transport.inboxes:  # noqa: ASYNC110 - the condition is another task's state
                 await asyncio.sleep(0)
         (inbox,) = self.transport.inboxes
         self.transport.inboxes[inbox](Message(inbox, data, status=status))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while inbox in self.transport.inboxes:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

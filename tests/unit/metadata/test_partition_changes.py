@@ -101,7 +101,7 @@ async def test_records_are_deleted_below_an_offset_or_all_that_are_committed() -
 
 
 async def test_a_leader_that_does_not_tell_what_is_committed_keeps_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metadata.runtime.admin.READY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("metadata.runtime.admin.READY_TIMEOUT_S", 1.0)
     async with running("a") as world:
         await world.api("stream.create", name="s", replication_factor=1)
         world.brokers["a"].reports = []
@@ -112,7 +112,7 @@ async def test_a_leader_that_does_not_tell_what_is_committed_keeps_its_records(m
 
 
 async def test_replicas_that_have_not_heard_of_a_change_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metadata.runtime.admin.READY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("metadata.runtime.admin.READY_TIMEOUT_S", 1.0)
     async with running("a", "b", "c") as world:
         view, leader = await world.one_partition()
         late = next(broker for broker in world.brokers.values() if broker is not leader)

@@ -87,7 +87,7 @@ async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_
             Registration(folder_same=True, page_cache_survived=True, last_incarnation=incarnation, raft_address="c:1"),
             life="2",
         )
-        await asyncio.wait_for(returned.service.wait_registered(), 5)
+        await asyncio.wait_for(returned.service.wait_registered(), 30)
         assert declared_dead
         assert BrokerId("c") in world.view(by="c").eligible
 
@@ -115,7 +115,7 @@ async def test_a_restarted_broker_acts_on_no_partition_before_its_registration()
         await world.brokers["c"].kill()
         world.group.unavailable = 3
         again = await world.start("c", life="2")
-        await asyncio.wait_for(again.service.wait_registered(), 5)
+        await asyncio.wait_for(again.service.wait_registered(), 30)
         assert len(again.views) == 3
         assert not again.too_early
         assert all(view.leader != "c" for view in again.views.values())
@@ -128,7 +128,7 @@ async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_tha
         await world.brokers["c"].kill()
         await world.api("stream.delete", name="s")
         again = await world.start("c", life="2")
-        await asyncio.wait_for(again.service.wait_registered(), 5)
+        await asyncio.wait_for(again.service.wait_registered(), 30)
         assert (again.calls, again.views, again.gone) == (1, {}, [])
         assert not again.too_early
 
@@ -137,7 +137,7 @@ async def test_a_registration_survives_lost_outcomes_and_a_missing_leader() -> N
     world = World()
     world.group.lose_outcomes, world.group.unavailable = 2, 2
     broker = await world.start("a")
-    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    await asyncio.wait_for(broker.service.wait_registered(), 30)
     assert len(broker.recorded) == 1
     await broker.service.close()
 
@@ -201,7 +201,7 @@ async def test_a_registration_that_raft_refuses_for_good_is_tried_again() -> Non
     world = World()
     world.group.refusals = [RaftApplyFailed("a bug"), CommandTooLarge("too large")]
     broker = await world.start("a")
-    await asyncio.wait_for(broker.service.wait_registered(), 5)
+    await asyncio.wait_for(broker.service.wait_registered(), 30)
     await broker.service.close()
 
 
@@ -245,7 +245,7 @@ async def test_a_broker_whose_folder_has_no_room_for_its_registration_takes_part
         assert not again.fatal
         assert again.calls == 0, "no partition is handed over before"
         has_room = True
-        await asyncio.wait_for(again.service.wait_registered(), 5)
+        await asyncio.wait_for(again.service.wait_registered(), 30)
         assert again.views
         tried = len(attempts)
         await asyncio.sleep(0.05)

@@ -61,7 +61,7 @@ class Acceptor:
         return connection
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not condition():
             assert time.monotonic() < deadline
             self.poller.poll(0.01)

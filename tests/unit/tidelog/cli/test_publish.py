@@ -150,7 +150,7 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
         with pytest.raises(Failure) as failed:
             async with publish._delays_told(producer):
                 await _publish_file(producer, BytesIO(), form, _Given(), acknowledged=True, as_json=False)
-    assert asyncio.get_running_loop().time() - began < 5
+    assert asyncio.get_running_loop().time() - began < 60, "the broker has asked for a pause of 900 s"
     assert failed.value.message == (
         f"{refusal.message}; given up after 0.5 s, and 2 records were not written; lines 1 to 2 are acknowledged; lines"
         " 3 to 4 were not written"

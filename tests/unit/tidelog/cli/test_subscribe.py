@@ -252,7 +252,7 @@ async def test_positions_are_kept_while_nothing_comes(
         reading = asyncio.create_task(
             subscribe._print_and_keep(consumer, form, None, File())  # type: ignore[arg-type]
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not written or written[-1] != {0: 2}:  # noqa: ASYNC110 - a list is no event
                 await asyncio.sleep(0.01)
         reading.cancel()

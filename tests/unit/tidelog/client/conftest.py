@@ -26,7 +26,7 @@ async def cluster() -> Cluster:
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """The same, with coordinators of groups and of transactions."""
-    monkeypatch.setattr(coordinator_link, "ATTEMPT_TIMEOUT", 0.05)
+    monkeypatch.setattr(coordinator_link, "ATTEMPT_TIMEOUT", 0.3)
     transport, broker, client = make()
     broker._api[GROUP_COORDINATOR.name] = lambda _: {"partition": 0}
     transport.listen(broker.subjects.api(GROUP_COORDINATOR.name), lambda m: broker._on_api(GROUP_COORDINATOR.name, m))

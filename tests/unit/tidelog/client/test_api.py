@@ -189,7 +189,7 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, _, client = cluster
-    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
+    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.3)
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
     two = [blank(PartitionDescription, partition=number) for number in range(2)]
     ours = blank(StreamDescription, name="n", subject="n", partitions=two, partitioner="crc32c")
@@ -220,7 +220,7 @@ async def test_a_move_that_our_own_lost_request_made_is_no_error(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, _, client = cluster
-    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.05)
+    monkeypatch.setattr("tidelog.client.api._ATTEMPT_TIMEOUT", 0.3)
     seen = answer(transport, "partition.move_leader", blank(MovedPartition, leader="b2"))
     assert (await client.move_leader("s", 0, "b2"))["leader"] == "b2"
     assert seen == [{"stream": "s", "partition": 0, "broker": "b2"}]

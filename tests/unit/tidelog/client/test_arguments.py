@@ -36,7 +36,7 @@ async def refusal(call: Callable[[], Any]) -> str:
         if isinstance(made, tidelog.Consumer):
             made = made.start()
         if inspect.isawaitable(made):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 await made
         elif inspect.isasyncgen(made):
             await anext(made)

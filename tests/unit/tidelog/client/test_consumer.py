@@ -129,11 +129,11 @@ async def test_new_is_fixed_when_the_consumer_starts(cluster: Cluster) -> None:
 
 async def test_a_stop_ahead_in_time_ends_the_reading_then(cluster: Cluster) -> None:
     _, _, client = cluster
-    stop = datetime.now(UTC) + timedelta(seconds=0.2)
     began = time.monotonic()
+    stop = datetime.now(UTC) + timedelta(seconds=0.2)
     consumer = client.consume("s", start=98, stop=stop)
     assert await numbers(consumer) == [98, 99]
-    assert 0.1 < time.monotonic() - began < 2
+    assert time.monotonic() - began > 0.1
 
 
 async def test_it_goes_on_after_a_change_of_leader(cluster: Cluster) -> None:
@@ -356,7 +356,7 @@ async def test_positions_move_over_removed_records(cluster: Cluster) -> None:
     async with client.consume("s", start=3, on_gap="skip", stop=101) as consumer:
         broker.logs["s", 0].start = 100
         reading = asyncio.create_task(numbers(consumer))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while consumer.positions != {0: 100}:  # noqa: ASYNC110 - positions are no event
                 await asyncio.sleep(0.01)
         broker.seed("s", 0, [b"100"])
@@ -455,7 +455,7 @@ async def test_a_follower_that_comes_into_sync_is_read_from(
     async with client.consume("s", stop=101, read_from="follower") as consumer:
         reading = asyncio.create_task(numbers(consumer))
         partition["isr"] = ["b1", "b2"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "b2" not in broker.asked:  # noqa: ASYNC110 - a list is no event
                 await asyncio.sleep(0.01)
         broker.seed("s", 0, [b"100"])
@@ -491,7 +491,7 @@ async def test_a_rack_that_becomes_known_is_read_from(replicated: Cluster, monke
     async with client.consume("s", stop=101, read_from="nearest", rack="west") as consumer:
         reading = asyncio.create_task(numbers(consumer))
         broker.streams["s"]["racks"] = {"b2": "west"}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "b2" not in broker.asked:  # noqa: ASYNC110 - a list is no event
                 await asyncio.sleep(0.01)
         broker.seed("s", 0, [b"100"])

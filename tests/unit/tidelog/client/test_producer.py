@@ -367,10 +367,11 @@ async def test_without_a_leader_only_probes_are_sent(cluster: Cluster) -> None:
     transport, broker, client = cluster
     async with client.producer("s") as producer:
         broker.kill()
+        began = time.monotonic()
         future = producer.send_nowait(b"x" * 100_000)
         await asyncio.sleep(0.3)
         assert not future.done()
-        assert len(transport.sent) < 25
+        assert len(transport.sent) < 25 * (time.monotonic() - began) / 0.3
         broker.take_over()
         assert (await future).offset == 0
 
@@ -491,7 +492,7 @@ async def test_the_answer_of_another_service_is_no_acknowledgement(cluster: Clus
 
 async def test_no_answer_at_all_ends_in_a_timeout_of_unknown_outcome(cluster: Cluster) -> None:
     _, broker, client = cluster
-    async with client.producer("s", delivery_timeout_ms=150) as producer:
+    async with client.producer("s", delivery_timeout_ms=1000) as producer:
         broker.swallow = 1000
         with pytest.raises(DeliveryTimeout) as caught:
             await producer.send(b"a")
@@ -504,7 +505,7 @@ async def test_no_answer_at_all_ends_in_a_timeout_of_unknown_outcome(cluster: Cl
 async def test_too_few_replicas_until_the_timeout_is_that_error(cluster: Cluster) -> None:
     _, broker, client = cluster
     broker.refusals = [TidelogError(Code.NOT_ENOUGH_REPLICAS, "s/0 has 1 of 2")] * 1000
-    async with client.producer("s", delivery_timeout_ms=100) as producer:
+    async with client.producer("s", delivery_timeout_ms=1000) as producer:
         with pytest.raises(NotEnoughReplicas, match="1 record was not written"):
             await producer.send(b"a")
     broker.refusals = []

@@ -44,7 +44,7 @@ async def asked_for_metadata(transport: FakeTransport) -> Message:
     """The question, which nobody answers."""
     question: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     transport.listen(api_subject("metadata"), question.set_result)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await question
 
 

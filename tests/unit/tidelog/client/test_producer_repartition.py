@@ -150,7 +150,7 @@ async def test_close_waits_for_records_that_move(cluster: Cluster) -> None:
     await producer.start()
     futures = [producer.send_nowait(b"%d" % number, key=key) for number, key in enumerate(KEYS)]
     broker.repartition("three", 5)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await producer.close()
     assert [future.result().partition for future in futures] == [crc32c(key) % 5 for key in KEYS]
 
@@ -259,6 +259,6 @@ async def test_a_producer_that_closes_during_the_cutover_finishes_by_the_new_lay
     await delivered()
     assert producer._has_older
     producer._on_connection_change(True)  # everything without an answer is sent again
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await closing
     assert [(await future).partition for future in (first, second)] == [crc32c(key) % 3, crc32c(key) % 5]

@@ -41,7 +41,7 @@ async def take(consumer: Consumer, count: int) -> list[tuple[int, int]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - many things may change it
             await asyncio.sleep(0.001)
 

@@ -339,7 +339,7 @@ async def test_an_invented_layout_with_invented_leaders_holds_a_producer_for_a_m
         )
         await delivered()
         assert producer._routes.newest.version == 2
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             receipt = await producer.send(b"1", key=b"k")
         assert producer._routes.newest.version == 1
     assert (receipt.partition, receipt.offset) == (crc32c(b"k") % 3, 1)

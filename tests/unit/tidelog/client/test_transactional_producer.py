@@ -302,7 +302,7 @@ async def test_answers_and_requests_may_be_lost(world: World, how: str) -> None:
 
 
 async def test_a_commit_without_an_answer_is_never_told_as_aborted(world: World) -> None:
-    async with world.producer(delivery_timeout_ms=200) as producer:
+    async with world.producer(delivery_timeout_ms=1000) as producer:
         await producer.begin()
         await producer.send("s", b"one")
         world.transactions.swallow[END] = 100
@@ -323,7 +323,7 @@ async def test_a_commit_without_an_answer_is_never_told_as_aborted(world: World)
 
 
 async def test_a_commit_that_reached_nobody_was_not_carried_out(world: World) -> None:
-    async with world.producer(delivery_timeout_ms=200) as producer:
+    async with world.producer(delivery_timeout_ms=1000) as producer:
         await producer.begin()
         await producer.send("s", b"one")
         world.transactions.kill()
@@ -338,7 +338,7 @@ async def test_a_commit_that_reached_nobody_was_not_carried_out(world: World) ->
 
 
 async def test_a_commit_that_left_before_the_connection_was_lost_may_be_carried_out(world: World) -> None:
-    async with world.producer(delivery_timeout_ms=200) as producer:
+    async with world.producer(delivery_timeout_ms=1000) as producer:
         await producer.begin()
         await producer.send("s", b"one")
         world.transactions.swallow[END] = 1

@@ -42,6 +42,6 @@ class World:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - many things may change it
             await asyncio.sleep(0.001)

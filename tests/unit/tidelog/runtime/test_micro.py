@@ -57,7 +57,7 @@ async def turns(count: int = 50) -> None:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the condition is the service's state
             await asyncio.sleep(0.001)
 

@@ -72,7 +72,7 @@ class World:
         return [json.loads(value)["generation"] for value in self.written]
 
     async def until(self, number: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.written) < number:  # noqa: ASYNC110 - the condition is another component's state
                 await asyncio.sleep(0.001)
 

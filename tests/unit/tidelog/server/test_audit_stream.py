@@ -130,7 +130,7 @@ class Log:
             self.came.notify_all()
 
     async def until_written(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async with self.came:
                 await self.came.wait_for(lambda: len(self.written) >= count)
 
