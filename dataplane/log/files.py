@@ -107,7 +107,7 @@ class FileSystem(Protocol):
         """A folder with everything in it. No error when it does not exist."""
 
     def remove_empty_directory(self, path: Path) -> None:
-        """A folder that holds nothing at the moment of the call; anything else stays, without an error."""
+        """Removes a folder that holds nothing at the moment of the call; anything else stays, without an error."""
 
     def lock(self, path: Path) -> int | None:
         """Takes the exclusive lock on a file that is made when missing; None when another process holds it. Held

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from wire.cluster_secrets import ClusterSecrets
+from wire.ports import port_number
 
 MAX_COMMAND_BYTES = 1 << 20
 """A longer command is refused with CommandTooLarge, by its proposer and by the leader it is forwarded to."""
@@ -148,8 +149,7 @@ class RaftConfig:
     def __post_init__(self) -> None:
         for address in (*self.peers, *([self.address] if self.address is not None else [])):
             host, separator, port = address.rpartition(":")
-            is_number = port.isascii() and port.isdigit() and len(port) < 10
-            if not separator or not host or not is_number or not 0 < int(port) < 65536:
+            if not separator or not host or port_number(port) is None:
                 raise RaftConfigurationError(
                     f"Raft address {address!r} is not host:port with a port from 1 to 65535; write it like "
                     "127.0.0.1:7400."

@@ -212,12 +212,13 @@ class MetadataCache:
         self._known.pop(StreamName(stream), None)
 
     def on_created(self, stream: StreamName, incarnation: int) -> None:
-        """By this client, which so may count on its existence at once."""
+        """This client has created the stream, or found it when it wanted to: what brokers tell of earlier lives does
+        not count from now on."""
         self.forget(stream)
         self._created[stream] = Incarnation(incarnation)
 
     def on_deleted(self, stream: StreamName) -> None:
-        """By this client."""
+        """This client has deleted the stream."""
         self.forget(stream)
         self._created.pop(stream, None)
 

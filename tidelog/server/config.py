@@ -66,6 +66,7 @@ from tidelog.server.liftbridge.port_settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError
+from wire.ports import port_number
 from wire.racks import check_rack
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
@@ -263,8 +264,7 @@ def _peers(value: Any) -> dict[BrokerId, str]:
 
 def _check_address(what: str, address: str) -> None:
     host, _, port = address.rpartition(":")
-    is_number = port.isascii() and port.isdigit() and len(port) < 10
-    if not host or not is_number or not 0 < int(port) < 65536:
+    if not host or port_number(port) is None:
         raise _bad(f"{what} {address!r} is not of the form HOST:PORT")
 
 

@@ -35,9 +35,9 @@ from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
+from wire.ports import MOST_PORT
 
 MAX_NODES = 16
-MOST_PORT = 65535
 LOCK_FILE = "up.lock"
 NATS_PAUSE = 0.5
 """Seconds before the second start in a row of a nats-server that does not stay; doubled with each further one."""

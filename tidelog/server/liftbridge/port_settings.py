@@ -11,6 +11,7 @@ from typing import Any
 from tidelog.runtime.loopback import HOST
 from wire.echo import echo
 from wire.errors import Code, TidelogError
+from wire.ports import MOST_PORT, port_number
 
 KEYS = (
     "liftbridge_port", "liftbridge_host", "liftbridge_advertised", "liftbridge_ca", "liftbridge_cert",
@@ -21,7 +22,6 @@ ADDRESS_LABEL = "liftbridge"
 FILE_KEYS = KEYS[3:]
 SECRET_FILE_KEYS = ("liftbridge_key", "liftbridge_login")
 _EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with
-_MOST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +66,19 @@ def read_settings(values: Mapping[str, Any]) -> LiftbridgeSettings | None:
 
 def split_address(address: str) -> tuple[str, int] | None:
     """`host:port` in its parts; None for anything else."""
-    host, _, port = address.rpartition(":")
-    if not host or not _is_port(port):
+    host, _, text = address.rpartition(":")
+    port = port_number(text)
+    if not host or port is None:
         return None
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= _MOST_PORT
+    return host.removeprefix("[").removesuffix("]"), port
 
 
 def _port(given: object) -> int:
     text = str(given)
-    if isinstance(given, bool) or not _is_port(text):
-        raise _bad(f"liftbridge_port={echo(text)} is no port; give a number from 1 to {_MOST_PORT}")
-    return int(text)
+    port = port_number(text)
+    if isinstance(given, bool) or port is None:
+        raise _bad(f"liftbridge_port={echo(text)} is no port; give a number from 1 to {MOST_PORT}")
+    return port
 
 
 def _advertised(given: object, host: str, port: int) -> str:
