@@ -108,7 +108,7 @@ def bounds() -> str:
 
 def permissions() -> str:
     """With the placeholders STREAM, SUBJECT, BROKER, GROUP, ID and USER."""
-    scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), inbox_prefix="_INBOX.USER")
+    scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), partitions=2, inbox_prefix="_INBOX.USER")
     scopes = {
         Role.BROKER: Scope(broker="BROKER", subjects=("SUBJECT",)),
         Role.ADMIN: Scope(inbox_prefix="_INBOX.USER"),

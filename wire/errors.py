@@ -104,6 +104,7 @@ class Code(Enum):
     BAD_REPLICATION_FACTOR = Entry(False, False)
     NOT_ENOUGH_BROKERS = Entry(True, False)
     NOT_CONTROLLER = Entry(True, True)
+    NOT_COORDINATOR = Entry(True, True)
     WRONG_CLUSTER = Entry(False, False)
     UNKNOWN_GROUP = Entry(False, False)
     GROUP_NOT_EMPTY = Entry(False, False)

@@ -21,6 +21,7 @@ from wire import transactions
 from wire.errors import Code, TidelogError
 from wire.groups import KINDS, check_group_name
 from wire.internal_streams import ACTIVITY, AUDIT, GROUPS, TRANSACTIONS, InternalStream
+from wire.layouts import check_partition_count
 from wire.operation import Operation
 from wire.subjects import (
     DEFAULT_INBOX_PREFIX,
@@ -29,6 +30,7 @@ from wire.subjects import (
     check_captured,
     check_inbox_prefix,
     check_stream_name,
+    ingest_subject,
 )
 from wire.transaction_operations import TRANSACTION_COORDINATOR
 from wire.types import BrokerId, StreamName
@@ -88,6 +90,9 @@ class Scope:
     subjects: tuple[str, ...] = ()
     """Plain subjects of these streams, on which they are published to without Tidelog's client. Of a broker: what
     streams may capture, with wildcards."""
+    partitions: int = 1
+    """How many partitions the streams on a producer's `subjects` have, 1 to MAX_PARTITIONS. Each is granted by its
+    number, because a wildcard would reach streams of others: `orders.*` matches `orders.eu`."""
     inbox_prefix: str = DEFAULT_INBOX_PREFIX
     """A client's own; for a broker, below which clients have theirs."""
     broker: str = ANY_BROKER
@@ -176,9 +181,10 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
         for kind in transactions.KINDS:
             subject = subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, name)
             yield Grant(subject, f"{kind} of transactions under that id")
+    check_partition_count(scope.partitions)
     for subject in map(subjects.check_subject, scope.subjects):
-        yield Grant(subject, "plain publishes to partition 0")
-        yield Grant(f"{subject}.*", "plain publishes to the other partitions")
+        for partition in range(scope.partitions):
+            yield Grant(ingest_subject(subject, partition), f"plain publishes to partition {partition}")
 
 
 def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:

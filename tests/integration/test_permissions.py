@@ -33,7 +33,7 @@ USERS = {
     "broker-b3": ["--role", "broker", "--broker", "b3", "--subject", "orders", "--subject", "payments"],
     "admin": ["--role", "admin"],
     "admin-orders": ["--role", "admin", "--stream", "orders"],
-    "producer-orders": ["--role", "producer", "--stream", "orders", "--subject", "orders"],
+    "producer-orders": ["--role", "producer", "--stream", "orders", "--subject", "orders", "--partitions", "2"],
     "consumer-orders": ["--role", "consumer", "--stream", "orders"],
     "spark-orders": ["--role", "spark", "--stream", "orders", "--stream", "payments"],
     "consumer-payments": ["--role", "consumer", "--stream", "payments"],
@@ -48,7 +48,7 @@ SCOPES = {
     "admin-orders": (Role.ADMIN, Scope(streams=("orders",), inbox_prefix="_INBOX.admin-orders")),
     "producer-orders": (
         Role.PRODUCER,
-        Scope(streams=("orders",), subjects=("orders",), inbox_prefix="_INBOX.producer-orders"),
+        Scope(streams=("orders",), subjects=("orders",), partitions=2, inbox_prefix="_INBOX.producer-orders"),
     ),
     "consumer-orders": (Role.CONSUMER, Scope(streams=("orders",), inbox_prefix="_INBOX.consumer-orders")),
     "spark-orders": (Role.SPARK, Scope(streams=("orders", "payments"), inbox_prefix="_INBOX.spark-orders")),
@@ -77,7 +77,7 @@ WRITES = [
 OTHERS = [
     "tidelog.payments.0.append", "tidelog.payments.0.leader", "tidelog.payments.0.fetch",
     "tidelog.payments.0.fetch.b1", "tidelog.api.metadata.payments", "tidelog.api.stream.describe.payments",
-    "tidelog.api.stream.delete.payments", "payments", "payments.1",
+    "tidelog.api.stream.delete.payments", "payments", "payments.1", "orders.eu", "orders.2",
     "tidelog.metadata.topology", "tidelog.metadata.topology.payments",
 ]  # fmt: skip
 AUDIT = ["tidelog.__audit.0.fetch", "tidelog.__audit.0.fetch.b1"]
@@ -364,7 +364,20 @@ def test_a_client_whose_inboxes_are_not_its_own_is_told(cluster: DevCluster) -> 
 async def test_clients_in_another_account(tmp_path: Path) -> None:
     """Everything goes through services that the brokers' account exports, and nothing else of that account is seen."""
     broker = printed(*USERS["broker-b1"], "--across-accounts")
-    roles = ("--role", "producer", "--role", "consumer", "--stream", "orders", "--subject", "orders", "--user", "app")
+    roles = (
+        "--role",
+        "producer",
+        "--role",
+        "consumer",
+        "--stream",
+        "orders",
+        "--subject",
+        "orders",
+        "--partitions",
+        "2",
+        "--user",
+        "app",
+    )
     client, exports, imports = re.split(r"^# in account \w+\n", printed(*roles, "--account", "APP"), flags=re.MULTILINE)
     admin = printed("--role", "admin")
     config = with_password(

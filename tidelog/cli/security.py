@@ -46,6 +46,15 @@ def security() -> None:
     " wildcards.",
 )
 @click.option(
+    "--partitions",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Beside a producer's --subject: how many partitions its stream has. Each is permitted by its number, for"
+    " SUBJECT.* would reach streams of others.",
+)
+@click.option(
     "--group",
     "groups",
     multiple=True,
@@ -85,6 +94,7 @@ def nats_config(
     roles: tuple[str, ...],
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
+    partitions: int,
     groups: tuple[str, ...],
     transactional_ids: tuple[str, ...],
     user: str | None,
@@ -103,7 +113,7 @@ def nats_config(
     \b
     Examples:
       tidelog security nats-config --role broker --broker b1 --subject orders --subject 'app.>'
-      tidelog security nats-config --role producer --stream orders --subject orders
+      tidelog security nats-config --role producer --stream orders --subject orders --partitions 6
       tidelog security nats-config --role consumer --stream orders --group billing --user alice
       tidelog security nats-config --role producer --stream invoices --transactional-id billing-1
     """
@@ -127,6 +137,8 @@ def nats_config(
         _refuse("--across-accounts and --broker are for --role broker; leave them out")
     if subjects and not {Role.BROKER, Role.PRODUCER} & set(asked):
         _refuse("--subject is for a producer, or a broker; leave it out")
+    if partitions != 1 and not (subjects and Role.PRODUCER in asked):
+        _refuse("--partitions is for a producer's --subject; leave it out")
     if groups and not {Role.CONSUMER, Role.SPARK} & set(asked):
         _refuse("--group is for a consumer or Spark; leave it out (an admin may use all)")
     if transactional_ids and Role.PRODUCER not in asked:
@@ -138,6 +150,7 @@ def nats_config(
         namespace=namespace,
         streams=streams,
         subjects=subjects,
+        partitions=partitions,
         inbox_prefix=inbox_prefix or ("_INBOX" if is_broker else f"_INBOX.{nkey or name}"),
         broker=broker or ANY_BROKER,
         groups=groups,

@@ -21,6 +21,9 @@ class Coordinated:
     """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`."""
     name_of: Callable[[Any], str]
     """What such a request is about: the last part of its subject is the same."""
+    partition_of: Callable[[str], int]
+    """The partition whose coordinator answers for that name. Any other one refuses it: it would keep state beside the
+    one that all others ask, and each limit would hold once per partition."""
     handed: Mapping[str, Operation[..., Any, Any]]
     """What other brokers ask for, by name."""
     limit: str
@@ -37,6 +40,7 @@ def groups_and_cursors(make_shard: Callable[[], Shard]) -> Coordinated:
             groups.CURSOR: groups_pb2.CursorRequest.FromString,
         },
         name_of=_group_or_cursor,
+        partition_of=groups.coordinator_partition,
         handed=_by_name(op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE, transactions.GROUP_END),
         limit="group_requests",
     )
@@ -53,6 +57,7 @@ def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
             transactions.FAMILY: transactions_pb2.FamilyRequest.FromString,
         },
         name_of=_family,
+        partition_of=transactions.coordinator_partition,
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
         limit="transaction_requests",
     )

@@ -297,6 +297,15 @@ class Coordinator:
                     )
                 )
                 return
+            if (of := self._of.partition_of(name)) != self._led.key.partition:
+                inbox.send(
+                    TidelogError(
+                        Code.NOT_COORDINATOR,
+                        f"{self._led.key} does not coordinate {name!r:.80}: partition {of} of {self._led.key.stream}"
+                        " does; send the request there",
+                    )
+                )
+                return
             self._take(inbox, request)
 
         return take

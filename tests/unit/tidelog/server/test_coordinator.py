@@ -24,7 +24,7 @@ from wire import operations as op
 from wire.batch import BatchBuilder, EncodedBatch
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
-from wire.groups import CursorKey
+from wire.groups import CursorKey, coordinator_partition
 from wire.groups_pb2 import CursorRequest, CursorResponse, HeartbeatRequest, HeartbeatResponse, OffsetsRequest
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
@@ -160,9 +160,9 @@ class World:
         assert TidelogError.from_headers(answer.headers) is None
 
 
-def joining(member: str) -> HeartbeatRequest:
+def joining(member: str, group: str = GROUP) -> HeartbeatRequest:
     request = HeartbeatRequest(
-        group=GROUP,
+        group=group,
         member=member,
         kind=HeartbeatRequest.JOIN,
         session_timeout_ms=10_000,
@@ -374,6 +374,21 @@ async def test_what_cannot_be_is_refused_or_not_answered(
     await delivered()
     assert [refusal(answer) for answer in answers if answer.status is None] == ([expected] if expected else [])
     assert not world.groups
+
+
+async def test_a_group_that_belongs_to_another_coordinator_is_refused_and_not_kept() -> None:
+    world = World()
+    await world.until_active()
+    written = len(world.led.batches)
+    name = next(f"g{n}" for n in range(100) if coordinator_partition(f"g{n}") != KEY.partition)
+    for kind, request in {
+        "offsets": OffsetsRequest(group=name),
+        "cursor": CursorRequest(cursor=name),
+        "heartbeat": joining("m", name),
+    }.items():
+        assert refusal(await world.ask(kind, request, name)) is Code.NOT_COORDINATOR, kind
+    assert name not in world.groups
+    assert len(world.led.batches) == written
 
 
 async def test_an_operation_of_the_controller_is_carried_out_and_one_that_cannot_be_read_is_refused() -> None:
