@@ -31,10 +31,13 @@ from wire.subjects import Subjects, check_name
 from wire.types import StreamName
 
 HEARTBEAT: Final = "heartbeat"
+DISCOVER: Final = "discover"
+"""Heartbeats of members that subscribe by pattern. They are told the names of all streams that match, so NATS gives
+permission for it apart from HEARTBEAT."""
 COMMIT: Final = "commit"
 OFFSETS: Final = "offsets"
 CURSOR: Final = "cursor"
-KINDS: Final = (HEARTBEAT, COMMIT, OFFSETS, CURSOR)
+KINDS: Final = (HEARTBEAT, DISCOVER, COMMIT, OFFSETS, CURSOR)
 
 MAX_COMMITTED: Final = 1000
 """Offsets of one commit."""

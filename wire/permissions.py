@@ -19,7 +19,7 @@ from typing import Any, Final
 from wire import operations as op
 from wire import transactions
 from wire.errors import Code, TidelogError
-from wire.groups import KINDS, check_group_name
+from wire.groups import DISCOVER, KINDS, check_group_name
 from wire.internal_streams import ACTIVITY, AUDIT, GROUPS, TRANSACTIONS, InternalStream
 from wire.layouts import check_partition_count
 from wire.operation import Operation
@@ -99,6 +99,8 @@ class Scope:
     """The broker whose user it is; "*": all brokers share one."""
     groups: tuple[str, ...] = ()
     """For a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
+    discovers: bool = False
+    """The members of `groups` may subscribe by pattern, and so are told the names of all streams that match."""
     transactional_ids: tuple[str, ...] = ()
     """For a producer: those under which it may begin transactions, "*" for all."""
     across_accounts: bool = False
@@ -198,6 +200,8 @@ def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
         yield from _operations(subjects, [op.GROUP_COORDINATOR], streams)
     for group in scope.groups:
         for kind in KINDS:
+            if kind == DISCOVER and not scope.discovers:
+                continue
             name = group if group == ANY_PARTITION else check_group_name(group)
             yield Grant(subjects.coordinator(_GROUPS, ANY_PARTITION, kind, name), f"{kind} of a group or cursor")
 

@@ -62,6 +62,11 @@ def security() -> None:
     help="For a consumer or Spark: a consumer group, or a cursor, that it may use; repeatable; '*': all.",
 )
 @click.option(
+    "--patterns",
+    is_flag=True,
+    help="Beside --group: its members may subscribe by pattern. They are told the names of all streams that match.",
+)
+@click.option(
     "--transactional-id",
     "transactional_ids",
     multiple=True,
@@ -96,6 +101,7 @@ def nats_config(
     subjects: tuple[str, ...],
     partitions: int,
     groups: tuple[str, ...],
+    patterns: bool,
     transactional_ids: tuple[str, ...],
     user: str | None,
     nkey: str | None,
@@ -141,6 +147,8 @@ def nats_config(
         _refuse("--partitions is for a producer's --subject; leave it out")
     if groups and not {Role.CONSUMER, Role.SPARK} & set(asked):
         _refuse("--group is for a consumer or Spark; leave it out (an admin may use all)")
+    if patterns and not groups:
+        _refuse("--patterns is for the members of a --group; name it, or leave --patterns out")
     if transactional_ids and Role.PRODUCER not in asked:
         _refuse("--transactional-id is for a producer; leave it out (an admin may look at all, and abort)")
     brokers = _accounts(account, brokers_account)
@@ -154,6 +162,7 @@ def nats_config(
         inbox_prefix=inbox_prefix or ("_INBOX" if is_broker else f"_INBOX.{nkey or name}"),
         broker=broker or ANY_BROKER,
         groups=groups,
+        discovers=patterns,
         transactional_ids=transactional_ids,
         across_accounts=across_accounts,
     )

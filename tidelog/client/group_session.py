@@ -29,7 +29,7 @@ from tidelog.client.membership import (
     Tell,
 )
 from wire.errors import Code, TidelogError
-from wire.groups import HEARTBEAT, coordinator_subject
+from wire.groups import DISCOVER, HEARTBEAT, coordinator_subject
 from wire.groups_pb2 import HeartbeatResponse
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS, Message, Transport
@@ -78,7 +78,8 @@ class GroupSession:
         self._transport = transport
         self._link = link
         self._group = settings.group
-        self._subject = coordinator_subject(subjects, HEARTBEAT, settings.group)
+        kind = DISCOVER if settings.patterns else HEARTBEAT
+        self._subject = coordinator_subject(subjects, kind, settings.group)
         self._membership = Membership(settings, lambda: secrets.token_hex(10))
         self._holder = holder
         self._on_change = on_change

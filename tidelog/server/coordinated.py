@@ -9,6 +9,7 @@ from typing import Any
 from tidelog.coordination.shard import Shard
 from wire import groups, groups_pb2, transactions, transactions_pb2
 from wire import operations as op
+from wire.errors import Code, TidelogError
 from wire.operation import Operation
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
 
@@ -18,7 +19,8 @@ class Coordinated:
     make_shard: Callable[[], Shard]
     """An empty one."""
     kinds: Mapping[str, Callable[[bytes], Any]]
-    """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`."""
+    """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`. Each
+    raises DecodeError, or TidelogError for what may not be asked under that kind."""
     name_of: Callable[[Any], str]
     """What such a request is about: the last part of its subject is the same."""
     partition_of: Callable[[str], int]
@@ -34,7 +36,8 @@ def groups_and_cursors(make_shard: Callable[[], Shard]) -> Coordinated:
     return Coordinated(
         make_shard=make_shard,
         kinds={
-            groups.HEARTBEAT: groups_pb2.HeartbeatRequest.FromString,
+            groups.HEARTBEAT: _heartbeat_without_patterns,
+            groups.DISCOVER: groups_pb2.HeartbeatRequest.FromString,
             groups.COMMIT: groups_pb2.CommitRequest.FromString,
             groups.OFFSETS: groups_pb2.OffsetsRequest.FromString,
             groups.CURSOR: groups_pb2.CursorRequest.FromString,
@@ -61,6 +64,17 @@ def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
         limit="transaction_requests",
     )
+
+
+def _heartbeat_without_patterns(data: bytes) -> groups_pb2.HeartbeatRequest:
+    request = groups_pb2.HeartbeatRequest.FromString(data)
+    if request.subscription.patterns:
+        raise TidelogError(
+            Code.BAD_REQUEST,
+            f"a subscription by pattern is sent as {groups.DISCOVER!r} in place of {groups.HEARTBEAT!r}, because it"
+            " needs a permission of its own; bring the client to this version",
+        )
+    return request
 
 
 def _group_or_cursor(request: Any) -> str:

@@ -285,6 +285,9 @@ class Coordinator:
             except DecodeError as error:
                 inbox.send(TidelogError(Code.BAD_REQUEST, f"the request does not decode: {error}"))
                 return
+            except TidelogError as error:
+                inbox.send(error)
+                return
             if request.cluster_id and request.cluster_id != self._ports.cluster_id:
                 return
             name = self._of.name_of(request)

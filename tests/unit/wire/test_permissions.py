@@ -81,7 +81,8 @@ def plain_publishes() -> Iterator[str]:
 REACHED_BY_NONE = [
     *of_another_stream(THEIRS), *of_another_stream(StreamName("__audit")),
     *of_brokers(THEIRS), *of_brokers(StreamName("mine")), *of_brokers(StreamName(GROUPS.name)),
-    *of_coordinators("theirs"), *writes(), *plain_publishes(),
+    *of_coordinators("theirs"), groups.coordinator_subject(SUBJECTS, groups.DISCOVER, "mine"),
+    *writes(), *plain_publishes(),
     "_INBOX.other.x.1", "$JS.API.INFO", "$SYS.REQ.SERVER.PING",
 ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from wire.errors import Code, TidelogError
 from wire.groups import (
     COMMIT,
     CURSOR,
+    DISCOVER,
     HEARTBEAT,
     OFFSETS,
     StreamPartition,
@@ -230,6 +231,7 @@ class FakeCoordinator:
     def _listen(self) -> None:
         handlers = {
             HEARTBEAT: self._on_heartbeat,
+            DISCOVER: self._on_heartbeat,
             COMMIT: self._on_commit,
             OFFSETS: self._on_offsets,
             CURSOR: self._on_cursor,

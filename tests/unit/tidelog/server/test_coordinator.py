@@ -391,6 +391,17 @@ async def test_a_group_that_belongs_to_another_coordinator_is_refused_and_not_ke
     assert len(world.led.batches) == written
 
 
+async def test_a_subscription_by_pattern_needs_a_subject_of_its_own() -> None:
+    """NATS gives permission for it apart: whoever may join a group is not told the names of all streams by that."""
+    world = World()
+    await world.until_active()
+    request = joining("m")
+    request.subscription.patterns.append("*")
+    assert refusal(await world.ask("heartbeat", request)) is Code.BAD_REQUEST
+    answer = await world.ask("discover", request)
+    assert HeartbeatResponse.FromString(answer.data).assigned[0].partitions == [0, 1]
+
+
 async def test_an_operation_of_the_controller_is_carried_out_and_one_that_cannot_be_read_is_refused() -> None:
     world = World()
     await world.until_active()
