@@ -92,7 +92,7 @@ async def test_a_stream_is_created_described_and_deleted_at_any_broker(cluster: 
         assert gone.streamMetadata[0].error == pb.StreamMetadata.UNKNOWN_STREAM
 
 
-async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster) -> None:
+async def test_settings_of_a_stream_are_tidelogs_or_do_nothing(cluster: DevCluster) -> None:
     async with stub(cluster.liftbridge_address("b1")) as calls, await tidelog.connect(cluster.nats_url) as client:
         await calls.call(
             pb.CreateStreamRequest(
@@ -107,7 +107,10 @@ async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster)
                 minIsr=pb.NullableInt32(value=1),
                 encryption=pb.NullableBool(value=False),
                 autoPauseTime=pb.NullableInt64(value=90_000),
-                optimisticConcurrencyControl=pb.NullableBool(value=False),
+                optimisticConcurrencyControl=pb.NullableBool(value=True),
+                cleanerInterval=pb.NullableInt64(value=1000),
+                compactMaxGoroutines=pb.NullableInt32(value=2),
+                group="workers",
             )
         )
         description = await client.describe("settings")
@@ -120,12 +123,8 @@ async def test_settings_of_a_stream_are_tidelogs_or_refused(cluster: DevCluster)
         }  # fmt: skip
         assert {key: config[key] for key in wanted} == wanted
         refused = {
-            "cleanerInterval": pb.NullableInt64(value=1000),
-            "compactMaxGoroutines": pb.NullableInt32(value=2),
-            "optimisticConcurrencyControl": pb.NullableBool(value=True),
             "segmentMaxBytes": pb.NullableInt64(value=1),
             "retentionMaxAge": pb.NullableInt64(value=-1),
-            "group": "workers",
         }
         for name, value in refused.items():
             request = pb.CreateStreamRequest(subject="t", name="never", **{name: value})  # type: ignore[arg-type]
@@ -322,6 +321,7 @@ async def test_async_publishes_are_answered_by_their_correlation_ids(cluster: De
             "offset": (pb.PublishRequest(stream="streamed", expectedOffset=1), pb.PublishAsyncError.INCORRECT_OFFSET),
             "none": (pb.PublishRequest(), pb.PublishAsyncError.BAD_REQUEST),
             "large": (pb.PublishRequest(stream="streamed", value=bytes(1_048_577)), pb.PublishAsyncError.BAD_REQUEST),
+            "largest": (pb.PublishRequest(stream="streamed", value=bytes(4 << 20)), pb.PublishAsyncError.BAD_REQUEST),
         }
         for name, (request, _) in wrong.items():
             request.correlationId = name

@@ -36,10 +36,13 @@ MAX_CALLS_OF_CONNECTION = 256
 MAX_CONNECTIONS = 512
 """At once; one more is closed by gRPC before it is heard."""
 HANDSHAKE_S = 10
-IDLE_S = 600
-"""A connection without calls is ended after so long; clients connect again with their next call."""
-MAX_MESSAGE_BYTES = (1 << 20) + (64 << 10)
-"""Bytes of a request; more is refused by gRPC with RESOURCE_EXHAUSTED."""
+IDLE_S = 60
+"""A connection without calls is ended after so long, so that connections which only stand do not keep others out for
+longer; clients connect again with their next call."""
+MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)
+"""Bytes of a request; more is refused by gRPC with RESOURCE_EXHAUSTED, which ends a PublishAsync for good in clients
+such as go-liftbridge. So it is Liftbridge's own bound, above what a record may have: a record that is too large is
+refused by itself, and the stream of publishes goes on."""
 MAX_METADATA_BYTES = 8 << 10
 GRACE = 0.5
 """Seconds."""

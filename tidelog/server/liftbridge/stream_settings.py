@@ -1,4 +1,10 @@
-"""The settings of Liftbridge's CreateStream as settings of Tidelog's streams. What has no counterpart is refused."""
+"""The settings of Liftbridge's CreateStream as settings of Tidelog's streams.
+
+Some have no counterpart, and a program works without them. They are taken and do nothing (docs/liftbridge.md says of
+each why): `group`, because a subject has one stream, which gets every message of it; `cleanerInterval`, because brokers
+look for what is to be removed at an interval of their own; `compactMaxGoroutines`, because a broker compacts one log at
+a time; and `optimisticConcurrencyControl`, because every stream checks an expected offset.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +28,12 @@ _COUNTERPARTS: Mapping[str, str] = {
 }
 """Numbers have the same units in both."""
 
-_WITHOUT: Mapping[str, str] = {
-    "cleanerInterval": "brokers look for what retention and compaction remove at an interval of their own"
-    " ([storage] housekeeping_interval of their configuration)",
-    "compactMaxGoroutines": "a broker compacts one log at a time",
-    "optimisticConcurrencyControl": "it is no setting of a stream: a publish whose expectedOffset is above 0 is checked"
-    " on every stream",
-}
-"""And why."""
-_FOR_NOTHING = ("optimisticConcurrencyControl",)
-"""False asks for what is so."""
-
 
 def stream_config(request: CreateStreamRequest) -> dict[str, str]:
     """As texts. Raises TidelogError(BAD_CONFIG) that names the field, the value and the remedy."""
-    for name, why in _WITHOUT.items():
-        if request.HasField(name):  # type: ignore[arg-type] # protobuf's stubs want a literal
-            value = getattr(request, name).value
-            if value or name not in _FOR_NOTHING:
-                raise _bad(f"{name}={_text(value)} has no counterpart here: {why}; leave it out")
-    if request.group:
-        raise _bad("group is set, and a stream here gets every message of its subject; leave it out")
     config: dict[str, str] = {}
     for name, setting in _COUNTERPARTS.items():
-        if not request.HasField(name):  # type: ignore[arg-type] # as above
+        if not request.HasField(name):  # type: ignore[arg-type] # protobuf's stubs want a literal
             continue
         text = _text(getattr(request, name).value)
         try:

@@ -2,7 +2,9 @@
 
 The first message is empty: the subscription stands, and its position is fixed. Then come records, as fast as the client
 takes them; while it does not, at most PREFETCH_BYTES wait here, and what gRPC itself holds. A subscription ends with
-RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do. A group's
+RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do, and with
+CANCELLED where a rebalance takes the partition away: go-liftbridge hands its program nothing for that status, and a
+pause for FAILED_PRECONDITION, with which only the beginning of a subscription may be refused. A group's
 consumer stays subscribed to a partition that is retired, since a later repartition may use it again, until the group
 takes the partition away.
 """
@@ -85,7 +87,7 @@ class SubscribeCalls:
             if self._gateway.is_closing:
                 raise Refused(StatusCode.UNAVAILABLE, "this broker stops; use another one") from error
             if group and self._of_groups.get(place, consumer) is not consumer:
-                raise Refused(StatusCode.FAILED_PRECONDITION, "another subscription has taken its place") from error
+                raise Refused(StatusCode.CANCELLED, "another subscription has taken its place") from error
             raise
         finally:
             self._consumers.discard(consumer)
@@ -112,7 +114,7 @@ class SubscribeCalls:
         look_at = loop.time() + ASSIGNED_LOOK if request.consumer.groupId else float("inf")
         while True:
             if loop.time() >= look_at:
-                await self._groups.check_assigned(request.consumer, request.stream, request.partition)
+                await self._check_still_assigned(request)
                 look_at = loop.time() + ASSIGNED_LOOK
             records = await consumer.getmany(_RECORDS_AT_ONCE, IDLE_LOOK)
             for record in records:
@@ -124,6 +126,12 @@ class SubscribeCalls:
                 raise Refused(StatusCode.RESOURCE_EXHAUSTED, what)
             if (kind := self._takes_no_records(request)) and await self._is_at_last_end(consumer, request):
                 raise Refused(StatusCode.RESOURCE_EXHAUSTED, f"End of {kind} partition")
+
+    async def _check_still_assigned(self, request: pb.SubscribeRequest) -> None:
+        try:
+            await self._groups.check_assigned(request.consumer, request.stream, request.partition)
+        except Refused as error:
+            raise Refused(StatusCode.CANCELLED, error.sentence) from error
 
     async def _check_partition(self, request: pb.SubscribeRequest) -> None:
         layout = await self._gateway.client.metadata(request.stream)
@@ -190,6 +198,7 @@ def _start(request: pb.SubscribeRequest) -> Start:
 
 
 def _message(record: Record, subject: str) -> bytes:
+    """With the headers that Liftbridge adds to each message; the subject of a reply is not kept here."""
     return Message(
         offset=record.offset,
         key=record.key,
@@ -198,7 +207,7 @@ def _message(record: Record, subject: str) -> bytes:
         stream=record.stream,
         partition=record.partition,
         subject=subject,
-        headers=record.headers,
+        headers={"subject": subject.encode(), "reply": b"", **record.headers},
     ).SerializeToString()
 
 
