@@ -76,6 +76,11 @@ class AdminRequests:
             raise TidelogError(
                 Code.BAD_NAME, f"stream name {name!r} begins with {PREFIX!r}, as Tidelog's own do; choose another one"
             )
+        if name.startswith("-"):
+            raise TidelogError(
+                Code.BAD_NAME,
+                f"stream name {name!r} begins with '-', as the options of commands do; choose another one",
+            )
         self._subjects.check_subject(subject)
         if partitioner is not None:
             check_partitioner(partitioner)

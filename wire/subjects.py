@@ -363,6 +363,7 @@ def check_name(name: str, what: str) -> str:
         raise TidelogError(
             Code.BAD_NAME,
             f"{what} {shown!r} is not 1 to {MAX_NAME_LENGTH} characters of A-Z, a-z, 0-9, '_' and '-';"
-            " choose such a name",
+            + (" a dot would make it two tokens of NATS subjects, which it is one token of;" if "." in name else "")
+            + " choose such a name",
         )
     return name

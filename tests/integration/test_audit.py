@@ -96,6 +96,8 @@ async def test_the_internal_stream_is_hidden_and_nobody_but_brokers_changes_or_w
             await client.producer(AUDIT.name).send(b"forged")
         with pytest.raises(BadName, match="begins with '__'"):
             await client.create_stream("__mine")
+        with pytest.raises(BadName, match="as the options of commands do"):
+            await client.create_stream("-rf", subject="x")
         found = await client.describe(AUDIT.name)
         assert (len(found["partitions"][0]["replicas"]), found["config"]["producer_byte_rate"]) == (3, "0")
         plain = await nats.connect(own.nats_url)

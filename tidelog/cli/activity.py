@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.cli.audit import check_stream, plain, told_time
+from tidelog.cli.audit import check_stream, told_time
 from tidelog.cli.session import cluster_options, console, fail, run
+from tidelog.cli.shown import plain, shown
 from tidelog.cli.times import FORMS, point_in_time, time_zone_option
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def activity(
                     click.echo(json.dumps(event))
                     sys.stdout.flush()
                 elif follow:
-                    click.echo("  ".join(_row(event, zone)))
+                    click.echo(plain("  ".join(_row(event, zone))))
                 else:
                     rows.append(_row(event, zone))
         except UnknownStream as error:
@@ -84,7 +85,7 @@ def _row(event: ActivityEvent, zone: tzinfo | None) -> list[str]:
     told = {key: value for key, value in fields.items() if key not in _SHOWN_APART and value not in ({}, [], about)}
     what = " ".join(f"{key}={_shown(value)}" for key, value in told.items())
     time = told_time(fields["time"], zone) if fields.get("time") else "earlier"
-    return [plain(time), plain(fields.get("event", "?")), plain(about), plain(what)]
+    return [time, str(fields.get("event", "?")), str(about), what]
 
 
 def _shown(value: object) -> str:
@@ -100,10 +101,9 @@ def _shown(value: object) -> str:
 
 
 def _show(rows: list[list[str]]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(*_COLUMNS)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(shown, row))
     console().print(table)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidelog.cli.session import cluster_options, console, run
+from tidelog.cli.shown import plain, shown
 from tidelog.cli.times import FORMS, point_in_time, shown_time, time_zone_option
 from wire.internal_streams import AUDIT, is_internal
 from wire.subjects import Subjects
@@ -70,20 +71,20 @@ def audit(
 
     async def work(client: Client) -> None:
         rows = []
-        seen = shown = 0
+        seen = told = 0
         async for record in _records(client, Subjects(namespace), start, follow=follow):
             seen += 1
             if stream is not None and record.get("stream") != stream:
                 continue
-            shown += 1
+            told += 1
             if as_json:
                 click.echo(json.dumps(record))
                 sys.stdout.flush()
             elif follow:
-                click.echo("  ".join(_row(record, zone)))
+                click.echo(plain("  ".join(_row(record, zone))))
             else:
                 rows.append(_row(record, zone))
-        if seen and not shown:
+        if seen and not told:
             since_then = f" since {since}" if since else ""
             click.echo(f"no act on a stream {stream!r} is among the {seen} that are recorded{since_then}", err=True)
         elif not as_json and not follow:
@@ -98,7 +99,7 @@ async def _records(
     """Each once. None where there has been no act since the cluster was founded: the stream does not exist."""
     from tidelog.client.errors import UnknownStream
 
-    shown: dict[str, None] = {}
+    known: dict[str, None] = {}
     try:
         subject = (await client.metadata(AUDIT.name)).subject
         if not is_internal(AUDIT.name, subject, subjects):
@@ -111,25 +112,24 @@ async def _records(
         ) as consumer:
             async for found in consumer:
                 record = json.loads(found.value or b"{}")
-                if record.get("id") in shown:
+                if record.get("id") in known:
                     continue
-                shown[record.get("id")] = None
-                if len(shown) > _REMEMBERED:
-                    del shown[next(iter(shown))]
+                known[record.get("id")] = None
+                if len(known) > _REMEMBERED:
+                    del known[next(iter(known))]
                 yield record
     except UnknownStream:
         click.echo("no act is recorded yet: the first one makes the record", err=True)
 
 
 def _row(record: dict[str, Any], zone: tzinfo | None) -> list[str]:
-    """Texts of strangers, without control characters."""
     request = {key: value for key, value in (record.get("request") or {}).items() if value not in (None, {}, [])}
     outcome = record.get("outcome", "?")
     return [
-        plain(told_time(record.get("time", "?"), zone)),
-        plain(record.get("operation", "?")),
-        plain(record.get("stream") or "-"),
-        plain(outcome if record.get("code") is None else f"{outcome}: {record['code']}"),
+        told_time(record.get("time", "?"), zone),
+        str(record.get("operation", "?")),
+        str(record.get("stream") or "-"),
+        str(outcome) if record.get("code") is None else f"{outcome}: {record['code']}",
         _client(record),
         json.dumps(request),
     ]
@@ -149,19 +149,14 @@ def _client(record: dict[str, Any]) -> str:
     if nats:
         user = nats.get("user")
         host = f" from {nats['host']}" if nats.get("host") else ""
-        return plain(f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}")
-    return plain(f"{record['claimed']}?") if record.get("claimed") else "?"
-
-
-def plain(value: object) -> str:
-    return "".join(character if character.isprintable() else "?" for character in str(value))
+        return f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}"
+    return f"{record['claimed']}?" if record.get("claimed") else "?"
 
 
 def _show(rows: list[list[str]]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(*_COLUMNS)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(shown, row))
     console().print(table)

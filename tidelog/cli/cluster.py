@@ -10,6 +10,7 @@ import click
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of
 from tidelog.cli.rotate_secret import rotate_secret
 from tidelog.cli.session import cluster_options, console, counted, print_json, run
+from tidelog.cli.shown import shown
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -97,15 +98,16 @@ def _show(found: ClusterStatus) -> None:
     _say_rest(found["under_replicated"] - len(behind), "under-replicated")
     for other in found.get("other_clusters", []):
         console().print(
-            f"[red]another cluster, {other['cluster_id']} (broker {other['broker']}), is in this namespace[/], heard"
-            f" {other['heard_seconds_ago']:g} s ago: stop one of them, or move it to another namespace",
+            f"[red]another cluster, {shown(other['cluster_id'])} (broker {shown(other['broker'])}), is in this"
+            f" namespace[/], heard {other['heard_seconds_ago']:g} s ago: stop one of them, or move it to another"
+            " namespace",
             highlight=False,
         )
     if found["config"]:
         console().print(_defaults(found["config"]), highlight=False)
     for broker in found["brokers"]:
         if broker.get("refusal"):
-            console().print(f"[red]{broker['id']}[/] does not tell its status: {broker['refusal']}")
+            console().print(f"[red]{broker['id']}[/] does not tell its status: {shown(broker['refusal'])}")
         if dropped := _dropped(broker):
             kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
             console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
@@ -123,7 +125,7 @@ def _show(found: ClusterStatus) -> None:
             newest = (broker.get("publish_gaps") or [])[-1:]
             console().print(
                 f"[yellow]{broker['id']}[/] may have missed plain publishes {counted(gaps, 'time')}: "
-                + "".join(f"last at {_time(gap['began_ns'])}, {gap['reason']}" for gap in newest),
+                + "".join(f"last at {_time(gap['began_ns'])}, {shown(gap['reason'])}" for gap in newest),
                 highlight=False,
             )
         if broker.get("failed"):
@@ -144,13 +146,11 @@ def _with_internal(count: int, internal: int | None) -> str:
 
 
 def _show_missing(broker: str, missing: MissingPermissions) -> None:
-    from rich.markup import escape
-
     for act, subjects in (("subscribe to", missing["subscribe"]), ("publish to", missing["publish"])):
         if subjects:
             more = missing["subscriptions"] - len(subjects) if act == "subscribe to" else 0
             console().print(
-                f"[red]{broker}[/] is not permitted by NATS to {act} {', '.join(map(escape, subjects))}"
+                f"[red]{broker}[/] is not permitted by NATS to {act} {', '.join(map(shown, subjects))}"
                 f"{f' and {more} more' if more > 0 else ''}: see `tidelog security nats-config --role broker`",
                 highlight=False,
             )

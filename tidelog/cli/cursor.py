@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, fail, print_json, run
+from tidelog.cli.shown import cleaner, raw_option
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -30,8 +31,9 @@ def cursor() -> None:
 
 @cursor.command()
 @click.argument("name")
+@raw_option
 @cluster_options
-def get(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+def get(name: str, raw: bool, server: str | None, namespace: str, as_json: bool) -> None:
     """Print a cursor's value. Exit status 1 if it does not exist."""
 
     async def work(client: Client) -> None:
@@ -41,7 +43,7 @@ def get(name: str, server: str | None, namespace: str, as_json: bool) -> None:
         if found is None:
             fail(f"there is no cursor {name!r}; `tidelog cursor set {name} VALUE` makes it")
         if not as_json:
-            sys.stdout.buffer.write(found.value + b"\n")
+            sys.stdout.buffer.write(cleaner(raw=raw)(found.value) + b"\n")
             return
         try:
             print_json({"value": found.value.decode(), "version": found.version})

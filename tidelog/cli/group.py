@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.shown import plain, shown
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -163,11 +164,11 @@ def _show_list(found: GroupList) -> None:
         table = Table("group", "state", "members", "generation", "streams")
         for summary in found["groups"]:
             table.add_row(
-                summary["name"],
+                shown(summary["name"]),
                 _state(summary["state"]),
                 str(summary["members"]),
                 str(summary["generation"]),
-                " ".join(summary["streams"]),
+                shown(" ".join(summary["streams"])),
             )
         console().print(table)
     elif not found["unanswered"]:
@@ -182,14 +183,13 @@ def _show_list(found: GroupList) -> None:
 
 
 def _show_description(found: DescribedGroup) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from tidelog.client.positions import timestamp_to_text
 
     console().print(
-        f"group [bold]{found['name']}[/]  {_state(found['state'])}  generation {found['generation']}  coordinator"
-        f" {found['coordinator']} (__groups/{found['partition']})",
+        f"group [bold]{shown(found['name'])}[/]  {_state(found['state'])}  generation {found['generation']}"
+        f"  coordinator {found['coordinator']} (__groups/{found['partition']})",
         highlight=False,
     )
     if left_out := found.get("left_out", 0):
@@ -202,38 +202,38 @@ def _show_description(found: DescribedGroup) -> None:
         members = Table("member", "client", "instance", "subscribed to", "partitions", "to be given up")
         for member in found["details"]:
             members.add_row(
-                member["id"],
-                escape(member["client"]),
-                member["instance"] + (" (away)" if member["parted"] else ""),
-                escape(" ".join(member["subscription"])),
+                shown(member["id"]),
+                shown(member["client"]),
+                shown(member["instance"]) + (" (away)" if member["parted"] else ""),
+                shown(" ".join(member["subscription"])),
                 _partitions(member["assigned"]),
                 _partitions(member["revoking"]),
             )
         console().print(members)
     for each in found.get("pending", []):
         click.echo(
-            f"pending: {each['stream']}/{each['partition']} at {each['offset']}, in a transaction of producer"
+            f"pending: {plain(each['stream'])}/{each['partition']} at {each['offset']}, in a transaction of producer"
             f" {each['producer_id']} (`tidelog transaction list`)"
         )
     for entry in found["progress"]:
         if entry["waits_for"]:
             sources = ", ".join(f"{n} up to {'its cutover' if at < 0 else at}" for n, at in entry["waits_for"].items())
             click.echo(
-                f"{entry['stream']}/{entry['partition']} waits, where keys keep their order, until the group has"
+                f"{plain(entry['stream'])}/{entry['partition']} waits, where keys keep their order, until the group has"
                 f" committed {sources}"
             )
     if found["progress"]:
         table = Table("stream", "partition", "committed", "end", "lag", "member", "committed at", "metadata")
         for entry in found["progress"]:
             table.add_row(
-                entry["stream"],
+                shown(entry["stream"]),
                 str(entry["partition"]),
                 "nothing" if entry["committed"] is None else str(entry["committed"]),
                 "?" if entry["end"] is None else str(entry["end"]),
                 "?" if entry["lag"] is None else str(entry["lag"]),
-                entry["member"] or "",
+                shown(entry["member"] or ""),
                 timestamp_to_text(entry["committed_at_ns"]) if entry["committed_at_ns"] else "",
-                escape(entry["metadata"]),
+                shown(entry["metadata"]),
             )
         console().print(table)
 
@@ -245,7 +245,7 @@ def _show_plan(plan: list[OffsetChange]) -> None:
     for change in plan:
         before = change["before"]
         table.add_row(
-            change["stream"],
+            shown(change["stream"]),
             str(change["partition"]),
             "nothing" if before is None else str(before),
             str(change["after"]),
@@ -258,4 +258,4 @@ def _state(state: str) -> str:
 
 
 def _partitions(held: dict[str, list[int]]) -> str:
-    return " ".join(f"{stream}/{','.join(map(str, partitions))}" for stream, partitions in sorted(held.items()))
+    return shown(" ".join(f"{stream}/{','.join(map(str, partitions))}" for stream, partitions in sorted(held.items())))

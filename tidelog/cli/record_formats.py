@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
+from tidelog.cli.shown import Cleaner
+
 if TYPE_CHECKING:
     from tidelog.client.records import Record
 
@@ -28,30 +30,35 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0", "\\\\": "\\"}
 _ENDS = (b"\n", b"\0")
 
 
-def record_format(text: str, shown_time: Callable[[int], str]) -> RecordFormat:
-    """`shown_time`: of ns since 1970; json has UTC. Raises click.BadParameter."""
+def record_format(text: str, shown_time: Callable[[int], str], clean: Cleaner = bytes) -> RecordFormat:
+    """`shown_time`: of ns since 1970; json has UTC. `clean`: what is done to keys, values and headers, but in json,
+    which escapes them, and lengths, which counts bytes. Raises click.BadParameter."""
 
     def time(record: Record) -> bytes:
         return shown_time(record.timestamp).encode()
 
-    if text == _TEXT:
-        return _lines(time)
-    named = _NAMED.get(text)
-    if named is not None:
-        return named
+    def key(record: Record) -> bytes:
+        return clean(_key(record))
+
+    def value(record: Record) -> bytes:
+        return clean(_value(record))
+
+    def line(record: Record) -> bytes:
+        return b"%d:%d\t%s\t%s\t%s\n" % (record.partition, record.offset, time(record), key(record), value(record))
+
+    named: dict[str, RecordFormat] = {
+        "text": line,
+        "json": _json_line,
+        "raw": lambda record: value(record) + b"\n",
+        "lengths": _counted_value,
+    }
+    if text in named:
+        return named[text]
     if "{" not in text:
         raise click.BadParameter(
-            f"{text!r} is neither {', '.join((_TEXT, *_NAMED))} nor a template with a field, such as"
-            " '{offset} {value}'"
+            f"{text!r} is neither {', '.join(named)} nor a template with a field, such as '{{offset}} {{value}}'"
         )
-    return _template(text, {**_FIELDS, "time": time})
-
-
-def _lines(time: RecordFormat) -> RecordFormat:
-    def line(record: Record) -> bytes:
-        return b"%d:%d\t%s\t%s\t%s\n" % (record.partition, record.offset, time(record), _key(record), _value(record))
-
-    return line
+    return _template(text, {**_FIELDS, "time": time, "key": key, "value": value}, clean)
 
 
 def _json_line(record: Record) -> bytes:
@@ -60,26 +67,18 @@ def _json_line(record: Record) -> bytes:
     return to_json(record).encode() + b"\n"
 
 
-def _raw_line(record: Record) -> bytes:
-    return _value(record) + b"\n"
-
-
 def _counted_value(record: Record) -> bytes:
     value = _value(record)
     return struct.pack(">I", len(value)) + value
 
 
-_TEXT = "text"
-_NAMED: dict[str, RecordFormat] = {"json": _json_line, "raw": _raw_line, "lengths": _counted_value}
-
-
-def _template(text: str, fields: Mapping[str, RecordFormat]) -> RecordFormat:
+def _template(text: str, fields: Mapping[str, RecordFormat], clean: Cleaner) -> RecordFormat:
     parts: list[bytes | RecordFormat] = []
     try:
         for literal, name, detail, conversion in Formatter().parse(text):
             parts.append(_unescaped(literal).encode())
             if name is not None:
-                parts.append(_field(name, detail or "", conversion, fields))
+                parts.append(_field(name, detail or "", conversion, fields, clean))
     except ValueError as error:
         raise click.BadParameter(
             f"{text!r}: {error}; a brace that is no field is written twice, {{{{ or }}}}"
@@ -103,9 +102,11 @@ def _unescaped(literal: str) -> str:
     return re.sub(r"\\.?", meant, literal, flags=re.DOTALL)
 
 
-def _field(name: str, detail: str, conversion: str | None, fields: Mapping[str, RecordFormat]) -> RecordFormat:
+def _field(
+    name: str, detail: str, conversion: str | None, fields: Mapping[str, RecordFormat], clean: Cleaner
+) -> RecordFormat:
     if name == "header" and detail and not conversion:
-        return lambda record: b",".join(record.header_values(detail))
+        return lambda record: clean(b",".join(record.header_values(detail)))
     field = fields.get(name)
     if field is None or detail or conversion:
         known = ", ".join(f"{{{field}}}" for field in fields)
@@ -133,8 +134,7 @@ _FIELDS: dict[str, RecordFormat] = {
     "partition": lambda record: b"%d" % record.partition,
     "offset": lambda record: b"%d" % record.offset,
     "timestamp": lambda record: b"%d" % record.timestamp,
-    "key": _key,
-    "value": _value,
     "headers": _headers,
 }
-"""`time` is ISO-8601, `timestamp` ns since 1970, `headers` a JSON object; a null key or value is empty."""
+"""Beside these, `time`, `key` and `value`. `time` is ISO-8601, `timestamp` ns since 1970, `headers` a JSON object; a
+null key or value is empty."""

@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from tidelog.cli.shown import plain_json
 from tidelog.client.errors import BadRequest
 from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text, timestamp_ns, timestamp_to_text
 from tidelog.client.records import Record
@@ -49,12 +50,14 @@ def to_json(record: Record) -> str:
         out["value"] = _base64(record.value)
         out["headers"] = _headers(record, _base64)
         out["encoding"] = "base64"
-    return json.dumps(out, ensure_ascii=False)
+    return plain_json(json.dumps(out, ensure_ascii=False))
 
 
 def headers_to_json(record: Record) -> str:
     """An object of text; a byte that is no UTF-8 stands as \\xff."""
-    return json.dumps(_headers(record, lambda value: value.decode(errors="backslashreplace")), ensure_ascii=False)
+    return plain_json(
+        json.dumps(_headers(record, lambda value: value.decode(errors="backslashreplace")), ensure_ascii=False)
+    )
 
 
 def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from tidelog.cli.login_options import asked_context, given_login, login_options, use_context, warn_of_secrets
+from tidelog.cli.shown import plain_json
 from wire.echo import one_line
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def print_json(value: object) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(plain_json(json.dumps(value, ensure_ascii=False)))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import click
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.shown import shown
 from tidelog.cli.stream_copy import copy
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, PARTITIONERS
@@ -389,19 +390,22 @@ def _show_list(streams: list[StreamSummary]) -> None:
     table = Table("stream", "subject", "partitions", "replication factor")
     for summary in streams:
         table.add_row(
-            summary["name"], summary["subject"], str(summary["partitions"]), str(summary["replication_factor"])
+            shown(summary["name"]),
+            shown(summary["subject"]),
+            str(summary["partitions"]),
+            str(summary["replication_factor"]),
         )
     console().print(table)
 
 
 def _show_description(found: StreamDescription) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
-    settings = "  ".join(f"{key}={value}" for key, value in sorted(found["config"].items()))
+    settings = "  ".join(shown(f"{key}={value}") for key, value in sorted(found["config"].items()))
     partitioner = found.get("partitioner", DEFAULT_PARTITIONER)  # a broker of an older version tells none
     console().print(
-        f"stream [bold]{found['name']}[/]  subject {found['subject']}  partitioner {partitioner}\n{settings}",
+        f"stream [bold]{found['name']}[/]  subject {shown(found['subject'])}  partitioner"
+        f" {shown(partitioner)}\n{settings}",
         highlight=False,
     )
     # A broker of a version without repartitions tells no layouts.
@@ -444,22 +448,22 @@ def _show_description(found: StreamDescription) -> None:
         for broker, subjects in (partition.get("not_heard") or {}).items():
             console().print(
                 f"[red]{broker}[/] does not hear partition {partition['partition']}: NATS does not let it subscribe to"
-                f" {', '.join(map(escape, subjects))}; see `tidelog security nats-config --role broker`",
+                f" {', '.join(map(shown, subjects))}; see `tidelog security nats-config --role broker`",
                 highlight=False,
             )
         for replica, progress in partition["replicas_progress"].items():
             _show_damage(partition["partition"], replica, progress)
             if progress.get("stopped"):
                 number = partition["partition"]
-                console().print(f"[red]{replica}[/] cannot copy partition {number}: {progress['stopped']}")
+                console().print(f"[red]{replica}[/] cannot copy partition {number}: {shown(progress['stopped'])}")
     for broker, refusal in (found.get("refusals") or {}).items():
-        console().print(f"[red]{broker}[/] does not tell what it holds: {refusal}")
+        console().print(f"[red]{broker}[/] does not tell what it holds: {shown(refusal)}")
 
 
 def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> None:
     damage, quarantined = progress["damage"], progress["quarantined"]
     if damage is not None:
-        console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {damage['reason']}")
+        console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {shown(damage['reason'])}")
     elif quarantined is not None and (latest := quarantined["latest"]) is not None:
         console().print(
             f"[yellow]{replica}[/] cut damage out of partition {partition} {counted(quarantined['events'], 'time')},"

@@ -11,6 +11,7 @@ import click
 
 from tidelog.cli.record_formats import RecordFormat, record_format
 from tidelog.cli.session import cluster_options, run
+from tidelog.cli.shown import cleaner, raw_option
 from tidelog.cli.times import FORMS, position, shown_time, time_zone_option
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ _POSITION = "[{words}|OFFSET|TIME]"
     "{partition}, {offset}, {time}, {timestamp} (ns), {key}, {value}, {headers}, {header:NAME}, \\t, \\n and \\0, such "
     "as '{offset} {value}'.  [default: text]",
 )
+@raw_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -136,6 +138,7 @@ def subscribe(
     read_uncommitted: bool,
     limit: int | None,
     form: str | None,
+    raw: bool,
     resume: Path | None,
     group: str | None,
     patterns: tuple[str, ...],
@@ -162,7 +165,7 @@ def subscribe(
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
     if read_from == "nearest" and rack is None:
         raise click.UsageError("--read-from nearest needs --rack NAME")
-    show = record_format("json" if as_json else form or "text", shown_time(zone))
+    show = record_format("json" if as_json else form or "text", shown_time(zone), cleaner(raw=raw))
     if group is not None:
         refused = {"--stop": stop, "--partition": partitions, "--resume": resume}
         for option, given in refused.items():

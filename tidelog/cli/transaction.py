@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.shown import plain, shown
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -99,7 +100,7 @@ def _show_list(found: TransactionList, *, idle: bool) -> None:
         table = Table("transactional id", "state", "producer", "epoch", "opened at", "timeout", "partitions", "groups")
         for each in found["transactions"]:
             table.add_row(
-                each["transactional_id"],
+                shown(each["transactional_id"]),
                 _state(each),
                 str(each["producer_id"]),
                 str(each["producer_epoch"]),
@@ -123,18 +124,16 @@ def _show_list(found: TransactionList, *, idle: bool) -> None:
 
 
 def _show_description(found: TransactionDescription) -> None:
-    from rich.markup import escape
-
     from tidelog.client.positions import timestamp_to_text
 
     console().print(
-        f"transactional id [bold]{found['transactional_id']}[/]  {_state(found)}  coordinator {found['coordinator']}"
-        f" (__transactions/{found['partition']})",
+        f"transactional id [bold]{shown(found['transactional_id'])}[/]  {_state(found)}  coordinator"
+        f" {found['coordinator']} (__transactions/{found['partition']})",
         highlight=False,
     )
     console().print(
         f"producer {found['producer_id']}, epoch {found['producer_epoch']}, timeout {found['timeout_ms'] / 1000:g} s,"
-        f" begun by {escape(found['client']) or 'somebody'}",
+        f" begun by {shown(found['client']) or 'somebody'}",
         highlight=False,
     )
     if found["opened_at_ns"]:
@@ -156,7 +155,7 @@ def _show_participants(verb: str, found: TransactionDescription) -> None:
     partitions = [f"{each['stream']}/{each['partition']}" for each in found["waits_for_partitions"]]
     groups = [f"group {group}" for group in found["waits_for_groups"]]
     if partitions or groups:
-        click.echo(f"{verb} {', '.join([*partitions, *groups])}")
+        click.echo(plain(f"{verb} {', '.join([*partitions, *groups])}"))
 
 
 def _state(found: TransactionSummary) -> str:
