@@ -204,7 +204,7 @@ def loss_form(
         "high_watermark": own.get("high_watermark"),
         "damage": own.get("damage"),
         "others": others,
-        "loss": _loss(chosen, own, others),
+        "loss": _loss(chosen, own, others, has_other_folder=chosen in _of_other_folders(partition)),
     }
 
 
@@ -217,18 +217,23 @@ def standing(partition: Partition, replica: BrokerId) -> str:
     return "eligible" if replica in partition.eligible else "out of sync"
 
 
-def _loss(chosen: BrokerId, own: ReplicaReport, others: Sequence[op.OtherReplica]) -> str:
-    named = ", ".join(
+def _loss(chosen: BrokerId, own: ReplicaReport, others: Sequence[op.OtherReplica], *, has_other_folder: bool) -> str:
+    holders = [
         f"{other['broker']} ({other['standing']}, {'alive' if other['alive'] else 'dead'}"
         + (f", log to offset {other['log_end_offset']})" if other["log_end_offset"] is not None else ")")
         for other in others
-    )
+    ]
+    if has_other_folder:
+        holders.append(f"the earlier data folder of {chosen}")
+    named = ", ".join(holders)
     end, known, damage = own.get("log_end_offset"), own.get("high_watermark"), own.get("damage")
     if damage is not None:
         return _loss_by_damage(chosen, damage, named)
     if end is None or known is None:
-        return f"{chosen} does not tell what it holds: records that only {named} hold are given up, however many"
-    text = f"records from offset {end} on, which only {named} may hold, are given up"
+        only = f"that only {named} hold" if named else "that it does not hold"
+        return f"{chosen} does not tell what it holds: records {only} are given up, however many"
+    who = f"only {named} may hold" if named else "no other replica holds"
+    text = f"records from offset {end} on, which {who}, are given up"
     if known + 1 < end:
         text += (
             f"; of those from offset {known + 1} to {end - 1} {chosen} holds versions"
@@ -307,7 +312,12 @@ def cluster_form(
     offline: list[op.OfflinePartition] = [
         {
             "partition": str(key),
-            "waits_for": [r for r in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(r)],
+            "waits_for": [
+                replica
+                for replica in (*partition.isr, *partition.eligible)
+                if not partition.is_withdrawn(replica) or replica in _of_other_folders(partition)
+            ],
+            "other_folder": [*_of_other_folders(partition)],
         }
         for key, partition in keyed
         if partition.leader is None
@@ -337,6 +347,11 @@ def cluster_form(
         "topology_generation": max((stream.routing_generation for stream in streams), default=Generation(0)),
         "repartitions": list(repartitions[:MAX_NAMED]),
     }
+
+
+def _of_other_folders(partition: Partition) -> list[BrokerId]:
+    """Withdrawn replicas that lead again once their broker starts with the data folder that it had."""
+    return [entry.replica for entry in partition.withdrawn if entry.sound_incarnation]
 
 
 def _is_under_replicated(partition: Partition) -> bool:

@@ -111,8 +111,10 @@ def after_death(
     return with_isr(partition, live, min_isr=min_isr) if live else partition
 
 
-def leave(partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: int, unsound: str | None) -> Partition:
-    """`broker` may have lost records that it acknowledged; `unsound` (the reason) says that it has.
+def leave(
+    partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: int, unsound: Withdrawn | None
+) -> Partition:
+    """`broker` may have lost records that it acknowledged; `unsound` says that it has.
 
     It leaves the ISR if a member remains, or gives way to an eligible replica, a live one first. As the last that there
     is it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to lead when
@@ -131,7 +133,7 @@ def leave(partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: in
         return with_isr(partition, (successor,), min_isr=min_isr, lost=(broker,))
     if unsound is None or partition.is_withdrawn(broker):
         return partition
-    return replace(partition, withdrawn=(*partition.withdrawn, Withdrawn(broker, unsound)))
+    return replace(partition, withdrawn=(*partition.withdrawn, unsound))
 
 
 def after_registration(
@@ -142,14 +144,19 @@ def after_registration(
     led: Mapping[BrokerId, int],
     min_isr: int,
     proven: bool,
-    unsound: str | None,
+    unsound: Withdrawn | None,
+    proves: Callable[[Withdrawn], bool],
 ) -> Partition:
-    """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one."""
-    kept = (
-        partition
-        if proven and unsound is None
-        else leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
-    )
+    """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its folder
+    is the one in which a withdrawn replica was last sound."""
+    found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
+    if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
+        # It was the very last member, and withdrawn: whatever was committed is in this folder.
+        kept = replace(partition, withdrawn=tuple(entry for entry in partition.withdrawn if entry is not found))
+    elif proven and unsound is None:
+        kept = partition
+    else:
+        kept = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
     if partition.leader == broker or partition.leader is None:
         return elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=broker if partition.leader == broker else None)
     return kept
@@ -161,7 +168,7 @@ def after_withdrawal(
     """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads, and when the replica is out of sync
     already: its progress as the leader knows it, requests sent before it cut its log, and an expansion on its way,
     belong to an earlier epoch and no longer count."""
-    left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=reason)
+    left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=Withdrawn(broker, reason))
     if partition.leader is None or partition.leader == broker:
         return partition if left == partition else elect(left, alive=alive, led=led, min_isr=min_isr)
     return replace(left, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))

@@ -58,10 +58,18 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A replica that must not lead although it is in the ISR: it is unsound and no other replica can take its place."""
+    """A replica that must not lead although it is in the ISR: it is unsound and no other replica can take its place.
+
+    Where only the folder is missing in which it was sound, it leads again with that folder. The partition has been
+    offline meanwhile, so nothing else was committed.
+    """
 
     replica: BrokerId
     reason: str
+    sound_incarnation: Incarnation = Incarnation(0)
+    """The life of the broker in which the replica was last sound; 0: it is damaged, or that is not known."""
+    sound_life: str = ""
+    """Id of that life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

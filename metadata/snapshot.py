@@ -203,7 +203,13 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 isr=places(partition.isr),
                 eligible=places(partition.eligible),
                 withdrawn=[
-                    pb.Withdrawn(replica=place[entry.replica], reason=entry.reason) for entry in partition.withdrawn
+                    pb.Withdrawn(
+                        replica=place[entry.replica],
+                        reason=entry.reason,
+                        sound_incarnation=entry.sound_incarnation,
+                        sound_life=entry.sound_life,
+                    )
+                    for entry in partition.withdrawn
                 ],
                 epoch=partition.epoch,
                 leader_epoch=partition.leader_epoch,
@@ -262,7 +268,12 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 leader=names[record.leader - 1] if record.leader else None,
                 isr=brokers(record.isr),
                 eligible=brokers(record.eligible),
-                withdrawn=tuple(Withdrawn(names[entry.replica], entry.reason) for entry in record.withdrawn),
+                withdrawn=tuple(
+                    Withdrawn(
+                        names[entry.replica], entry.reason, Incarnation(entry.sound_incarnation), entry.sound_life
+                    )
+                    for entry in record.withdrawn
+                ),
                 epoch=PartitionEpoch(record.epoch),
                 leader_epoch=LeaderEpoch(record.leader_epoch),
                 paused=record.paused,

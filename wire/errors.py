@@ -105,6 +105,8 @@ class Code(Enum):
     NOT_ENOUGH_BROKERS = Entry(True, False)
     NOT_CONTROLLER = Entry(True, True)
     NOT_COORDINATOR = Entry(True, True)
+    EMPTY_FOLDER = Entry(False, False)
+    ID_IN_USE = Entry(False, False)
     WRONG_CLUSTER = Entry(False, False)
     UNKNOWN_GROUP = Entry(False, False)
     GROUP_NOT_EMPTY = Entry(False, False)

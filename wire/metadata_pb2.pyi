@@ -236,6 +236,8 @@ class RegisterBroker(_message.Message):
     UNSOUND_FIELD_NUMBER: _builtins.int
     RAFT_ADDRESS_FIELD_NUMBER: _builtins.int
     EARLIER_LIVES_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    SILENT_LIFE_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     """one run of the process; a life registers once while it is alive"""
@@ -249,6 +251,10 @@ class RegisterBroker(_message.Message):
     """clean marker or the same boot"""
     raft_address: _builtins.str
     """empty: an observer"""
+    replace: _builtins.bool
+    """the operator says that an empty folder takes the place of the one of the last life; missing: of a version that did not ask"""
+    silent_life: _builtins.str
+    """a registered life that was asked and has not answered"""
     @_builtins.property
     def unsound(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
         """replicas that are damaged or may lack records (R23)"""
@@ -269,12 +275,16 @@ class RegisterBroker(_message.Message):
         unsound: _abc.Iterable[Global___PartitionRef] | None = ...,
         raft_address: _builtins.str = ...,
         earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
+        replace: _builtins.bool | None = ...,
+        silent_life: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "replace", b"replace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "unsound", b"unsound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__replace: _TypeAlias = _typing.Literal["replace"]  # noqa: Y015
+    _WhichOneofArgType__replace: _TypeAlias = _typing.Literal["_replace", b"_replace"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replace) -> _WhichOneofReturnType__replace | None: ...
 
 Global___RegisterBroker: _TypeAlias = RegisterBroker  # noqa: Y015
 
@@ -1513,17 +1523,25 @@ class Withdrawn(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    SOUND_INCARNATION_FIELD_NUMBER: _builtins.int
+    SOUND_LIFE_FIELD_NUMBER: _builtins.int
     replica: _builtins.int
     reason: _builtins.str
+    sound_incarnation: _builtins.int
+    """life in which the replica was last sound, where only its folder is missing; 0: none is known"""
+    sound_life: _builtins.str
+    """id of that life"""
     def __init__(
         self,
         *,
         replica: _builtins.int = ...,
         reason: _builtins.str = ...,
+        sound_incarnation: _builtins.int = ...,
+        sound_life: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "replica", b"replica", "sound_incarnation", b"sound_incarnation", "sound_life", b"sound_life"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1668,6 +1686,7 @@ class Probe(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    NEWCOMER_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     controller_epoch: _builtins.int
     number: _builtins.int
@@ -1680,6 +1699,8 @@ class Probe(_message.Message):
     """cluster of the controller; a broker of another one does not answer (R41)"""
     incarnation: _builtins.int
     """of the broker that is asked, as the controller knows it; 0: none. Another life is not meant (R42)"""
+    newcomer: _builtins.str
+    """life id of a process that is about to register under this id: any other registered life of it answers (R69)"""
     def __init__(
         self,
         *,
@@ -1690,10 +1711,11 @@ class Probe(_message.Message):
         generation: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        newcomer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1735,6 +1757,7 @@ class ProbeAnswer(_message.Message):
     DISK_HANGS_FIELD_NUMBER: _builtins.int
     NATS_SERVER_FIELD_NUMBER: _builtins.int
     CONNECTED_MS_FIELD_NUMBER: _builtins.int
+    DATA_DIR_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1750,6 +1773,8 @@ class ProbeAnswer(_message.Message):
     """id of the process of its NATS server; "": not told"""
     connected_ms: _builtins.int
     """it has been connected with that process for so long"""
+    data_dir: _builtins.str
+    """to a newcomer: its data folder"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -1767,10 +1792,11 @@ class ProbeAnswer(_message.Message):
         disk_hangs: _builtins.bool = ...,
         nats_server: _builtins.str = ...,
         connected_ms: _builtins.int = ...,
+        data_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -643,6 +643,8 @@ class OfflinePartition(TypedDict):
     waits_for: list[str]
     """Brokers whose replicas may lead: the first of them that starts with its data folder does. Empty where no sound
     replica is left."""
+    other_folder: list[str]
+    """Those of them that have started with another data folder since."""
 
 
 class OtherCluster(TypedDict):

@@ -183,7 +183,8 @@ class DataDir:
         if own is not None and own != cluster_id:
             raise DataDirError(
                 f"data folder {self.path} belongs to cluster {own}, but this is cluster {cluster_id}: "
-                "connect to its own cluster, or choose an empty folder with --data-dir"
+                "keep it, for it may hold records that nobody else has, and start the broker with the raft_peers and "
+                "the namespace of its own cluster, or give it another folder here with --data-dir"
             )
 
     def mark_dirty(self) -> None:
@@ -290,8 +291,8 @@ def _read_identity(files: FileSystem, path: Path) -> Identity | None:
             return _decode(copy or b"", path / COPY_FILE)
         except (ValueError, KeyError, TypeError):
             raise DataDirError(
-                f"{path / IDENTITY_FILE} is damaged ({error}), and so is its copy: restore it, or start this broker "
-                "with an empty data folder"
+                f"{path / IDENTITY_FILE} is damaged ({error}), and so is its copy: restore it from a backup; without "
+                "one move the folder aside, keep it, and start this broker with an empty one and --replace"
             ) from error
 
 

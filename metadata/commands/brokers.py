@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from metadata import election
 from metadata.commands.ledger import Ledger
-from metadata.model import Broker, Changes, Outcome
+from metadata.model import Broker, Changes, Outcome, Withdrawn
 from metadata.references import key_of
 from wire import metadata_pb2 as pb
 from wire.errors import Code
@@ -43,7 +43,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
         return ledger.refuse(
             Code.BAD_CONFIG,
             f"the data folder of {broker} belongs to cluster {command.cluster_id}, this is {ledger.cluster_id};"
-            " give the broker the folder of this cluster, or an empty one",
+            " keep that folder for its own cluster, and give the broker another one here",
         )
     known = ledger.contents.brokers.get(broker)
     if known is not None and known.alive and known.life_id == command.life_id:
@@ -54,15 +54,21 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
             f"this life of broker {broker} is over: a later one has registered; start the broker again",
         )
     # A folder that does not know of the last registered life is a copy of an earlier time.
-    folder_same = (
-        command.folder_same
-        and known is not None
-        and (command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)
-    )
+    folder_same = known is not None and _proves(command, known.incarnation, known.life_id)
+    refused = _refused_folder(ledger, command, known) if known is not None and not folder_same else None
+    if refused is not None:
+        return refused
     cache_survived = folder_same and command.page_cache_survived
-    unsound = {key_of(ref): "the replica's log is unsound" for ref in command.unsound}
-    # Then it lacks committed records: were it to lead as the last member, the others would be cut to its log.
-    other_folder = None if folder_same else f"the data folder of {broker} is not the one of its last life"
+    unsound = {key_of(ref): Withdrawn(broker, "the replica's log is unsound") for ref in command.unsound}
+    other_folder = None
+    if known is not None and not folder_same:
+        # It lacks committed records: were it to lead as the last member, the others would be cut to its log.
+        other_folder = Withdrawn(
+            broker,
+            f"the data folder of {broker} is not the one of its last life; started with that one it leads again",
+            known.incarnation,
+            known.life_id,
+        )
     incarnation = Incarnation(ledger.next_generation())
     ledger.contents.brokers[broker] = Broker(
         id=broker,
@@ -82,12 +88,43 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
                 min_isr=stream.min_isr,
                 proven=folder_same if stream.durable else cache_survived,
                 unsound=unsound.get(key, other_folder),
+                proves=lambda entry: _proves(command, entry.sound_incarnation, entry.sound_life),
             )
             if broker in partition.replicas
             else partition
         )
     )
     return ledger.changed(Changes(partitions=changed, brokers=(broker,)), value=incarnation)
+
+
+def _proves(command: pb.RegisterBroker, incarnation: Incarnation, life_id: str) -> bool:
+    """Whether the folder is the one of that life."""
+    return command.folder_same and (
+        command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)
+    )
+
+
+def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Outcome | None:
+    """The refusal of a registration with another folder than the one of the last life; None: it is taken."""
+    if not command.HasField("replace"):
+        return None  # committed by a version that asked nothing
+    if not command.last_incarnation and not command.replace:
+        hosted = [partition for _, partition in ledger.partitions() if known.id in partition.replicas]
+        alone = sum({*partition.isr, *partition.eligible} == {known.id} for partition in hosted)
+        if hosted:
+            return ledger.refuse(
+                Code.EMPTY_FOLDER,
+                f"the data folder of {known.id} is empty, and the cluster expects partitions in it ({len(hosted)}, of"
+                f" which {alone} in sync nowhere else): mount its disk, or give the right --data-dir; if the folder is"
+                " lost for good, start the broker with --replace",
+            )
+    if known.alive and known.life_id != command.silent_life:
+        return ledger.refuse(
+            Code.ID_IN_USE,
+            f"broker {known.id} is registered and alive with another data folder (incarnation {known.incarnation}):"
+            " give each broker an id and a data folder of its own",
+        )
+    return None
 
 
 def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ MAX_CONNECTED_S = 3600.0
 
 class ControllerRequests:
     """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started.
-    `deliver_applied`: tell the roles of this broker what is applied, if they have not heard of it yet."""
+    `deliver_applied`: tell the roles of this broker what is applied, if they have not heard of it yet. `folder`: of its
+    data, for messages."""
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class ControllerRequests:
         labels: Mapping[str, str],
         raft_status: Callable[[], RaftStatus | None],
         deliver_applied: Callable[[], None],
+        folder: str,
     ) -> None:
         self._context = context
         self._namespace = namespace
         self._labels = labels
         self._raft_status = raft_status
         self._deliver_applied = deliver_applied
+        self._folder = folder
         self._lease = Lease(context.settings)
         self._probes_of_unknown_epoch = 0
 
@@ -68,6 +71,9 @@ class ControllerRequests:
         context = self._context
         probe = context.messages.decode(pb.Probe, message)
         if probe is None or message.reply is None:
+            return
+        if probe.newcomer:
+            self._answer_newcomer(probe, message.reply)
             return
         if not self._namespace.is_ours(probe.cluster_id, probe.controller):
             # That controller takes the first answer, which must be the one of its own broker of this name.
@@ -98,6 +104,22 @@ class ControllerRequests:
             connected_ms=int(1000 * min(MAX_CONNECTED_S, max(0.0, connected_for))),
         )
         context.messages.answer(message.reply, answer.SerializeToString(), "the answer to a probe")
+
+    def _answer_newcomer(self, probe: pb.Probe, reply: str) -> None:
+        """A process is about to register under this broker's id."""
+        context = self._context
+        is_ours = not probe.cluster_id or self._namespace.is_ours(probe.cluster_id, context.broker_id)
+        if context.incarnation is None or probe.newcomer == context.life_id or not is_ours:
+            return
+        answer = pb.ProbeAnswer(
+            broker=context.broker_id,
+            life_id=context.life_id,
+            incarnation=context.incarnation,
+            labels=dict(self._labels),
+            data_dir=self._folder,
+        )
+        _log.warning("another process wants to register as broker %s, and is told to end", context.broker_id)
+        context.messages.answer(reply, answer.SerializeToString(), "the answer to a newcomer")
 
     def _on_drain_request(self, message: Message) -> None:
         context = self._context

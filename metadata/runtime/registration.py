@@ -1,4 +1,15 @@
-"""The registration of this life of the broker, made again whenever the broker finds itself declared dead."""
+"""The registration of this life of the broker, made again whenever the broker finds itself declared dead.
+
+An id has one living process. Before this one listens to anything it asks on the subject of its id's probes whether
+another one does:
+
+    nobody listens there (503) ──> on, at once: whoever had this id is gone
+    silence for `broker_silence_timeout_s`, as of a dead host ──> on
+    a registered life answers ──> this process ends, and says which one has the id
+
+A process whose folder is another one is refused by the cluster state, too, while the registered life counts as alive.
+It asks that life then, and names it as silent in its next registration if it has not answered.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +23,7 @@ from metadata.runtime.context import MetadataContext
 from metadata.runtime.proposals import Proposals
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.transport import Message
 from wire.types import Incarnation, PartitionKey
 
 _log = logging.getLogger(__name__)
@@ -32,6 +44,10 @@ class Registration:
     labels: Mapping[str, str] = field(default_factory=dict)
     raft_address: str = ""
     """Empty: an observer."""
+    replace: bool = False
+    """The operator says that an empty folder takes the place of the one of the last life."""
+    folder: str = ""
+    """Where it is, for messages."""
 
 
 class Registrar:
@@ -48,11 +64,60 @@ class Registrar:
         self._proposals = proposals
         self._registration = registration
         self._unsound = unsound
+        self._silent_life = ""
+        """The registered life that has not answered when it was asked."""
         self._is_due = asyncio.Event()
 
     def start(self) -> None:
         self._is_due.set()
         self._context.tasks.spawn(self._keep_registered())
+
+    async def check_id_is_free(self) -> None:
+        """To be called before this process listens to anything. Raises TidelogError ID_IN_USE."""
+        holder = await self._ask_holder()
+        if holder is not None:
+            raise self._id_in_use(holder)
+
+    async def _ask_holder(self) -> pb.ProbeAnswer | None:
+        """The answer of another process that is registered under this id and lives; None: there is none."""
+        context = self._context
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[pb.ProbeAnswer | None] = loop.create_future()
+
+        def settle(answer: pb.ProbeAnswer | None) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        def on_answer(message: Message) -> None:
+            if message.status is not None:
+                settle(None)
+                return
+            answer = context.messages.decode(pb.ProbeAnswer, message)
+            if answer is not None and answer.broker == context.broker_id and answer.life_id != context.life_id:
+                settle(answer)
+
+        question = pb.Probe(cluster_id=self._registration.cluster_id, newcomer=context.life_id)
+        inbox = context.transport.new_inbox()
+        context.transport.on_inbox(inbox, on_answer)
+        timer = loop.call_later(context.settings.broker_silence_timeout_s, settle, None)
+        try:
+            subject = context.subjects.probe(context.broker_id)
+            if not context.transport.publish(subject, [question.SerializeToString()], reply=inbox):
+                return None
+            return await answered
+        finally:
+            timer.cancel()
+            context.transport.on_inbox(inbox, None)
+
+    def _id_in_use(self, holder: pb.ProbeAnswer) -> TidelogError:
+        broker, labels = self._context.broker_id, holder.labels
+        return TidelogError(
+            Code.ID_IN_USE,
+            f"broker {broker} is alive: process {labels.get('pid', '?')} on {labels.get('host', 'another host')} has"
+            f" registered under this id, with the data folder {holder.data_dir or 'of another configuration'}"
+            f" (incarnation {holder.incarnation}); give this process an id and a data folder of its own, or stop that"
+            " one first",
+        )
 
     def on_own_change(self) -> Incarnation | None:
         """The registration under this broker's id has changed. Returns the incarnation of this life if it is new."""
@@ -99,8 +164,18 @@ class Registrar:
             if outcome.code.retriable:
                 await asyncio.sleep(pause / 10)
                 continue
+            refusal = TidelogError(outcome.code, outcome.message)
+            if outcome.code is Code.ID_IN_USE:
+                registered = context.state.brokers[context.broker_id]
+                holder = await self._ask_holder()
+                if holder is None:
+                    self._silent_life = registered.life_id
+                    continue
+                refusal = self._id_in_use(holder)
+            elif outcome.code is Code.EMPTY_FOLDER:
+                refusal = TidelogError(outcome.code, f"{self._registration.folder}: {outcome.message}")
             self._is_due.clear()
-            context.port.on_fatal(TidelogError(outcome.code, outcome.message))
+            context.port.on_fatal(refusal)
 
     def _command(self) -> pb.Command:
         context, known = self._context, self._registration
@@ -119,5 +194,7 @@ class Registrar:
                 page_cache_survived=again or known.page_cache_survived,
                 unsound=[ref_of(key) for key in sorted({*unsound})],
                 raft_address=known.raft_address,
+                replace=known.replace,
+                silent_life=self._silent_life,
             )
         )

@@ -141,7 +141,12 @@ class MetadataService:
         self._registrar = Registrar(context, proposals, registration, self._outbound.withdrawing)
         self._views = ViewDelivery(context)
         self._requests = ControllerRequests(
-            context, self.namespace, registration.labels, self._raft_status, self._deliver_applied
+            context,
+            self.namespace,
+            registration.labels,
+            self._raft_status,
+            self._deliver_applied,
+            registration.folder,
         )
         self._registered = asyncio.Event()
         self._waits_for_room = False
@@ -154,8 +159,10 @@ class MetadataService:
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Joins the group; returns before the broker is registered (`wait_registered`). Raises RaftError."""
+        """Joins the group; returns before the broker is registered (`wait_registered`). Raises RaftError, and
+        TidelogError where another living process has this broker's id."""
         context = self._context
+        await self._registrar.check_id_is_free()
         self._subscriptions += await self._requests.subscribe()
         cluster = context.subjects.cluster()
         self._subscriptions.append(await context.transport.subscribe_claims(cluster, self._controller.on_claim))

@@ -138,7 +138,7 @@ async def test_a_compacted_log_of_full_batches_is_read_and_copied_from_the_start
         away = cluster.others(leader.broker)[0]
         cluster.kill(away)
         shutil.rmtree(processes.broker_dir(away))
-        cluster.start(away)
+        processes.start_broker(away, replace=True)
         end = leader.log_end_offset
         await cluster.until_replica(STREAM, away, lambda r: r.log_end_offset == end, f"{away} to copy the log")
         await cluster.leader(STREAM, isr=3)
@@ -173,7 +173,7 @@ async def test_where_nats_carries_less_than_is_stored_everybody_is_told_until_it
                 lambda: cluster.nats.is_connected and cluster.nats.max_payload == 1 << 20,
                 "the connection to the server that carries less",
             )
-            cluster.start(away)
+            processes.start_broker(away, replace=True)
 
             async def stopped() -> str | None:
                 [partition] = (await cluster.client.describe(STREAM))["partitions"]

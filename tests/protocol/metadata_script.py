@@ -15,7 +15,9 @@
     leader-tells N=OFFSET … [e=N] [version=N]     the leaders of partitions N report where the layout before ends
     leader-is-empty N … [p=N] [e=N]        the leaders of retired partitions N report that no record is left in them
     routes s                               layouts, and the repartition that is under way
-    register b [life=same] [folder=other|old] [cache=lost] [unsound=N,…]
+    register b [life=same] [folder=other|old|N] [cache=lost] [unsound=N,…]     `folder=N`: it last registered as life N
+    register b … asks=no|replace [silent]  as this version does, which is refused an empty folder (folder=0) in place of
+                                           another, and the id of a life that lives and has not been `silent`
     die b c [life=N] [epoch=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
@@ -399,17 +401,20 @@ class MetadataScript:
         self.core.repartitioning.on_adoption(BrokerId(command.words[0]), generations)
 
     def _register(self, command: Command) -> None:
-        command.check_options("life", "folder", "cache", "unsound")
+        command.check_options("life", "folder", "cache", "unsound", "asks")
         options = command.options
-        name = command.words[0]
+        name, folder = command.words[0], options.get("folder", "same")
         self._behaviour.setdefault(name, "answers")
+        known = self.cluster.state.brokers.get(BrokerId(name))
         outcome = self.cluster.register(
             name,
-            folder_same=options.get("folder") != "other",
-            last_incarnation=1 if options.get("folder") == "old" else None,
+            folder_same=folder not in ("other", "0"),
+            last_incarnation=int(folder) if folder.isdigit() else 1 if folder == "old" else None,
             page_cache_survived=options.get("cache") != "lost",
             same_life=options.get("life") == "same",
             unsound=[self._key(int(number)) for number in options.get("unsound", "").split(",") if number],
+            replace=options["asks"] == "replace" if "asks" in options else None,
+            silent_life=known.life_id if known is not None and "silent" in command.words else "",
         )
         self._ended(outcome)
 

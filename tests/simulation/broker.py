@@ -104,6 +104,8 @@ class SimBroker:
         self.subjects = subjects
         self.disk = SimDisk(crash=SimulatedCrash)
         self.lives = 0
+        self.replaces_folder = False
+        """Its disk was replaced by an empty one, and its operator says so."""
         self.process: Process | None = None
         self.broker: Broker | None = None
         self.metadata: MetadataService | None = None
@@ -208,6 +210,7 @@ class SimBroker:
             metadata_settings=self.metadata_settings,
             replica_settings=self.replica_settings,
             storage_settings=self.storage_settings,
+            replace=self.replaces_folder,
         )
         try:
             runtime = await BrokerRuntime.open(dependencies, partial(self._end_on, process))
@@ -226,7 +229,10 @@ class SimBroker:
         metadata.report_leader = report_leader  # type: ignore[method-assign,assignment]
         self.metadata, self.broker = metadata, runtime.broker
         self._closing = runtime.close
-        await runtime.start()
+        try:
+            await runtime.start()
+        except TidelogError as error:
+            self._end_on(process, error)
 
     def _watch_peers(self, link: PeerLink, believed: OnlyBrokersAreBelieved, life: str) -> None:
         opens = link._open

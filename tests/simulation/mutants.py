@@ -183,8 +183,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "every restart counts as one that lost nothing",
         (DataDir.proof, "return self._proof", "return Proof(True, True)"),
         (
-            brokers.register_broker,
-            "(command.last_incarnation == known.incarnation or known.life_id in command.earlier_lives)",
+            brokers._proves,
+            'command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)',
             "True",
         ),
     ),
@@ -1053,6 +1053,34 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (DataWaiters.tick, "max(follower.last_fetch_at, follower.fired_at)", "follower.last_fetch_at"),
         ),
         "replication/the_record_that_wakes_a_paused_partition_is_lost",
+    ),
+    (
+        _mutant(
+            "an empty folder is taken in the place of another",
+            (brokers._refused_folder, "if not command.last_incarnation and not command.replace:", "if False:"),
+        ),
+        "metadata/an_empty_folder_is_not_taken_for_the_one_of_a_broker",
+    ),
+    (
+        _mutant(
+            "a process with another folder takes the id of a living one",
+            (brokers._refused_folder, "if known.alive and", "if False and"),
+        ),
+        "metadata/an_id_has_one_living_process",
+    ),
+    (
+        _mutant(
+            "any folder brings back what another one holds",
+            (election.after_registration, "and proves(found)", ""),
+        ),
+        "metadata/the_right_folder_comes_back",
+    ),
+    (
+        _mutant(
+            "the right folder brings nothing back",
+            (election.after_registration, "found is not None and proves(found)", "False"),
+        ),
+        "metadata/the_right_folder_comes_back",
     ),
     (
         _mutant(

@@ -291,6 +291,7 @@ class Cluster:
     def wipe(self, broker: SimBroker) -> None:
         broker.kill()
         broker.disk.wipe()
+        broker.replaces_folder = True
         self.invariants.wiped(broker)
 
     def may_lose_power(self, broker: SimBroker, *, dead: bool = False) -> bool:

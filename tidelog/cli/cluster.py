@@ -87,7 +87,12 @@ def _show(found: ClusterStatus) -> None:
         highlight=False,
     )
     for offline in found.get("offline", []):
-        waits_for = f"waits for {' or '.join(offline['waits_for'])}"
+        elsewhere = offline.get("other_folder", [])
+        named = [
+            f"{broker} with its earlier data folder" if broker in elsewhere else broker
+            for broker in offline["waits_for"]
+        ]
+        waits_for = f"waits for {' or '.join(named)}"
         if not offline["waits_for"]:
             waits_for = "no sound replica is left, see `tidelog partition elect-unclean --help`"
         console().print(f"[red]offline[/]: {offline['partition']}, {waits_for}", highlight=False)

@@ -39,6 +39,12 @@ from tidelog.cli.login_options import given_login, login_options, warn_of_secret
     help="Answer Liftbridge's clients there, on loopback unless the configuration says otherwise.  [default: no port]",
 )
 @click.option("--data-dir", help="Folder of this broker's data; one broker per folder.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    default=None,
+    help="The folder that this broker had is lost for good: start on an empty one, and copy from the other replicas.",
+)
 @click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
 @click.option(
     "--rack", metavar="NAME", help="Where it runs, such as a zone, for consumers that read from the nearest replica."
@@ -58,6 +64,7 @@ def server(
     master_key_file: str | None,
     liftbridge_port: int | None,
     data_dir: str | None,
+    replace: bool | None,
     namespace: str | None,
     rack: str | None,
     log_level: str | None,
@@ -94,6 +101,7 @@ def server(
         "master_key_file": master_key_file,
         "liftbridge_port": liftbridge_port,
         "data_dir": data_dir,
+        "replace": replace,
         "namespace": namespace,
         "rack": rack,
         "log_level": log_level,

@@ -106,6 +106,8 @@ class BrokerDependencies:
     metadata_settings: MetadataSettings
     replica_settings: ReplicaSettings
     storage_settings: StorageSettings
+    replace: bool = False
+    """The operator says that an empty data folder takes the place of the one that the broker had."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Read anew for each probe answer."""
     keyring: Keyring = field(default_factory=Keyring)
@@ -249,6 +251,8 @@ class BrokerRuntime:
             cluster_id=data_dir.cluster_id or "",
             labels=needs.labels,
             raft_address=needs.raft_address,
+            replace=needs.replace,
+            folder=str(data_dir.path),
         )
         return cls(needs, on_fatal, space, replicas, registration)
 
@@ -269,7 +273,8 @@ class BrokerRuntime:
         return [stream.subject for stream in self.metadata.state.streams.values()]
 
     async def start(self) -> None:
-        """Raises RaftError when the metadata group's journal cannot be used."""
+        """Raises RaftError when the metadata group's journal cannot be used, TidelogError when another living process
+        has this broker's id."""
         await self.broker.start()
         await self.metadata.start()
         await self._routing.start()

@@ -17,6 +17,7 @@
     liftbridge_ca = "clients.pem"
     liftbridge_login = "login.toml"         # a [login] to NATS for the calls on that port
     data_dir = "/var/lib/tidelog"
+    replace = true                          # the folder that this broker had is lost for good; data_dir may be empty
     boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
     rack = "eu-1a"                          # where it runs, for consumers that read from the nearest replica
@@ -38,8 +39,9 @@
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
-TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_RACK, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY
-with the key itself; TIDELOG_LIFTBRIDGE_PORT and its like; TIDELOG_NATS_USER and the others of the login.
+TIDELOG_REPLACE, TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_RACK, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or
+TIDELOG_MASTER_KEY with the key itself; TIDELOG_LIFTBRIDGE_PORT and its like; TIDELOG_NATS_USER and the others of the
+login.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
     "namespace", "log_level", "master_key_file", "raft_ca", "raft_cert", "raft_key",
-    "rack", *LIFTBRIDGE_KEYS,
+    "rack", "replace", *LIFTBRIDGE_KEYS,
 )  # fmt: skip
 _SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key", *SECRET_FILE_KEYS)
 _RAFT_TLS = ("raft_ca", "raft_cert", "raft_key")
@@ -89,6 +91,8 @@ class ServerConfig:
     broker: BrokerId
     nats: tuple[str, ...]
     data_dir: Path
+    replace: bool = False
+    """An empty `data_dir` takes the place of a folder that is lost for good. Nothing once it is in use."""
     login: Callable[[], NatsLogin] = lambda: NO_LOGIN
     """The login to `nats`, read anew from where it is written at each call. Raises NatsRefused."""
     secret_files: tuple[Path, ...] = ()
@@ -202,6 +206,7 @@ def _build(
         login=sources.login,
         secret_files=(*found.secret_files, *_secret_files(values, file)),
         data_dir=Path(str(values["data_dir"])),
+        replace=_flag("replace", values.get("replace", False)),
         boot_id_file=Path(str(values.get("boot_id_file") or LINUX_BOOT_ID)),
         raft_address=str(address) if address is not None else None,
         raft_peers=peers,
@@ -227,6 +232,15 @@ def _build(
     )
     _check_reach(config)
     return config
+
+
+def _flag(name: str, value: object) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in known:
+        raise _bad(f"{name}={value!r} is neither true nor false; leave it out, or give one of them")
+    return known[str(value).lower()]
 
 
 def _read(file: Path) -> dict[str, Any]:

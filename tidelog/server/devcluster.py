@@ -201,10 +201,10 @@ class DevCluster:
         if sig in (signal.SIGKILL, signal.SIGTERM):
             process.wait(STOP_TIMEOUT)
 
-    def start_broker(self, broker: str) -> None:
-        """Start a broker that does not run."""
+    def start_broker(self, broker: str, *, replace: bool = False) -> None:
+        """Start a broker that does not run. `replace`: its data folder is lost for good."""
         if self.pid(broker) is None:
-            self._spawn(broker)
+            self._spawn(broker, *(("--replace",) if replace else ()))
             self._write_cluster_file()
 
     def wait_ready(self, timeout: float = 30.0, on_wait: Callable[[], None] | None = None) -> None:
@@ -270,10 +270,10 @@ class DevCluster:
         lock.flush()
         self._lock = lock
 
-    def _spawn(self, broker: str) -> None:
+    def _spawn(self, broker: str, *flags: str) -> None:
         with self.log_file(broker).open("ab") as log:
             self._processes[broker] = subprocess.Popen(
-                [sys.executable, *self._server_command, "--config", str(self.config_file(broker))],
+                [sys.executable, *self._server_command, "--config", str(self.config_file(broker)), *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -129,6 +129,8 @@ class FoundCluster(NamedTuple):
     """Empty: no broker answered."""
     is_proved: bool
     """A broker that holds a secret of this cluster has said so, and not anybody."""
+    has_own_id: bool = False
+    """The one that answered goes by the id of this broker."""
 
 
 async def _ask_for_cluster(
@@ -150,7 +152,7 @@ async def _ask_for_cluster(
                 if is_to_all and (not proved or claim.cluster_id != data_dir.cluster_id):
                     return
                 if proved or not said.cluster_id:
-                    said = FoundCluster(claim.cluster_id, proved)
+                    said = FoundCluster(claim.cluster_id, proved, claim.broker == broker)
                 if proved:
                     answered.set()
 
@@ -298,6 +300,7 @@ class Node:
             metadata_settings=config.metadata,
             replica_settings=config.replica,
             storage_settings=config.storage,
+            replace=config.replace,
             labels=self._labels,
             keyring=self._keyring,
         )
@@ -446,6 +449,15 @@ class Node:
                 raise TidelogError(Code.BAD_CONFIG, str(e)) from e
             # Its voters have another secret, so that Raft keeps the two apart; or it is a lie.
             _log.warning("somebody without a secret of this cluster says: %s", str(e)[:500])
+            return
+        # Brokers that share a secret are asked for their id when they register. One that stands alone has a secret of
+        # its own, so the one that has a copy of its folder cannot prove who it is.
+        if found.has_own_id and not self.config.secrets.are_shared:
+            raise TidelogError(
+                Code.ID_IN_USE,
+                f"another process is broker {self.config.broker} of cluster {found.cluster_id}, and {data_dir.path} is"
+                " a copy of its data folder; stop that one first, or start this one with an id and a folder of its own",
+            )
 
     def _on_fatal(self, error: TidelogError) -> None:
         if not self.fatal.done():

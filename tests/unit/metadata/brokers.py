@@ -273,6 +273,27 @@ class World:
         self.brokers: dict[str, Broker] = {}
         self.client = FakeTransport(self.hub)
 
+    def make(
+        self,
+        name: str,
+        registration: Registration | None = None,
+        life: str = "1",
+        settings: MetadataSettings = SETTINGS,
+    ) -> Broker:
+        """Without a `registration` of its own a later life begins on the folder of the one before."""
+        before = self.brokers.get(name)
+        if registration is None and before is not None:
+            registration = Registration(
+                folder_same=True,
+                page_cache_survived=True,
+                last_incarnation=before.recorded[-1][1] if before.recorded else Incarnation(0),
+                earlier_lives=(before.service._context.life_id,),
+                raft_address=f"{name}:1",
+                labels={"zone": name},
+            )
+        self.brokers[name] = Broker(self, name, registration, life, settings)
+        return self.brokers[name]
+
     async def start(
         self,
         name: str,
@@ -280,7 +301,7 @@ class World:
         life: str = "1",
         settings: MetadataSettings = SETTINGS,
     ) -> Broker:
-        broker = self.brokers[name] = Broker(self, name, registration, life, settings)
+        broker = self.make(name, registration, life, settings)
         await broker.service.start()
         return broker
 

@@ -64,8 +64,11 @@ class Cluster:
         life_id: str = "",
         cluster_id: str = CLUSTER_ID,
         same_life: bool = False,
+        replace: bool | None = None,
+        silent_life: str = "",
     ) -> Outcome:
-        """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise."""
+        """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise.
+        `replace`: None: of a version that did not ask for it."""
         if not same_life:
             self.lives[broker] = self.lives.get(broker, 0) + 1
         known = self.state.brokers.get(BrokerId(broker))
@@ -83,6 +86,8 @@ class Cluster:
                     page_cache_survived=page_cache_survived,
                     unsound=[ref_of(key) for key in unsound],
                     raft_address=f"{broker}:1",
+                    replace=replace,
+                    silent_life=silent_life,
                 )
             )
         )

@@ -92,7 +92,7 @@ def test_only_the_report_of_a_serving_leader_counts(
 def test_the_cluster_status_names_partitions_in_trouble_and_the_brokers_that_they_wait_for() -> None:
     form = cluster_form(three().state, SUBJECTS, {}, {})
     assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
-    assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"]}]
+    assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"], "other_folder": []}]
     assert form["under_replicated_partitions"] == ["s/0"]
 
 
@@ -122,7 +122,31 @@ def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
     cluster.create(assignments=["a b"])
     cluster.die("b")
     cluster.register("a", unsound=[cluster.key()])
-    assert cluster_form(cluster.state, SUBJECTS, {}, {})["offline"] == [{"partition": "s/0", "waits_for": []}]
+    assert cluster_form(cluster.state, SUBJECTS, {}, {})["offline"] == [
+        {"partition": "s/0", "waits_for": [], "other_folder": []}
+    ]
+
+
+def test_an_offline_partition_waits_for_the_folder_that_its_broker_had() -> None:
+    cluster = Cluster("a")
+    cluster.create(assignments=["a"])
+    cluster.register("a", folder_same=False)
+    offline = cluster_form(cluster.state, SUBJECTS, {}, {})["offline"]
+    assert offline == [{"partition": "s/0", "waits_for": ["a"], "other_folder": ["a"]}]
+
+
+def test_a_loss_without_another_replica_is_told_without_a_hole() -> None:
+    cluster = Cluster("a")
+    cluster.create(assignments=["a"])
+    held: ReplicaReport = {"log_start_offset": 0, "log_end_offset": 5, "high_watermark": 4}
+    assert loss(cluster, "a", a=held)["loss"] == "records from offset 5 on, which no other replica holds, are given up"
+    assert loss(cluster, "a")["loss"] == (
+        "a does not tell what it holds: records that it does not hold are given up, however many"
+    )
+    cluster.register("a", folder_same=False)
+    assert loss(cluster, "a", a=held)["loss"] == (
+        "records from offset 5 on, which only the earlier data folder of a may hold, are given up"
+    )
 
 
 def test_the_cluster_status_names_no_more_than_a_page_holds() -> None:

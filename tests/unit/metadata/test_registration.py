@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from metadata.raft.types import (
 )
 from metadata.runtime.registration import Registration
 from tests.fake_nats import FakeTransport
-from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Broker, Group, Member, World, running, until
+from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Member, World, running, until
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.transport import Message
@@ -92,13 +93,89 @@ async def test_a_broker_declared_dead_before_it_heard_of_its_registration_keeps_
         assert BrokerId("c") in world.view(by="c").eligible
 
 
-async def test_a_second_process_under_the_same_id_ends_the_first() -> None:
+CREATE_TWO = CREATE | {"replication_factor": 2}
+IMPATIENT = replace(SETTINGS, broker_silence_timeout_s=0.2)
+LABELS = {"host": "h1", "pid": "77"}
+
+
+@pytest.mark.parametrize("folder", ["another", "empty", "copied"])
+async def test_a_second_process_under_the_id_of_a_living_one_is_refused(folder: str) -> None:
+    async with running("a") as world:
+        first = await world.start(
+            "b",
+            Registration(
+                folder_same=False, page_cache_survived=False, raft_address="b:1", labels=LABELS, folder="/data/b"
+            ),
+        )
+        await asyncio.wait_for(first.service.wait_registered(), 30)
+        await world.api("stream.create", **CREATE_TWO)
+        incarnation = first.service.incarnation
+        assert incarnation is not None
+        newcomer = Registration(
+            folder_same=folder != "empty",
+            page_cache_survived=folder != "empty",
+            last_incarnation={"another": Incarnation(1), "empty": Incarnation(0), "copied": incarnation}[folder],
+            cluster_id="" if folder == "empty" else first.service.cluster_id,
+            raft_address="b:1",
+            replace=True,
+            folder="/data/copy",
+        )
+        with pytest.raises(TidelogError, match=r"process 77 on h1 .* data folder /data/b") as refused:
+            await world.start("b", newcomer, life="2")
+        assert refused.value.code is Code.ID_IN_USE
+        assert (first.fatal, world.brokers["a"].service.state.brokers[BrokerId("b")].incarnation) == ([], incarnation)
+        world.brokers["b"] = first
+
+
+async def test_of_two_processes_that_start_at_once_the_second_is_refused() -> None:
+    """Neither is registered yet when the other one asks."""
+    async with running("a") as world:
+        world.group.unavailable = 1
+        first, second = [
+            await world.start(
+                "b",
+                Registration(folder_same=False, page_cache_survived=False, folder=f"/data/b-{life}"),
+                life=life,
+                settings=IMPATIENT,
+            )
+            for life in ("1", "2")
+        ]
+        await until(lambda: first.fatal or second.fatal)
+        refused, served = (first, second) if first.fatal else (second, first)
+        assert refused.fatal[0].code is Code.ID_IN_USE
+        assert f"data folder /data/{served.service._context.life_id}" in refused.fatal[0].message
+        assert served.fatal == []
+        world.brokers["b"] = served
+        await refused.service.close()
+
+
+async def test_a_broker_with_another_folder_takes_its_id_once_the_registered_life_is_silent() -> None:
+    """It died just now: nobody has declared it dead."""
     async with running("a", "b") as world:
-        first = world.brokers["b"]
-        await world.start("b", life="2")
-        await until(lambda: first.fatal)
-        assert "another process" in first.fatal[0].message
-        await first.service.close()
+        await world.api("stream.create", **CREATE_TWO)
+        await world.brokers["b"].kill()
+        state = world.brokers["a"].service.state
+        assert state.is_alive(BrokerId("b"))
+        another = Registration(folder_same=False, page_cache_survived=False, replace=True)
+        again = await world.start("b", another, life="2", settings=IMPATIENT)
+        await asyncio.wait_for(again.service.wait_registered(), 30)
+        assert again.fatal == []
+
+
+async def test_an_empty_folder_where_partitions_should_be_ends_the_broker() -> None:
+    async with running("a", "b") as world:
+        await world.api("stream.create", **CREATE_TWO)
+        await world.brokers["b"].kill()
+        before = world.brokers["a"].service.state.brokers[BrokerId("b")]
+        empty = Registration(folder_same=False, page_cache_survived=False, raft_address="b:1", folder="/mnt/wrong")
+        again = await world.start("b", empty, life="2")
+        await until(lambda: again.fatal)
+        (error,) = again.fatal
+        assert error.code is Code.EMPTY_FOLDER
+        for words in ("/mnt/wrong", "of b is empty", "3, of which 0", "mount its disk", "--data-dir", "--replace"):
+            assert words in error.message
+        assert world.brokers["a"].service.state.brokers[BrokerId("b")].life_id == before.life_id
+        await again.service.close()
 
 
 async def test_a_folder_of_another_cluster_is_fatal() -> None:
@@ -210,7 +287,7 @@ async def test_a_broker_that_cannot_take_its_registration_or_its_partitions_over
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         await world.brokers["c"].kill()
-        again = world.brokers["c"] = Broker(world, "c", life="2")
+        again = world.make("c", life="2")
 
         def fail(*_: object) -> None:
             raise OSError("the disk is gone")
@@ -228,7 +305,7 @@ async def test_a_broker_whose_folder_has_no_room_for_its_registration_takes_part
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         await world.brokers["c"].kill()
-        again = world.brokers["c"] = Broker(world, "c", life="2")
+        again = world.make("c", life="2")
         attempts: list[int] = []
         has_room = False
 
