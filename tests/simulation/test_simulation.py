@@ -158,7 +158,7 @@ def test_a_stream_goes_from_three_partitions_to_six_and_to_four_under_kills(seed
     assert result.faults["scenario repartitioned under kills"] == 1
 
 
-@pytest.mark.parametrize("seed", [4, 7, 8])
+@pytest.mark.parametrize("seed", [2, 4, 7])
 def test_a_group_goes_on_where_records_go_before_it_has_read_them(seed: int) -> None:
     name = "repartitioned while records go"
     result = run(seed, scenario=name)
