@@ -71,6 +71,8 @@ class Note:
     """A line for the log, which operators read."""
 
     text: str
+    is_warning: bool = False
+    """Something has failed that a person may have to mend; else it only says what is done."""
 
 
 Effect: TypeAlias = (

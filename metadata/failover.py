@@ -157,7 +157,7 @@ class Failover:
             )
         )
         names = ", ".join(f"{broker} (incarnation {incarnation})" for broker, incarnation in due)
-        return [Note(f"dead: {names}"), self._propose(command)]
+        return [Note(f"dead: {names}", is_warning=True), self._propose(command)]
 
     def replace_cut_off(self, cut_off: tuple[BrokerId, ...], now: float) -> list[Effect]:
         """Elect other leaders for partitions that these brokers lead: members of the ISR, else eligible replicas."""
@@ -169,7 +169,8 @@ class Failover:
                 effects.append(
                     Note(
                         f"broker {broker} takes part in the metadata group, but is not heard over NATS; check its"
-                        " connection to the NATS server"
+                        " connection to the NATS server",
+                        is_warning=True,
                     )
                 )
             if self._cut_off[broker] <= now:

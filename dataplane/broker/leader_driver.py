@@ -61,7 +61,17 @@ from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.transport import Message, MessageHandler, Transport
-from wire.types import BrokerId, DrainAnswer, LeaderMove, Offset, PartitionState, PartitionView, RetiredReport
+from wire.types import (
+    BrokerId,
+    DrainAnswer,
+    IsrMember,
+    LeaderMove,
+    Offset,
+    PartitionEpoch,
+    PartitionState,
+    PartitionView,
+    RetiredReport,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +109,7 @@ class LeaderDriver(ReadableRole):
             lambda subject: context.ingest.subscribe_bulk(subject, self._bulk_handler(self._appending.ingest)),
         )
         self._subjects: list[str] = []
+        self._logged_proposal: tuple[PartitionEpoch, tuple[IsrMember, ...]] | None = None
         self.core = Leader(
             view=setup.view,
             broker=context.broker,
@@ -377,10 +388,11 @@ class LeaderDriver(ReadableRole):
                     self._notify(replica)
                 case ProposeIsr(change):
                     self.context.counters.isr_proposals += 1
-                    _log.info(
-                        "partition %s: proposes ISR %s (%s)",
-                        self.view.key, ",".join(m.broker for m in change.new_isr), change.reason,
-                    )  # fmt: skip
+                    # Without a controller the same change is proposed again every second.
+                    if self._logged_proposal != (change.expected_epoch, change.new_isr):
+                        self._logged_proposal = (change.expected_epoch, change.new_isr)
+                        isr = ",".join(member.broker for member in change.new_isr)
+                        _log.info("partition %s: proposes ISR %s (%s)", self.view.key, isr, change.reason)
                     self.context.metadata.alter_isr(change)
                 case ProposePause(change):
                     _log.info("partition %s: asks to be %s", self.view.key, "paused" if change.paused else "resumed")

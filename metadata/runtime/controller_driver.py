@@ -59,6 +59,7 @@ class ControllerDriver:
         self._own_labels = own_labels
         self._labels: dict[BrokerId, Mapping[str, str]] = {}
         """Labels in the newest answers to probes."""
+        self._had_quorum = False
         self._timer: asyncio.TimerHandle | None = None
         self._claims_inbox = context.transport.new_inbox()
         self._claims_subject = context.subjects.cluster()
@@ -104,8 +105,20 @@ class ControllerDriver:
 
     def on_raft_status(self, status: RaftStatus) -> None:
         if not self._context.closed:
+            self._say_quorum(status.has_quorum)
             leads = status.role is RaftRole.LEADER
             self.run(self._context.core.on_raft(leads, status.has_quorum, self._context.monotonic()))
+
+    def _say_quorum(self, has_quorum: bool) -> None:
+        had_quorum, self._had_quorum = self._had_quorum, has_quorum
+        if had_quorum and not has_quorum:
+            _log.warning(
+                "broker %s is connected to no majority of the metadata group's voters: until it is, no stream, leader"
+                " or ISR changes; start the voters that are down, and see that they reach each other",
+                self._context.broker_id,
+            )
+        elif has_quorum and not had_quorum:
+            _log.info("broker %s is connected to a majority of the metadata group's voters", self._context.broker_id)
 
     def on_peer_lost(self, address: str) -> None:
         """The Raft connection with the voter of that address has closed."""
@@ -189,8 +202,10 @@ class ControllerDriver:
                     context.port.on_fatal(error)
                 case MoveLeader(move):
                     context.tasks.spawn(self._move(move))
-                case Note(text):
-                    _log.info("controller %s: %s", context.broker_id, text)
+                case Note(text, is_warning):
+                    _log.log(
+                        logging.WARNING if is_warning else logging.INFO, "controller %s: %s", context.broker_id, text
+                    )
         self._wake_in(max(SHORTEST_PAUSE_S, context.core.next_deadline() - context.monotonic()))
 
     def _wake_in(self, pause_s: float) -> None:

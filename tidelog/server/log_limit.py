@@ -1,4 +1,6 @@
-"""A flood of bad input must not become a flood of log lines: counters count everything, the log shows the first ones.
+"""What a broker's log looks like, and how much of it there can be.
+
+A flood of bad input must not become a flood of log lines: counters count everything, the log shows the first ones.
 
 Lines are alike when they have the same format string. Of such lines, MAX_LINES and MAX_BYTES pass in each second, of
 all lines MAX_BYTES_OF_ALL; the next line of a kind that passes says how many were left out. Lines with the attribute
@@ -14,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from wire.echo import one_line
 
@@ -46,6 +49,16 @@ class _Second:
 @dataclass(slots=True)
 class _Kind(_Second):
     left_out: int = 0
+
+
+class LogFormat(logging.Formatter):
+    """Lines that begin with date, time and zone in ISO 8601, in the local zone of the process, and the level."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 - logging's
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="milliseconds")
 
 
 class LogLimit(logging.Filter):

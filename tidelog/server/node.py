@@ -48,7 +48,7 @@ from tidelog.runtime.private_files import PRIVATE_UMASK, warn_of_open
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.config import ServerConfig
 from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
-from tidelog.server.log_limit import LogLimit
+from tidelog.server.log_limit import LogFormat, LogLimit
 from tidelog.server.open_files import raise_limit
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import MAX_SHOWN, Refusals
@@ -85,13 +85,10 @@ REGISTRATION_TIMEOUT = 60.0
 
 def run(config: ServerConfig) -> int:
     """Run until SIGINT or SIGTERM; the process's exit status. Raises TidelogError when it cannot start."""
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogLimit())
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormat())
+    handler.addFilter(LogLimit())
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     os.umask(PRIVATE_UMASK)
     warn_of_open((config.data_dir, *config.secret_files))
     keep_freed_memory()

@@ -327,3 +327,20 @@ async def test_a_broker_whose_folder_has_no_room_for_its_registration_takes_part
         tried = len(attempts)
         await asyncio.sleep(0.05)
         assert len(attempts) == tried
+
+
+async def test_what_a_person_may_have_to_mend_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings(text: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelname == "WARNING" and text in each.message]
+
+    async with running("a", "b", "c") as world:
+        await world.brokers["c"].kill()
+        await until(lambda: warnings("dead: c"))
+        service = world.brokers["b"].service
+        lost = replace(service._raft.status(), has_quorum=False)
+        for _ in range(3):
+            service._on_raft_status(lost)
+        assert len(warnings("broker b is connected to no majority")) == 1
+        service._on_raft_status(replace(lost, has_quorum=True))
+        service._on_raft_status(lost)
+        assert len(warnings("broker b is connected to no majority")) == 2

@@ -14,6 +14,7 @@ import pytest
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
+from dataplane.replica.effects import ProposeIsr
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
 from tests.views import KEY, A, B
 from wire.append import encode_append
@@ -25,7 +26,7 @@ from wire.replication import encode_header
 from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
 from wire.tidelog_pb2 import Message as Envelope
 from wire.transport import BulkHandler, Message
-from wire.types import LeaderEpoch, Offset, PartitionEpoch, PartitionView
+from wire.types import Incarnation, IsrChange, IsrMember, LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 
 @pytest.fixture
@@ -437,3 +438,24 @@ async def test_new_ids_above_the_bound_are_refused_and_repetitions_are_answered(
     assert [(subject, (headers or {})["Tidelog-Limit"]) for subject, headers in refused] == [("c", "message_ids")]
     await role.end("it is over")
     assert bench.context.message_ids.count == 0, "the next leader counts them"
+
+
+async def test_a_change_of_the_isr_is_logged_once_however_often_it_is_proposed(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    role = await lead(bench)
+    asked: list[IsrChange] = []
+    monkeypatch.setattr(bench.context.metadata, "alter_isr", asked.append, raising=False)
+    change = IsrChange(
+        key=KEY,
+        leader=A,
+        leader_epoch=EPOCH,
+        expected_epoch=PartitionEpoch(3),
+        new_isr=(IsrMember(A, Incarnation(1)),),
+        reason="B lags",
+    )
+    for proposed in (change, change, replace(change, expected_epoch=PartitionEpoch(4)), change):
+        role._run([ProposeIsr(proposed)])
+    told = [each.getMessage() for each in caplog.records if "proposes ISR" in each.getMessage()]
+    assert (len(told), len(asked)) == (3, 4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+from datetime import datetime, timedelta
 
-from tidelog.server.log_limit import ALWAYS, MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES, LogLimit
+from tidelog.server.log_limit import ALWAYS, MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, MAX_LINES, LogFormat, LogLimit
 
 
 class Clock:
@@ -89,3 +91,12 @@ def test_lines_that_must_not_be_left_out_are_not() -> None:
     for number in range(3 * MAX_LINES):
         log.warning("done %d", number, extra={ALWAYS: True})
     assert len(shown.lines) == 3 * MAX_LINES
+
+
+def test_a_line_begins_with_date_time_and_zone() -> None:
+    record = logging.LogRecord("tidelog.x", logging.WARNING, "", 0, "broker %s is gone", ("b1",), None)
+    found = re.fullmatch(r"(\S+) WARNING tidelog\.x: broker b1 is gone", LogFormat().format(record))
+    assert found is not None
+    told = datetime.fromisoformat(found[1])
+    assert told.tzinfo is not None
+    assert abs(told.timestamp() - record.created) < timedelta(milliseconds=1).total_seconds()
