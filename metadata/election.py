@@ -112,13 +112,19 @@ def after_death(
 
 
 def leave(
-    partition: Partition, broker: BrokerId, *, alive: IsAlive, min_isr: int, unsound: Withdrawn | None
+    partition: Partition,
+    broker: BrokerId,
+    *,
+    alive: IsAlive,
+    min_isr: int,
+    unsound: Withdrawn | None,
+    first: BrokerId | None = None,
 ) -> Partition:
     """`broker` may have lost records that it acknowledged; `unsound` says that it has.
 
-    It leaves the ISR if a member remains, or gives way to an eligible replica, a live one first. As the last that there
-    is it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to lead when
-    only the proof is missing. The leader is left as it is: the caller elects.
+    It leaves the ISR if a member remains, or gives way to an eligible replica: `first`, else a live one. As the last
+    that there is it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to
+    lead when only the proof is missing. The leader is left as it is: the caller elects.
     """
     if broker in partition.eligible:
         return replace(partition, eligible=tuple(other for other in partition.eligible if other != broker))
@@ -129,7 +135,7 @@ def leave(
         return with_isr(partition, others, min_isr=min_isr, lost=(broker,))
     if partition.eligible:
         order = partition.replicas.index
-        successor = min(partition.eligible, key=lambda other: (not alive(other), order(other)))
+        successor = min(partition.eligible, key=lambda other: (other != first, not alive(other), order(other)))
         return with_isr(partition, (successor,), min_isr=min_isr, lost=(broker,))
     if unsound is None or partition.is_withdrawn(broker):
         return partition
@@ -150,6 +156,7 @@ def after_registration(
     """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its folder
     is the one in which a withdrawn replica was last sound."""
     found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
+    has_lost_cache = False
     if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
         # It was the very last member, and withdrawn: whatever was committed is in this folder.
         kept = replace(partition, withdrawn=tuple(entry for entry in partition.withdrawn if entry is not found))
@@ -157,18 +164,38 @@ def after_registration(
         kept = partition
     else:
         kept = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
+        has_lost_cache = unsound is None
     if partition.leader == broker or partition.leader is None:
-        return elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=broker if partition.leader == broker else None)
+        avoid = broker if partition.leader == broker else None
+        elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid)
+        if has_lost_cache and elected.leader == broker:
+            # The last that there is. Replicas outside the ISR may hold committed records that it has lost.
+            return replace(elected, loss_epoch=elected.leader_epoch)
+        return elected
     return kept
 
 
 def after_withdrawal(
-    partition: Partition, broker: BrokerId, *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int, reason: str
+    partition: Partition,
+    broker: BrokerId,
+    *,
+    alive: IsAlive,
+    led: Mapping[BrokerId, int],
+    min_isr: int,
+    reason: str,
+    reported_by: BrokerId | None = None,
 ) -> Partition:
     """`broker`'s replica is unsound. The LeaderEpoch rises even when another leads, and when the replica is out of sync
     already: its progress as the leader knows it, requests sent before it cut its log, and an expansion on its way,
-    belong to an earlier epoch and no longer count."""
-    left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=Withdrawn(broker, reason))
+    belong to an earlier epoch and no longer count.
+
+    `reported_by`: a follower that holds committed records which `broker`, its leader, lacks. It leads if it is in the
+    ISR or eligible, and so holds all that is committed. Another replica may lack what was committed since it left:
+    then `broker` gives way to another member, or the partition is offline until an operator chooses between the two.
+    """
+    left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=Withdrawn(broker, reason), first=reported_by)
+    if left != partition and reported_by is not None and reported_by in candidates(left, alive):
+        return lead(left, reported_by, alive=alive, min_isr=min_isr)
     if partition.leader is None or partition.leader == broker:
         return partition if left == partition else elect(left, alive=alive, led=led, min_isr=min_isr)
     return replace(left, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
@@ -185,4 +212,5 @@ def unclean(partition: Partition, broker: BrokerId) -> Partition:
         withdrawn=(),
         leader_epoch=leader_epoch,
         unclean_epoch=leader_epoch,
+        loss_epoch=leader_epoch,
     )

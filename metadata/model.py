@@ -84,6 +84,9 @@ class Partition:
     leader_epoch: LeaderEpoch
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one that an operator began with an unclean election; 0: none."""
+    loss_epoch: LeaderEpoch = LeaderEpoch(0)
+    """The last one whose leader may lack committed records: an unclean election, or the last member of the ISR of an
+    `accepted` stream, which has lost its page cache (R22). 0: none."""
     state: PartitionState = PartitionState.ACTIVE
     """DRAINING: the cutover to a layout without it is not finished. RETIRED: that is over; it is read, and not written.
     """
@@ -244,6 +247,7 @@ class Stream:
             epoch=partition.epoch,
             leader_epoch=partition.leader_epoch,
             loss_accepted=partition.unclean_epoch == partition.leader_epoch,
+            loss_epoch=partition.loss_epoch,
             state=partition.state,
             paused=partition.paused,
             readonly=partition.readonly,

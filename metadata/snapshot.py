@@ -218,6 +218,7 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 readonly=partition.readonly,
                 purged_end=partition.purged_end,
                 unclean_epoch=partition.unclean_epoch,
+                loss_epoch=partition.loss_epoch,
             )
             for number, partition in sorted(stream.partitions.items())
         ],
@@ -281,6 +282,7 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 readonly=record.readonly,
                 purged_end=Offset(record.purged_end),
                 unclean_epoch=LeaderEpoch(record.unclean_epoch),
+                loss_epoch=LeaderEpoch(max(record.loss_epoch, record.unclean_epoch)),
             )
             for record in stream.partitions
         },

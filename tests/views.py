@@ -28,6 +28,7 @@ def partition_view(
     leader_epoch: int = 1,
     key: PartitionKey = KEY,
     loss_accepted: bool = False,
+    loss_epoch: int = 0,
     min_isr: int = 1,
     durability: Durability = DURABLE,
     **config: Any,
@@ -44,4 +45,5 @@ def partition_view(
         epoch=PartitionEpoch(epoch),
         leader_epoch=LeaderEpoch(leader_epoch),
         loss_accepted=loss_accepted,
+        loss_epoch=LeaderEpoch(loss_epoch),
     )

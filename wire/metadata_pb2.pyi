@@ -1127,7 +1127,7 @@ Global___ElectLeaders: _TypeAlias = ElectLeaders  # noqa: Y015
 
 @_typing.final
 class WithdrawReplica(_message.Message):
-    """A replica that is unsound leaves the ISR, or is marked as withdrawn (R23)."""
+    """A replica that is unsound leaves the ISR, or is marked as withdrawn (R23, R70)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1136,12 +1136,17 @@ class WithdrawReplica(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     EXPECTED_EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REPORTED_BY_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     incarnation: _builtins.int
     expected_epoch: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def partition(self) -> Global___PartitionRef: ...
+    @_builtins.property
+    def reported_by(self) -> Global___BrokerLife:
+        """the follower that holds committed records which this leader lacks; missing: the replica itself"""
+
     def __init__(
         self,
         *,
@@ -1150,10 +1155,11 @@ class WithdrawReplica(_message.Message):
         incarnation: _builtins.int = ...,
         expected_epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        reported_by: Global___BrokerLife | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "reported_by", b"reported_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "expected_epoch", b"expected_epoch", "incarnation", b"incarnation", "partition", b"partition", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "expected_epoch", b"expected_epoch", "incarnation", b"incarnation", "partition", b"partition", "reason", b"reason", "reported_by", b"reported_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1566,6 +1572,7 @@ class PartitionStateRecord(_message.Message):
     UNCLEAN_EPOCH_FIELD_NUMBER: _builtins.int
     PURGED_END_FIELD_NUMBER: _builtins.int
     RESUME_ALL_FIELD_NUMBER: _builtins.int
+    LOSS_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
     state: _builtins.int
@@ -1581,6 +1588,8 @@ class PartitionStateRecord(_message.Message):
     """records below it were deleted by an operator (R44)"""
     resume_all: _builtins.bool
     """of a paused partition: a publish to it resumes all of the stream (R47)"""
+    loss_epoch: _builtins.int
+    """the last one whose leader may lack committed records (R70); at least unclean_epoch"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1607,10 +1616,11 @@ class PartitionStateRecord(_message.Message):
         unclean_epoch: _builtins.int = ...,
         purged_end: _builtins.int = ...,
         resume_all: _builtins.bool = ...,
+        loss_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "loss_epoch", b"loss_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

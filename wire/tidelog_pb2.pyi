@@ -325,6 +325,7 @@ class LeaderEpochOffsetResponse(_message.Message):
     CURRENT_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     endOffset: _builtins.int
     """exclusive end of `leader_epoch` in the leader's log"""
     leader_epoch: _builtins.int
@@ -332,9 +333,11 @@ class LeaderEpochOffsetResponse(_message.Message):
     current_leader_epoch: _builtins.int
     """LeaderEpoch of the broker that answers"""
     log_start_offset: _builtins.int
-    """the leader's log start; the follower does not use it"""
+    """the leader's log start"""
     partition_epoch: _builtins.int
     """of the leader's metadata; 0: not told"""
+    log_end_offset: _builtins.int
+    """the leader's LEO; missing: not told"""
     def __init__(
         self,
         *,
@@ -343,12 +346,15 @@ class LeaderEpochOffsetResponse(_message.Message):
         current_leader_epoch: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
+        log_end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset", "log_end_offset", b"log_end_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition_epoch", b"partition_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset", "current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition_epoch", b"partition_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__log_end_offset: _TypeAlias = _typing.Literal["log_end_offset"]  # noqa: Y015
+    _WhichOneofArgType__log_end_offset: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__log_end_offset) -> _WhichOneofReturnType__log_end_offset | None: ...
 
 Global___LeaderEpochOffsetResponse: _TypeAlias = LeaderEpochOffsetResponse  # noqa: Y015
 

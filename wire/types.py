@@ -105,6 +105,8 @@ class PartitionView:
     leader_epoch: LeaderEpoch
     loss_accepted: bool = False
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
+    loss_epoch: LeaderEpoch = LeaderEpoch(0)
+    """The last one whose leader may lack committed records, as the metadata group knows (R70); 0: none."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     """Its followers sleep until a record comes (R47)."""
@@ -152,6 +154,17 @@ class IsrChange:
     expected_epoch: PartitionEpoch
     new_isr: tuple[IsrMember, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossReport:
+    """A follower's word that its leader lacks records which were committed, and which the follower holds (R70)."""
+
+    key: PartitionKey
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+    reason: str
+    """One sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from wire.types import (
     Incarnation,
     IsrChange,
     LeaderReport,
+    LossReport,
     PauseChange,
     RetiredReport,
     Withdrawal,
@@ -49,6 +50,7 @@ class MetadataPort(Protocol):
     def report_retired(self, report: RetiredReport) -> None: ...
     def report_leader(self, report: LeaderReport) -> None: ...
     def withdraw(self, withdrawal: Withdrawal) -> None: ...
+    def report_loss(self, report: LossReport) -> None: ...
     def lease_valid(self, now: float) -> bool:
         """A controller has probed this broker within its lease."""
         ...
@@ -105,6 +107,8 @@ class Counters:
     skip_ahead_total: int = 0
     isr_proposals: int = 0
     leader_reports: int = 0
+    losses_reported: int = 0
+    """Leaders that were reported because they lack committed records which are here."""
     withdrawals: int = 0
     elections_won: int = 0
     housekeeping_failures: int = 0

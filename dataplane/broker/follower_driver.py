@@ -23,6 +23,7 @@ from dataplane.replica.effects import (
     InstallSnapshot,
     RefuseConsumer,
     ReportLeader,
+    ReportLoss,
     RequestSync,
     SendFetch,
     SendOffsetRequest,
@@ -32,6 +33,7 @@ from dataplane.replica.effects import (
     Truncate,
 )
 from dataplane.replica.follower import Follower
+from dataplane.replica.follower_states import Diverged
 from wire.error_details import LEADER
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
@@ -242,8 +244,8 @@ class FollowerDriver(ReadableRole):
                     self._append(high_watermark)
                 case RequestSync():
                     self._syncs.request()
-                case Truncate(offset):
-                    self.spawn(self._truncate(offset))
+                case Truncate(offset, gives_up_committed):
+                    self.spawn(self._truncate(offset, gives_up_committed))
                 case SendSnapshotRequest():
                     self._send_snapshot_request(effect)
                 case InstallSnapshot():
@@ -253,6 +255,11 @@ class FollowerDriver(ReadableRole):
                 case ReportLeader(report):
                     self.context.counters.leader_reports += 1
                     self.context.metadata.report_leader(report)
+                case ReportLoss(loss):
+                    assert isinstance(self.core.state, Diverged)
+                    self.context.counters.losses_reported += 1
+                    _log.error("partition %s: %s", self.view.key, self.core.state.error.message)
+                    self.context.metadata.report_loss(loss)
                 case ServeConsumer():
                     self._serve(effect)
                 case RefuseConsumer():
@@ -341,18 +348,19 @@ class FollowerDriver(ReadableRole):
         )
         self._run(effects)
 
-    async def _truncate(self, offset: Offset) -> None:
+    async def _truncate(self, offset: Offset, gives_up_committed: bool) -> None:
         await self._finish_cold_reads()
         if self.ended:
             return
         before = self.log.log_end_offset
-        if offset < self.core.high_watermark:
-            _log.error(
-                "partition %s: the leader's log ends below this replica's HW: cutting from %d to %d (unclean election)",
-                self.view.key, before, offset,
-            )  # fmt: skip
+        set_aside = _SettingAside(self, offset, gives_up_committed)
+
+        def cut() -> Offset:
+            set_aside()
+            return self.ids.cutting(self.log, lambda: self.log.truncate(offset))
+
         try:
-            end = await self._with_room(lambda: self.ids.cutting(self.log, lambda: self.log.truncate(offset)))
+            end = await self._with_room(cut)
         except CorruptData as e:
             self.on_damage(f"truncating to {offset} failed: {e}")
             return
@@ -373,10 +381,13 @@ class FollowerDriver(ReadableRole):
         if self.ended:
             return
         context, before = self.context, self.log.log_end_offset
+        set_aside = _SettingAside(self, effect.offset, effect.gives_up_committed)
         try:
             start = await self._with_room(
                 lambda: self.ids.cutting(
-                    self.log, lambda: snapshot_copying.install(self.log, effect, self.leader_epoch), begins_anew=True
+                    self.log,
+                    lambda: snapshot_copying.install(self.log, effect, self.leader_epoch, set_aside),
+                    begins_anew=True,
                 )
             )
         except CorruptData as e:
@@ -430,3 +441,30 @@ class FollowerDriver(ReadableRole):
                 self.context.space.refused(e)
                 await asyncio.sleep(NO_SPACE_RETRY)
         return None
+
+
+class _SettingAside:
+    """To be called, in a thread, before the log of `role` is cut to `end`, or dropped: copies what goes into the
+    quarantine, once, where some of it is committed. An operator gave it up, or a page cache lost it, and it may be
+    nowhere else (R70)."""
+
+    def __init__(self, role: FollowerDriver, end: Offset, is_due: bool) -> None:
+        self._role = role
+        self._end = end
+        self._is_due = is_due
+        self._committed = role.core.high_watermark
+        self._reason = (
+            f"the log was cut to offset {end}, below its committed end {self._committed}: LeaderEpoch"
+            f" {role.view.loss_epoch} began with an election of a replica that may lack committed records"
+        )
+        if is_due:
+            _log.error("partition %s: %s; what is cut stays in its quarantine/", role.view.key, self._reason)
+
+    def __call__(self) -> None:
+        """Raises LogDamaged, NoSpace, CorruptData."""
+        if not self._is_due:
+            return
+        context, log = self._role.context, self._role.log
+        report = log.checking.set_aside(self._end, self._committed, self._reason, when_ns=context.time_ns())
+        self._is_due = False
+        context.loop.call_soon_threadsafe(self._role.on_quarantined, report)

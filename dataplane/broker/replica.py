@@ -355,6 +355,7 @@ class Replica:
             self._high_watermark,
             partial(self.on_damage, context=context),
             self.life.on_role_failed,
+            self._on_quarantined,
             self.story,
             self._ids,
         )
@@ -404,9 +405,12 @@ class Replica:
             partition_log,
             partial(repair, partition_log, self.key, mode, time_ns=context.time_ns()),
         )
-        self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
+        self._on_quarantined(report)
         self._high_watermark = partition_log.high_watermark
         context.counters.damage_repaired += 1
+
+    def _on_quarantined(self, report: dict[str, Any]) -> None:
+        self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]
 
     # ------------------------------------------------------------------ end
     async def close(self, context: BrokerContext, reason: str) -> None:

@@ -34,6 +34,8 @@ class RoleSetup:
     """This replica's log is damaged; it ends the role (`stop`)."""
     on_failure: Callable[[str], None]
     """The role has failed, and ends by itself."""
+    on_quarantined: Callable[[dict[str, Any]], None]
+    """Records of the log were put aside; the report of that."""
     story: Story
     ids: IdKeeper = field(default_factory=IdKeeper)
 
@@ -51,6 +53,7 @@ class Role(ABC):
         self.log = setup.log
         self.on_damage = setup.on_damage
         self._on_failure = setup.on_failure
+        self.on_quarantined = setup.on_quarantined
         self.story = setup.story
         self.ids = setup.ids
         self.ended = False

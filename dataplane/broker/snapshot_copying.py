@@ -26,6 +26,8 @@ from wire.tidelog_pb2 import SnapshotRequest, SnapshotResponse
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dataplane.broker.context import BrokerContext
     from dataplane.log.partition_log import PartitionLog
     from dataplane.replica.effects import InstallSnapshot, SendSnapshot, SendSnapshotRequest
@@ -98,16 +100,23 @@ def decode_answer(number: int, message: Message) -> SnapshotAnswer:
     )
 
 
-def install(partition_log: PartitionLog, effect: InstallSnapshot, leader_epoch: LeaderEpoch) -> Offset:
-    """The log's start and end now. It goes on as a copy of the log of the leader of `leader_epoch`.
+def install(
+    partition_log: PartitionLog,
+    effect: InstallSnapshot,
+    leader_epoch: LeaderEpoch,
+    before: Callable[[], None] = lambda: None,
+) -> Offset:
+    """The log's start and end now. It goes on as a copy of the log of the leader of `leader_epoch`. `before`: is called
+    when the snapshot is found sound, before anything is removed.
 
     Blocking; no append may run meanwhile. Raises CorruptData (nothing was changed), LogDamaged, NoSpace (the same call
-    goes on where this one stopped).
+    goes on where this one stopped), and what `before` raises.
     """
     snapshot = decode_snapshot(b"".join(effect.pieces))
     if snapshot.offset != effect.offset:
         raise CorruptData(f"the leader's state at offset {effect.offset} is that at {snapshot.offset}")
     if not snapshot.is_whole:
         raise CorruptData(f"the leader's state at offset {effect.offset} lacks a part: another version wrote it")
+    before()
     partition_log.install(snapshot, CompactionPoint.of_copy(effect.deleted_end, leader_epoch))
     return snapshot.offset

@@ -3,8 +3,9 @@
     check       any thread, while appends and reads go on; the locks of every reader (`dataplane.log.reading`)
     examine     a worker, while no append runs; holds `removing`, and takes the I/O lock for a moment
     cut_damage  a worker, while no append runs; holds `removing`, the lock of the derived state and the I/O lock
+    set_aside   a worker, while no append runs; holds `removing` and the I/O lock
 
-All three block.
+All four block.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from wire.types import Offset
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     from dataplane.log.capturing import Capturing
     from dataplane.log.cutting import Cutting
@@ -146,14 +148,7 @@ class Checking:
     def _cut_damage(self, damage: Damage, when_ns: int, *, lost: bool) -> dict[str, Any]:
         state = self._state
         number = next((at for at, each in enumerate(state.segments) if each.path.name == damage.file), -1)
-        try:
-            report = Quarantine(state.files, state.directory).take(
-                damage, self._behind(number, damage.first_byte), when_ns=when_ns, lost=lost
-            )
-        except OSError as error:
-            if is_no_space(error):
-                raise NoSpace(f"the damage in {state.directory} cannot be put aside: {error}") from error
-            raise
+        report = self._into_quarantine(damage, self._behind(number, damage.first_byte), when_ns, lost=lost)
         for segment in reversed(state.beyond):
             remove_segment(state.files, state.handles, segment)
         state.beyond = []
@@ -166,6 +161,43 @@ class Checking:
         state.once_known_end = Offset(0)
         remove_mark(state.files, state.directory)
         return report
+
+    def _into_quarantine(self, damage: Damage, pieces: Sequence[Piece], when_ns: int, *, lost: bool) -> dict[str, Any]:
+        state = self._state
+        try:
+            return Quarantine(state.files, state.directory).take(damage, pieces, when_ns=when_ns, lost=lost)
+        except OSError as error:
+            if is_no_space(error):
+                raise NoSpace(f"what is cut out of {state.directory} cannot be put aside: {error}") from error
+            raise
+
+    def set_aside(self, offset: Offset, known_end: Offset, reason: str, *, when_ns: int) -> dict[str, Any]:
+        """Copies all batches from the one that holds `offset` on into `quarantine/`, where only an operator removes
+        them, before the log is cut there and records go that are committed; returns the report of that. The log stays
+        as it is: a crash before the cut leaves it whole, and the copy is made once more.
+
+        Durable on return. Blocking; no append may run meanwhile. Raises LogDamaged, NoSpace, CorruptData.
+        """
+        state = self._state
+        with state.removing, state.io_lock:
+            state.check_writable()
+            try:
+                number, size, end, _ = self._cutting.cut_point(offset)
+                pieces = [
+                    Piece(segment.path, size if at == number else 0, segment.size, whole=False)
+                    for at, segment in enumerate(state.segments)
+                    if at >= number
+                ]
+                damage = Damage(
+                    file=state.segments[number].path.name if number >= 0 else "",
+                    first_byte=size,
+                    sound_end=end,
+                    known_end=known_end,
+                    reason=reason,
+                )
+                return self._into_quarantine(damage, pieces, when_ns, lost=True)
+            except OSError as error:
+                raise LogDamaged(f"setting aside what is cut out of {state.directory} failed: {error}") from error
 
     def _sync_again(self, number: int, size: int) -> None:
         """Has the kept bytes written and synced by the cut that an earlier life of the process may not have synced: a

@@ -73,7 +73,7 @@ class Cutting:
                     if state.unsound is not None:
                         raise InvariantViolation(f"{state.directory} is damaged and must not be cut at {offset}")
                     with state.cutting():
-                        self.cut_to(*self._cut_point(max(offset, state.log_start_offset)))
+                        self.cut_to(*self.cut_point(offset))
             except NoSpace:
                 self._capturing.restore_producers()  # the records may be gone already
                 raise
@@ -81,7 +81,7 @@ class Cutting:
             return state.log_end_offset
 
     def cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
-        """The arguments are as `_cut_point` gives them."""
+        """The arguments are as `cut_point` gives them."""
         state = self._state
         self._swapping.cut_compaction_point(new_end)
         state.derived.cut(new_end)
@@ -106,10 +106,10 @@ class Cutting:
         self._syncing.sync_locked()
         self._appending.put_aside_locked()
 
-    def _cut_point(self, offset: Offset) -> tuple[int, int, Offset, int]:
+    def cut_point(self, offset: Offset) -> tuple[int, int, Offset, int]:
         """(number of the segment that becomes the last, its bytes, the log's end, the newest timestamp in it)."""
         state = self._state
-        segments = state.segments
+        segments, offset = state.segments, max(offset, state.log_start_offset)
         if offset >= state.log_end_offset:
             size, newest = (segments[-1].size, segments[-1].max_timestamp) if segments else (0, NO_TIMESTAMP)
             return len(segments) - 1, size, state.log_end_offset, newest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wire.errors import TidelogError
-from wire.types import BrokerId, CutoverReport, IsrChange, LeaderEpoch, LeaderReport, Offset, PauseChange
+from wire.types import BrokerId, CutoverReport, IsrChange, LeaderEpoch, LeaderReport, LossReport, Offset, PauseChange
 
 
 # ---------------------------------------------------------------- leader
@@ -124,6 +124,8 @@ class Truncate:
     """Cut the log to `offset`, once, synced; completion: `on_truncated`."""
 
     offset: Offset
+    gives_up_committed: bool = False
+    """What is cut goes into the quarantine first: some of it is committed, and the metadata knows of its loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class InstallSnapshot:
     pieces: tuple[bytes, ...]
     deleted_end: Offset = Offset(0)
     """Records that tombstones below it deleted will not come from the leader."""
+    gives_up_committed: bool = False
+    """As of `Truncate`."""
 
 
 @dataclass(slots=True)
@@ -161,6 +165,13 @@ class AppendReplicated:
 @dataclass(frozen=True, slots=True)
 class ReportLeader:
     report: LeaderReport
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLoss:
+    """The leader lacks committed records that are here; repeated until its LeaderEpoch is over."""
+
+    report: LossReport
 
 
 # ---------------------------------------------------------------- both
@@ -210,6 +221,7 @@ FollowerEffect: TypeAlias = (
     | InstallSnapshot
     | AppendReplicated
     | ReportLeader
+    | ReportLoss
     | ServeConsumer
     | RefuseConsumer
     | RequestSync

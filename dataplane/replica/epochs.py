@@ -146,6 +146,10 @@ class LeaderEpochCache:
         that do not grow strictly."""
         self._entries = LeaderEpochCache(entries).entries
 
+    def epoch_at(self, offset: Offset) -> LeaderEpoch | None:
+        """The leader epoch of the record at `offset`; None if every known epoch began above it."""
+        return next((entry.epoch for entry in reversed(self._entries) if entry.start <= offset), None)
+
     def end_offset_for(self, asked_epoch: LeaderEpoch, log_end_offset: Offset) -> EpochEnd | None:
         """The largest epoch not above `asked_epoch` and its exclusive end; None if every known epoch is above it."""
         end = log_end_offset

@@ -32,6 +32,7 @@ from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.fetching import Fetcher
 from dataplane.replica.follower_reads import FollowerReads
 from dataplane.replica.follower_states import (
+    Diverged,
     FetchAnswer,
     Fetching,
     FollowerState,
@@ -106,7 +107,7 @@ class Follower:
         self._contact = LeaderContact(settings, replica.story, connected_since=connected_since, now=now)
         bad_answers = Backoff(0.0, settings.replica_max_idle_wait, least=settings.offset_retry)
         self._reconciler = Reconciler(replica, epochs, self._contact, settings)
-        self._installer = Installer(replica, self._contact, bad_answers, settings)
+        self._installer = Installer(replica, epochs, self._contact, bad_answers, settings)
         self._fetcher = Fetcher(
             replica,
             self._contact,
@@ -151,6 +152,8 @@ class Follower:
 
     def on_offset_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect]:
         step = self._reconciler.on_answer(answer, now)
+        if isinstance(self._replica.state, Diverged):
+            self.stopped = self._replica.state.error
         if isinstance(step, list):
             return step
         if isinstance(step, BeginAnew):
@@ -159,7 +162,8 @@ class Follower:
         if step.offset >= replica.log_end_offset:
             return self._fetcher.fetch(now)
         replica.enter(Truncating(), now)
-        return [Truncate(max(step.offset, replica.log_start_offset))]
+        cut = max(step.offset, replica.log_start_offset)
+        return [Truncate(cut, cut < replica.high_watermark and replica.may_cut_committed(self._epochs))]
 
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed here. All of them were committed. While the log is being cut, or begun anew,
@@ -312,6 +316,9 @@ class Follower:
             case Code.OFFSET_AHEAD:
                 self._contact.on_good_answer(now)
                 if replica.log_end_offset == replica.log_start_offset:
+                    if replica.high_watermark and not replica.may_cut_committed(self._epochs):
+                        report, self.stopped = self._reconciler.diverge(Offset(0), now)
+                        return [report, *self._reads.refuse_waiting(now)]  # all below the log start was committed
                     # Nothing to reconcile by; it began where an earlier leader's log began. Begin where any log does.
                     replica.enter(Truncating(), now)
                     return [StartOver(), *self._reads.refuse_waiting(now)]
@@ -362,7 +369,7 @@ class Follower:
         """Our own connection came back (`inf`: it is down): silence before it proves nothing."""
         self._contact.on_connection(connected_since, now)
         self._replica.story.tell("it is connected" if self._contact.is_connected else "it has lost its connection", now)
-        if not self._contact.is_connected or isinstance(self._replica.state, (Truncating, Leaderless)):
+        if not self._contact.is_connected or isinstance(self._replica.state, (Truncating, Leaderless, Diverged)):
             return []
         return self._reconcile(now)
 
@@ -399,7 +406,7 @@ class Follower:
                 out += self._fetcher.fetch(now)
             case _:
                 pass
-        is_silent = isinstance(self._replica.state, (Leaderless, Truncating)) or replica.is_asleep
+        is_silent = isinstance(self._replica.state, (Leaderless, Truncating, Diverged)) or replica.is_asleep
         if not is_silent and self._contact.is_connected:
             out += self._contact.report(replica.view, replica.broker, now)
         out += self._reads.refuse_waiting(now)
@@ -426,6 +433,8 @@ class Follower:
                 due = state.until
             case Reconciling() | Installing():
                 due = state.ask_again_at
+            case Diverged():
+                return self._reads.next_deadline()
             case _:
                 return math.inf
         if replica.is_asleep:

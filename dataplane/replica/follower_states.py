@@ -10,6 +10,8 @@ start ──> Reconciling ──cut known──> Truncating ──done──> Fe
          Truncating <──all pieces are there── Installing <─────┴─ OFFSET_BEFORE_LOG
                                               │       ^
                                               └───────┘ piece by piece; the leader's log start moved on: again
+
+Reconciling, Fetching, Idle ──the leader lacks records that are committed here──> Diverged, until its LeaderEpoch ends
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ class FetchAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetAnswer:
     """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one.
-    `partition_epoch`: that of the leader's metadata; 0: not told."""
+    `log_start_offset`, `log_end_offset`: the leader's; None: not told. `partition_epoch`: that of the leader's
+    metadata; 0: not told."""
 
     number: int
     leader_epoch: LeaderEpoch
     epoch: LeaderEpoch = LeaderEpoch(0)
     end: Offset = Offset(0)
+    log_start_offset: Offset = Offset(0)
+    log_end_offset: Offset | None = None
     partition_epoch: PartitionEpoch = PartitionEpoch(0)
     error: TidelogError | None = None
 
@@ -118,7 +123,15 @@ class Installing:
         return sum(map(len, self.pieces))
 
 
-FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Syncing | Leaderless
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """The leader lacks records that this replica knows as committed, and no election that the metadata knows of
+    explains it: nothing is cut and nothing is copied in this LeaderEpoch."""
+
+    error: TidelogError
+
+
+FollowerState: TypeAlias = Reconciling | Truncating | Installing | Fetching | Idle | Syncing | Leaderless | Diverged
 
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
 """Largest snapshot that a follower takes: 20,000 producers are 3 MB, a million leader epochs 16 MB."""
@@ -128,12 +141,13 @@ COPYING: Final[frozenset[type[FollowerState]]] = frozenset({Fetching, Idle, Sync
 
 TRANSITIONS: Final[dict[type[FollowerState], frozenset[type[FollowerState]]]] = {
     Leaderless: frozenset({Leaderless, Reconciling, Fetching}),
-    Reconciling: frozenset({Reconciling, Truncating, Installing, Fetching}),
+    Reconciling: frozenset({Reconciling, Truncating, Installing, Fetching, Diverged}),
     Truncating: frozenset({Fetching, Installing}),
     Installing: frozenset({Installing, Truncating, Reconciling, Fetching}),
-    Fetching: frozenset({Fetching, Idle, Syncing, Reconciling, Truncating, Installing}),
-    Idle: frozenset({Idle, Fetching, Syncing, Reconciling, Truncating, Installing}),
+    Fetching: frozenset({Fetching, Idle, Syncing, Reconciling, Truncating, Installing, Diverged}),
+    Idle: frozenset({Idle, Fetching, Syncing, Reconciling, Truncating, Installing, Diverged}),
     Syncing: frozenset({Fetching, Reconciling}),
+    Diverged: frozenset(),
 }
 """The states that may follow a state. An Installing that turns into a Fetching has lost its connection, and has nothing
 to reconcile by. A Truncating that turns into an Installing found the snapshot unsound."""

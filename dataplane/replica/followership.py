@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.follower_states import (
     COPYING,
     MAX_SNAPSHOT_BYTES,
@@ -93,6 +94,12 @@ class Followership:
     def is_relied_on(self) -> bool:
         """It is in the ISR, or eligible: it holds all that is committed, and answers for it."""
         return self.broker in (*self.view.isr, *self.view.eligible)
+
+    def may_cut_committed(self, epochs: LeaderEpochCache) -> bool:
+        """The metadata knows of an election, after the last record that is committed here was written, of a leader that
+        may lack it."""
+        newest = epochs.epoch_at(Offset(self.high_watermark - 1))
+        return self.view.loss_epoch > (newest or 0)
 
     @property
     def may_sleep(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from dataplane.replica.backoff import Backoff
 from dataplane.replica.effects import FollowerEffect, InstallSnapshot, SendSnapshotRequest
+from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.follower_states import MAX_SNAPSHOT_BYTES, Installing, SnapshotAnswer, Truncating
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
@@ -21,9 +22,15 @@ from wire.types import Offset
 
 class Installer:
     def __init__(
-        self, replica: Followership, contact: LeaderContact, bad_answers: Backoff, settings: ReplicaSettings
+        self,
+        replica: Followership,
+        epochs: LeaderEpochCache,
+        contact: LeaderContact,
+        bad_answers: Backoff,
+        settings: ReplicaSettings,
     ) -> None:
         self._replica = replica
+        self._epochs = epochs
         self._contact = contact
         self._bad_answers = bad_answers
         self._settings = settings
@@ -75,7 +82,11 @@ class Installer:
         if whole < answer.size:
             return self._ask(answer.offset, pieces, now)
         replica.enter(Truncating(), now)
-        return [InstallSnapshot(answer.offset, pieces, answer.deleted_end)]
+        # A log that is only copied anew for its deletions (R39) agrees with the leader's, which holds all of it.
+        gives_up = max(answer.offset, replica.log_start_offset) < replica.high_watermark and replica.may_cut_committed(
+            self._epochs
+        )
+        return [InstallSnapshot(answer.offset, pieces, answer.deleted_end, gives_up)]
 
     def on_bad_snapshot(self, now: float) -> list[FollowerEffect]:
         """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""

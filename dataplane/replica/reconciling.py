@@ -4,6 +4,8 @@ Invariants
 * Before the first fetch of a LeaderEpoch the log is reconciled with the leader over `.offset`, by leader epochs alone
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
+* No record is cut that is known here as committed, unless the metadata knows of an election, after it was written, of a
+  leader that may lack it (R70). So a leader that has lost its log, and does not know it, takes no other log along.
 * Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still be in
   the ISR, or eligible, while others have committed records in place of its own.
 """
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dataplane.replica.backoff import Backoff
-from dataplane.replica.effects import FollowerEffect, SendOffsetRequest
+from dataplane.replica.effects import FollowerEffect, ReportLoss, SendOffsetRequest
 from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.follower_states import OffsetAnswer, Reconciling
+from dataplane.replica.follower_states import Diverged, OffsetAnswer, Reconciling
 from dataplane.replica.followership import Followership
 from dataplane.replica.leader_contact import LeaderContact
 from dataplane.replica.replica_settings import ReplicaSettings
-from wire.types import LeaderEpoch, Offset
+from wire.errors import Code, TidelogError
+from wire.types import LeaderEpoch, LossReport, Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,19 @@ class BeginAnew:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderLacksCommitted:
+    """The logs have nothing in common from here on, below the end of what is committed here."""
+
+    agreed_end: Offset
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitView:
     """It depends on metadata that the leader has and this broker has not: ask again in a while."""
 
 
 Reconciled: TypeAlias = CutTo | BeginAnew
+_Step: TypeAlias = Reconciled | AskNext | AwaitView | LeaderLacksCommitted
 
 
 class Reconciler:
@@ -103,7 +114,30 @@ class Reconciler:
         if isinstance(step, AwaitView):
             replica.story.tell(f"waits for metadata of partition epoch {answer.partition_epoch}", now)
             return self._wait_for_metadata(state, now)
+        if isinstance(step, LeaderLacksCommitted):
+            return [self.diverge(step.agreed_end, now)[0]]
         return self._ask(step.epoch, step.cut, now) if isinstance(step, AskNext) else step
+
+    def diverge(self, agreed_end: Offset, now: float) -> tuple[ReportLoss, TidelogError]:
+        """The leader lacks records that are committed, and was elected as one that holds them: a follower that went on
+        would lose them, too. What is here stays, and the controller is told (R70). Returns the error as well."""
+        replica, view = self._replica, self._replica.view
+        assert view.leader is not None
+        reason = (
+            f"its log agrees with the one of {replica.broker} up to offset {agreed_end} only, and {replica.broker}"
+            f" holds committed records up to {replica.high_watermark} (log end {replica.log_end_offset}, last"
+            f" LeaderEpoch {self._epochs.latest or 0})"
+        )
+        error = TidelogError(
+            Code.DAMAGED,
+            f"leader {view.leader} of LeaderEpoch {replica.leader_epoch} lacks committed records: {reason}; nothing is"
+            " cut or copied here, and the controller is told, so that a replica which holds them leads, or the"
+            " partition goes offline until an operator chooses",
+        )
+        replica.enter(Diverged(error), now)
+        replica.story.tell(f"reports that {view.leader} lacks committed records: {reason}", now)
+        report = LossReport(key=view.key, leader=view.leader, leader_epoch=replica.leader_epoch, reason=reason)
+        return ReportLoss(report), error
 
     def _wait_for_metadata(self, state: Reconciling, now: float) -> list[FollowerEffect]:
         """Until it has come we ask again: nothing is fetched unreconciled."""
@@ -111,16 +145,31 @@ class Reconciler:
         self._replica.enter(Reconciling(state.asked, state.cut, state.number, again_at), now)
         return []
 
-    def _judge(self, state: Reconciling, answer: OffsetAnswer) -> AskNext | AwaitView | Reconciled:
+    def _judge(self, state: Reconciling, answer: OffsetAnswer) -> _Step:
+        agreed = min(state.cut, answer.end)
         if not answer.epoch:
-            return self._nothing_so_old(state.cut, answer)
-        mine = self._epochs.end_offset_for(answer.epoch, self._replica.log_end_offset)
-        if mine is None:
-            return self._cut_to(Offset(0), answer)  # nothing in common
-        cut = min(state.cut, answer.end, mine.end)
+            return self._unless_committed(agreed, answer, self._nothing_so_old(state.cut, answer))
+        replica = self._replica
+        mine = self._epochs.end_offset_for(answer.epoch, replica.log_end_offset)
+        if mine is None:  # nothing is known to be in common; below the first epoch known here it may be
+            agreed = min(agreed, self._epochs.entries[0].start)
+            return self._unless_committed(agreed, answer, self._cut_to(Offset(0), answer))
+        cut = min(agreed, mine.end)
         if mine.epoch != answer.epoch:
             return AskNext(mine.epoch, cut)
-        return self._cut_to(cut, answer)
+        return self._unless_committed(cut, answer, self._cut_to(cut, answer))
+
+    def _unless_committed(self, agreed: Offset, answer: OffsetAnswer, step: AwaitView | Reconciled) -> _Step:
+        """`step`, if the leader holds below `agreed` all that is committed here, or has removed it for its age."""
+        high_watermark = self._replica.high_watermark
+        if max(agreed, answer.log_start_offset) >= high_watermark or self._replica.may_cut_committed(self._epochs):
+            return step
+        if self._replica.view.config.compact and (
+            answer.log_end_offset is None or answer.log_end_offset >= high_watermark
+        ):
+            # The leader may know nothing of an epoch whose records have all been compacted away.
+            return step
+        return LeaderLacksCommitted(agreed)
 
     def _cut_to(self, cut: Offset, answer: OffsetAnswer) -> AwaitView | Reconciled:
         """Below the log start the leader's records are not the ones that were here, so the leader epochs and the

@@ -115,6 +115,14 @@ def _withdraw_one(
     known = ledger.contents.brokers.get(broker)
     if known is None or known.incarnation != item.incarnation or broker not in partition.replicas:
         return Code.WRONG_INCARNATION, partition
+    reporter = None
+    if item.HasField("reported_by"):
+        reporter = BrokerId(item.reported_by.broker)
+        living = ledger.contents.brokers.get(reporter)
+        if living is None or living.incarnation != item.reported_by.incarnation or reporter not in partition.replicas:
+            return Code.WRONG_INCARNATION, partition
+        if partition.leader != broker:
+            return Code.FENCED_LEADER_EPOCH, partition
     if item.expected_epoch != partition.epoch:
         return Code.STALE_EPOCH, partition
     return None, election.after_withdrawal(
@@ -124,6 +132,7 @@ def _withdraw_one(
         led=ledger.leaderships,
         min_isr=min_isr,
         reason=item.reason or "unsound",
+        reported_by=reporter,
     )
 
 

@@ -2,7 +2,8 @@
 
 An ISR change, a pause, or the report of a retired partition is over when the partition has another LeaderEpoch, or an
 epoch above the one it expected; the report of a cutover when the partition has another LeaderEpoch, the stream another
-version, or the cutover is known; a withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch
+version, or the cutover is known; the report of a leader that lacks committed records when its LeaderEpoch is over; a
+withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch
 that it names is over, or when it is marked as withdrawn. The state is the answer: none is waited for, and a copy that
 arrives late fails its compare-and-set. A report of a leader is sent once; its follower repeats it.
 
@@ -25,6 +26,7 @@ from wire.types import (
     Incarnation,
     IsrChange,
     LeaderReport,
+    LossReport,
     PartitionKey,
     PauseChange,
     RetiredReport,
@@ -71,8 +73,9 @@ class OutboundRequests:
         self._cutovers: dict[PartitionKey, tuple[CutoverReport, _Repeat]] = {}
         self._retired: dict[PartitionKey, tuple[RetiredReport, _Repeat]] = {}
         self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
+        self._losses: dict[PartitionKey, tuple[LossReport, _Repeat]] = {}
         self._reports: dict[PartitionKey, LeaderReport] = {}
-        self._repeated = (self._changes, self._pauses, self._cutovers, self._retired, self._withdrawals)
+        self._repeated = (self._changes, self._pauses, self._cutovers, self._retired, self._withdrawals, self._losses)
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __len__(self) -> int:
@@ -111,6 +114,12 @@ class OutboundRequests:
             self._withdrawals[withdrawal.key] = (withdrawal, _Repeat())
             self._send_soon()
 
+    def report_loss(self, report: LossReport) -> None:
+        known = self._losses.get(report.key)
+        if known is None or known[0] != report:
+            self._losses[report.key] = (report, _Repeat())
+            self._send_soon()
+
     def withdrawing(self) -> list[PartitionKey]:
         """Replicas that are unsound and not out yet: a registration must name them."""
         return sorted(self._withdrawals)
@@ -135,6 +144,10 @@ class OutboundRequests:
                 or not view.awaits_cutover
             ):
                 del self._cutovers[key]
+        for key, (loss, _) in [*self._losses.items()]:
+            partition = self._context.state.partition(key)
+            if partition is None or partition.leader_epoch != loss.leader_epoch:
+                del self._losses[key]
         for key, (withdrawal, _) in [*self._withdrawals.items()]:
             partition = self._context.state.partition(key)
             broker = withdrawal.broker
@@ -195,15 +208,19 @@ class OutboundRequests:
         due_withdrawals = [
             (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
         ]
+        due_losses = [(loss, repeat) for loss, repeat in self._losses.values() if repeat.is_due(now)]
         if incarnation is not None:
             for withdrawn in _parts(
-                [self._withdraw_replica(withdrawal, incarnation) for withdrawal, _ in due_withdrawals]
+                [
+                    *(self._withdraw_replica(withdrawal, incarnation) for withdrawal, _ in due_withdrawals),
+                    *(self._withdraw_leader(loss, incarnation) for loss, _ in due_losses),
+                ]
             ):
                 self._context.transport.publish(
                     self._context.subjects.withdraw(),
                     [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
                 )
-        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_retired, *due_withdrawals):
+        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_retired, *due_withdrawals, *due_losses):
             repeat.sent(now, shortest)
         reports, self._reports = [*self._reports.values()], {}
         for reported in _parts([_report(report) for report in reports]):
@@ -229,6 +246,19 @@ class OutboundRequests:
             incarnation=incarnation,
             expected_epoch=epoch,
             reason=withdrawal.reason,
+        )
+
+    def _withdraw_leader(self, loss: LossReport, incarnation: Incarnation) -> pb.WithdrawReplica:
+        state = self._context.state
+        partition, leader = state.partition(loss.key), state.brokers.get(loss.leader)
+        return pb.WithdrawReplica(
+            partition=ref_of(loss.key),
+            broker=loss.leader,
+            incarnation=0 if leader is None else leader.incarnation,
+            # The LeaderEpoch is that of the report: `settle` has seen to it.
+            expected_epoch=0 if partition is None else partition.epoch,
+            reason=loss.reason,
+            reported_by=pb.BrokerLife(broker=self._context.broker_id, incarnation=incarnation),
         )
 
 

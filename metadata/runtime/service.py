@@ -44,6 +44,7 @@ from wire.types import (
     Incarnation,
     IsrChange,
     LeaderReport,
+    LossReport,
     PauseChange,
     RetiredReport,
     Withdrawal,
@@ -252,6 +253,11 @@ class MetadataService:
     def report_leader(self, report: LeaderReport) -> None:
         """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
         self._outbound.report(report)
+
+    def report_loss(self, report: LossReport) -> None:
+        """Tell the controller that a leader lacks committed records which this broker holds. Repeated until the
+        LeaderEpoch is over."""
+        self._outbound.report_loss(report)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         """Leave the ISR and `eligible` of a partition. Repeated until a view shows that it is done."""

@@ -59,6 +59,7 @@ from wire.types import (
     IsrChange,
     LeaderEpoch,
     LeaderReport,
+    LossReport,
     Offset,
     PartitionGone,
     PartitionKey,
@@ -98,6 +99,9 @@ class Metadata:
 
     def report_cutover(self, report: CutoverReport) -> None:
         self.cutovers.append(report)
+
+    def report_loss(self, report: LossReport) -> None:
+        raise AssertionError(report)
 
     def report_leader(self, report: LeaderReport) -> None:
         self.reports.append(report)

@@ -21,7 +21,7 @@
     die b c [life=N] [epoch=N]
     alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
-    withdraw b N [p=N] | unclean b N
+    withdraw b N [p=N] [by=a] | unclean b N     `by`: a follower that holds committed records which b lacks
     epoch b [expected=N]                   another controller begins an epoch
     partitions                             every partition
 
@@ -235,6 +235,7 @@ class MetadataScript:
             return f"{key} gone"
         eligible = f" eligible {','.join(partition.eligible)}" if partition.eligible else ""
         withdrawn = "".join(f" withdrawn {entry.replica}" for entry in partition.withdrawn)
+        withdrawn += f" loss e{partition.loss_epoch}" if partition.loss_epoch else ""
         readonly = (" paused" if partition.paused else "") + (" readonly" if partition.readonly else "")
         purged = f" purged to {partition.purged_end}" if partition.purged_end else ""
         return (
@@ -454,9 +455,12 @@ class MetadataScript:
         self._ended(outcome)
 
     def _withdraw(self, command: Command) -> None:
-        command.check_options("p")
+        command.check_options("p", "by")
         outcome = self.cluster.withdraw(
-            command.words[0], number=int(command.words[1]), expected_epoch=self._number(command, "p")
+            command.words[0],
+            number=int(command.words[1]),
+            expected_epoch=self._number(command, "p"),
+            reported_by=command.options.get("by", ""),
         )
         self._ended(outcome)
 

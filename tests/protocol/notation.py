@@ -20,6 +20,7 @@ from dataplane.broker.leader_driver import LeaderDriver, Mover
 from dataplane.broker.publish_rules import ExpectationReply
 from dataplane.broker.reading import Reader
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.quarantine import Quarantine
 from dataplane.replica.effects import (
     AppendReplicated,
     CompleteDrain,
@@ -32,6 +33,7 @@ from dataplane.replica.effects import (
     RefuseConsumer,
     ReportCutover,
     ReportLeader,
+    ReportLoss,
     RequestSync,
     Respond,
     SendFetch,
@@ -46,6 +48,7 @@ from dataplane.replica.effects import (
 from dataplane.replica.epochs import EpochEntry
 from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import (
+    Diverged,
     Fetching,
     Idle,
     Installing,
@@ -76,6 +79,7 @@ from wire.types import (
     CutoverReport,
     IsrChange,
     LeaderReport,
+    LossReport,
     Offset,
     PartitionState,
     PartitionView,
@@ -172,8 +176,8 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
             return f"fetch #{sequence} from {offset}{durable}{refused}"
         case SendOffsetRequest(asked_epoch, number):
             return f"ask .offset#{number} where e{asked_epoch} ends"
-        case Truncate(offset):
-            return f"truncate to {offset}"
+        case Truncate(offset, gives_up):
+            return f"truncate to {offset}" + (", set aside what was committed" if gives_up else "")
         case StartOver():
             return "drop the log, begin at 0"
         case SendSnapshot(_, inbox, offset, position, _):
@@ -181,13 +185,16 @@ def effect_shown(effect: Told, asked_on: Callable[[str], Asked | None]) -> str:
         case SendSnapshotRequest(number, offset, position):
             where = "the log start" if offset is None else offset
             return f"ask .checkpoint#{number} for the state at {where}, from byte {position}"
-        case InstallSnapshot(offset, _, deleted_end):
+        case InstallSnapshot(offset, _, deleted_end, gives_up):
             deleted = f", as a copy without what was deleted below {deleted_end}" if deleted_end else ""
+            deleted += ", set aside what was committed" if gives_up else ""
             return f"drop the log, begin at {offset} with the leader's state{deleted}"
         case AppendReplicated(high_watermark):
             return f"append what came, HW={high_watermark}"
         case ReportLeader(report):
             return f"report leader {report.leader} e{report.leader_epoch} p{report.epoch}"
+        case ReportLoss(loss):
+            return f"report that {loss.leader} lacks committed records in e{loss.leader_epoch}"
         case RequestSync():
             return "sync"
         case _:
@@ -214,6 +221,8 @@ def message_shown(message: Message, outcome: str = "") -> str:
             text = f"{'pause' if body.paused else 'resume'} at p{body.expected_epoch}"
         case CutoverReport():
             text = f"cutover to version {body.version} at {body.end_offset} in e{body.leader_epoch}"
+        case LossReport():
+            text = f"loss in the log of {body.leader} in e{body.leader_epoch}: {body.reason}"
         case Withdrawal():
             text = f"withdrawal at p{body.expected_epoch}: {body.reason}"
         case PartitionView():
@@ -288,6 +297,7 @@ def view_shown(view: PartitionView) -> str:
     eligible = f" eligible {brokers_shown(view.eligible)}" if view.eligible else ""
     readonly = (" paused" if view.paused else "") + (" readonly" if view.readonly else "")
     purged = f" purged to {view.purged_end}" if view.purged_end else ""
+    purged += f" loss e{view.loss_epoch}" if view.loss_epoch else ""
     return (
         f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
         f"{readonly}{purged}{_layout_shown(view)}"
@@ -349,6 +359,9 @@ def broker_shown(broker: Broker) -> str:
         ends += f" of versions {' '.join(versions)}"
     if log.durable_end != log.log_end_offset:
         ends += f" synced {log.durable_end}"
+    for report in Quarantine(broker.disk, log.directory).reports():
+        if report["lost"]:
+            ends += f" (set aside from {report['sound_end']}, committed to {report['known_end']})"
     tail = ""
     match role:
         case None:
@@ -381,6 +394,8 @@ def state_shown(follower: Follower) -> str:
             return "syncing"
         case Leaderless():
             return "leaderless"
+        case Diverged():
+            return "diverged"
         case _:
             assert_never(state)
 

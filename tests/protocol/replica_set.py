@@ -92,6 +92,7 @@ from wire.types import (
     IsrChange,
     LeaderEpoch,
     LeaderMove,
+    LossReport,
     Offset,
     PartitionView,
     PauseChange,
@@ -192,11 +193,16 @@ class ReplicaSet:
         assert found is not None
         return replace(found, config=replace(found.config, segment_bytes=self.log_config.segment_bytes))
 
-    def set_leader_epoch(self, leader_epoch: int) -> None:
-        """As if there had been that many changes before."""
+    def set_leader_epoch(self, leader_epoch: int, unclean: int = 0) -> None:
+        """As if there had been that many changes before, and an operator's election had begun LeaderEpoch `unclean`."""
         stream = self.cluster.state.streams[self.key.stream]
         number = self.key.partition
-        stream.partitions[number] = replace(stream.partitions[number], leader_epoch=LeaderEpoch(leader_epoch))
+        stream.partitions[number] = replace(
+            stream.partitions[number],
+            leader_epoch=LeaderEpoch(leader_epoch),
+            unclean_epoch=LeaderEpoch(unclean),
+            loss_epoch=LeaderEpoch(unclean),
+        )
 
     def begin(self) -> None:
         for broker in self.brokers.values():
@@ -322,6 +328,9 @@ class ReplicaSet:
             case CutoverReport():
                 code = self.cluster.report_cutover(body).items[0]
                 self.tell(META, "cutover told" if code is None else f"cutover not told: {code.name}")
+                self.spread()
+            case LossReport():
+                self.cluster.withdraw(body.leader, reported_by=source)
                 self.spread()
             case Withdrawal():
                 self.cluster.withdraw(source, expected_epoch=body.expected_epoch)

@@ -5,7 +5,8 @@
            [partitions=3 number=2]    of the stream, and the one that is told
            [segment_bytes=512]    `retain` removes whole segments; 1: a segment for each batch, 512: for four
     log a 1:ab 3:c [start=10] [hw=2]       before `begin`: what lies on a's disk
-    epoch 5                                before `begin`: LeaderEpoch of the first view
+    epoch 5 [unclean=4]                    before `begin`: LeaderEpoch of the first view, and the one of an operator's
+                                           unclean election before
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
               [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET] [ids=I/-/K]     an append request
@@ -253,7 +254,8 @@ class ReplicationScript:
         self.world.write_log(name, runs, start, int(command.options.get("hw", start)))
 
     def _epoch(self, command: Command) -> None:
-        self.world.set_leader_epoch(int(command.words[0]))
+        command.check_options("unclean")
+        self.world.set_leader_epoch(int(command.words[0]), int(command.options.get("unclean", "0")))
 
     def _begin(self, command: Command) -> None:
         """A leader that has begun says so; here a follower hears that before it has a role."""

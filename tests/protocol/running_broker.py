@@ -54,6 +54,7 @@ from wire.types import (
     IsrChange,
     LeaderEpoch,
     LeaderReport,
+    LossReport,
     Offset,
     PartitionView,
     PauseChange,
@@ -95,7 +96,15 @@ class DiskCall:
 
 
 Body: TypeAlias = (
-    NatsMessage | DiskCall | IsrChange | PauseChange | CutoverReport | LeaderReport | Withdrawal | PartitionView
+    NatsMessage
+    | DiskCall
+    | IsrChange
+    | PauseChange
+    | CutoverReport
+    | LeaderReport
+    | LossReport
+    | Withdrawal
+    | PartitionView
 )
 
 
@@ -402,6 +411,7 @@ class _Life:
             report_retired=lambda _report: None,
             report_leader=self._ask_meta,
             withdraw=self._ask_meta,
+            report_loss=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
             led_at=lambda moment: broker.counted_on_at >= moment,
         )
@@ -437,7 +447,7 @@ class _Life:
         self.replica = Replica(replicas.key, replicas.directory, replicas.log_config, files=broker.disk)
         self.replica.open(page_cache_survived=broker.cache_survived)
 
-    def _ask_meta(self, body: IsrChange | PauseChange | CutoverReport | LeaderReport | Withdrawal) -> None:
+    def _ask_meta(self, body: IsrChange | PauseChange | CutoverReport | LeaderReport | LossReport | Withdrawal) -> None:
         self._set.send(Message(self.broker.name, META, body))
 
     def _on_call(self, call: DiskCall, executor: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from dataplane.broker import broker, snapshot_copying
 from dataplane.broker.append_requests import AppendRequests
 from dataplane.broker.broker import Broker
-from dataplane.broker.follower_driver import FollowerDriver
+from dataplane.broker.follower_driver import FollowerDriver, _SettingAside
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.id_learning import IdLearning
@@ -868,6 +868,55 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "a follower cuts what it knows as committed for a leader that lost its log",
+            (Reconciler._unless_committed, "return LeaderLacksCommitted(agreed)", "return step"),
+        ),
+        "replication/a_leader_that_lost_its_log",
+    ),
+    (
+        _mutant(
+            "an emptied log is dropped for a leader that ends below it",
+            (Follower._on_error, "if replica.high_watermark and not", "if False and not"),
+        ),
+        "replication/a_leader_that_lost_its_log",
+    ),
+    (
+        _mutant(
+            "records of a later LeaderEpoch than the known loss are cut, too",
+            (Followership.may_cut_committed, "self.view.loss_epoch > (newest or 0)", "self.view.loss_epoch > 0"),
+        ),
+        "replication/a_loss_explains_no_later_one",
+    ),
+    (
+        _mutant(
+            "what is cut for a known loss is not kept",
+            (_SettingAside.__call__, "if not self._is_due:", "if True:"),
+        ),
+        "replication/a_follower_outside_the_isr_knows_more",
+    ),
+    (
+        _mutant(
+            "the last member that lost its page cache leads as if it had lost nothing",
+            (election.after_registration, "if has_lost_cache and elected", "if False and elected"),
+        ),
+        "replication/a_lost_page_cache_is_a_known_loss",
+    ),
+    (
+        _mutant(
+            "another than the one that holds more leads after a report of a loss",
+            (election.after_withdrawal, "reported_by in candidates(left, alive)", "False"),
+        ),
+        "metadata/followers_hold_what_their_leader_lacks",
+    ),
+    (
+        _mutant(
+            "a report of an earlier leader deposes the present one",
+            (partitions._withdraw_one, "if partition.leader != broker:", "if False:"),
+        ),
+        "metadata/followers_hold_what_their_leader_lacks",
+    ),
     (
         _mutant(
             "a transaction is opened without a ticket",

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.replica.follower_states import Truncating
+from dataplane.replica.follower_states import Diverged, Truncating
 from dataplane.replica.leader import Leader
-from tests.simulation.invariants.base import Invariant, Scene
+from tests.simulation.invariants.base import Invariant, Move, Scene
 from tests.simulation.invariants.history import may_be_compacted
 from wire.errors import InvariantViolation
 from wire.types import LeaderEpoch
@@ -144,6 +144,45 @@ class CommittedIsNotCut(Invariant):
                 f"{replica.key}: {broker.id} cut its log from {before} to {end}, committed is {committed}, and it is in"
                 f" ISR {','.join(truth.isr)} or eligible"
             )
+
+
+class KnownCommittedIsNotCut(Invariant):
+    """To clients: what a replica knows as committed it cuts for an election only that the metadata knows of, whether
+    others count on the replica or not (but to copy the log anew without what was deleted, R39)."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._known: dict[tuple[str, PartitionKey], int] = {}
+
+    def on_high_watermark(self, move: Move) -> None:
+        place = move.broker.id, move.replica.key
+        self._known[place] = max(self._known.get(place, 0), move.end)
+
+    def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
+        place = broker.id, replica.key
+        self._known[place] = min(self._known.get(place, 0), end)
+
+    def on_failure(self, broker: SimBroker, replica: Replica) -> None:
+        self._known.pop((broker.id, replica.key), None)
+
+    def on_cut(self, broker: SimBroker, replica: Replica, before: int, end: int) -> None:
+        known = self._known.get((broker.id, replica.key), 0)
+        self._known[broker.id, replica.key] = min(known, end)
+        truth = self.raft.truth.partition(replica.key)
+        if end < known and truth is not None and not truth.loss_epoch and not may_be_compacted(replica):
+            self.broken(
+                f"{replica.key}: {broker.id} cut its log from {before} to {end}, it knows {known} as committed, and no"
+                " election explains it"
+            )
+
+
+class OnlyLossesAreReported(Invariant):
+    """To operators: no replica reports that its leader lacks committed records, for none does."""
+
+    def on_log(self, broker: SimBroker, replica: Replica, log: PartitionLog, end: int) -> None:
+        role = replica.role
+        if isinstance(role, FollowerDriver) and isinstance(role.core.state, Diverged):
+            self.broken(f"{replica.key} on {broker.id}, log to {end}: {role.core.state.error.message}")
 
 
 class OnlyTheRegisteredAct(Invariant):

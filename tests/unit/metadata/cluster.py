@@ -421,7 +421,13 @@ class Cluster:
         )
 
     def withdraw(
-        self, broker: str, *, number: int = 0, expected_epoch: int | None = None, incarnation: int | None = None
+        self,
+        broker: str,
+        *,
+        number: int = 0,
+        expected_epoch: int | None = None,
+        incarnation: int | None = None,
+        reported_by: str = "",
     ) -> Outcome:
         return self.apply(
             pb.Command(
@@ -433,6 +439,9 @@ class Cluster:
                             incarnation=self.incarnation(broker) if incarnation is None else incarnation,
                             expected_epoch=self.partition(number).epoch if expected_epoch is None else expected_epoch,
                             reason="bad CRC",
+                            reported_by=pb.BrokerLife(broker=reported_by, incarnation=self.incarnation(reported_by))
+                            if reported_by
+                            else None,
                         )
                     ]
                 )

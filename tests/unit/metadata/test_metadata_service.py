@@ -28,6 +28,7 @@ from wire.operations import OPERATIONS, Nothing
 from wire.types import (
     BrokerId,
     LeaderReport,
+    LossReport,
     Withdrawal,
 )
 
@@ -226,6 +227,28 @@ async def test_a_report_reaches_the_controller() -> None:
                 )
             )
         await until(lambda: world.view().leader != view.leader)
+
+
+async def test_a_report_of_a_loss_is_repeated_until_another_leads() -> None:
+    async with running("a", "b", "c") as world:
+        view, leader = await world.one_partition()
+        follower = next(broker for broker in "abc" if broker != leader.id)
+        service = world.brokers[follower].service
+        lost: list[str] = []
+
+        def lose(subject: str) -> bool:
+            if subject != SUBJECTS.withdraw() or len(lost) == 2:
+                return False
+            lost.append(subject)
+            return True
+
+        world.hub.lose = lose
+        service.report_loss(
+            LossReport(key=view.key, leader=leader.id, leader_epoch=view.leader_epoch, reason="its log ends at 0")
+        )
+        await until(lambda: world.view().leader == follower)
+        assert (len(lost), leader.id in world.view().isr) == (2, False)
+        await until(lambda: service.status()["outbound_requests"] == 0)
 
 
 async def test_a_controller_that_failed_to_subscribe_tries_again() -> None:

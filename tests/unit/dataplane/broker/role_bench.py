@@ -128,6 +128,7 @@ class Bench:
         self.has_lease = True
         self.damage: list[str] = []
         self.failures: list[str] = []
+        self.quarantined: list[dict[str, Any]] = []
         metadata = SimpleNamespace(
             withdraw=self.withdrawn.append,
             report_cutover=self.cutovers.append,
@@ -158,4 +159,13 @@ class Bench:
         )
 
     def setup(self, view: PartitionView) -> RoleSetup:
-        return RoleSetup(self.context, view, self.log, Offset(0), self.damage.append, self.failures.append, Story())
+        return RoleSetup(
+            self.context,
+            view,
+            self.log,
+            Offset(0),
+            self.damage.append,
+            self.failures.append,
+            self.quarantined.append,
+            Story(),
+        )

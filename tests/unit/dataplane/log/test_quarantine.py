@@ -10,13 +10,16 @@ import pytest
 
 from dataplane.log import quarantine
 from dataplane.log.damage import Damage
+from dataplane.log.errors import NoSpace
 from dataplane.log.files import REAL_FILES, RealFiles
+from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.quarantine import Piece, Quarantine
 from wire.types import Offset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.unit.dataplane.log.conftest import Batches
     from wire.transport import Buffer
 
 WHAT = Damage(file="1.log", first_byte=10, sound_end=Offset(5), known_end=Offset(9), reason="a bit was flipped")
@@ -132,3 +135,43 @@ def test_a_report_that_cannot_be_read_is_left_out(folder: Folder) -> None:
     (folder.path / "quarantine" / "000001.json").write_bytes(b"\xff{")
     assert [report["event"] for report in folder.quarantine.reports()] == [2]
     folder.event(first=10)
+
+
+@pytest.mark.parametrize("cut", [0, 30, 31, 99])
+def test_what_goes_with_a_known_loss_is_copied_and_stays(tmp_path: Path, batches: Batches, cut: int) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig(segment_bytes=4096, index_interval_bytes=512))
+    batches.fill(log, 100, each=2)
+    log.sync()
+    stored = batches.stored(log)
+    report = log.checking.set_aside(Offset(cut), Offset(90), "an operator gave it up", when_ns=0)
+    assert batches.stored(log) == stored, "a crash before the cut loses nothing"
+    assert report["lost"], "only an operator removes it"
+    assert (report["known_end"], report["dropped_bytes"]) == (90, 0)
+    end = log.truncate(Offset(cut))
+    assert report["sound_end"] == end
+    kept = b"".join((tmp_path / "quarantine" / piece["file"]).read_bytes() for piece in report["kept"])
+    assert batches.stored(log) + kept == stored
+    log.close()
+
+
+def test_a_full_disk_keeps_what_would_be_copied(tmp_path: Path, batches: Batches) -> None:
+    class Full(RealFiles):
+        is_full = False
+
+        def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "no room")
+            super().write(handle, parts, position)
+
+    files = Full()
+    log, _ = PartitionLog.open(tmp_path, LogConfig(), files=files)
+    batches.fill(log, 10)
+    log.sync()
+    stored = batches.stored(log)
+    files.is_full = True
+    with pytest.raises(NoSpace):
+        log.checking.set_aside(Offset(3), Offset(9), "an operator gave it up", when_ns=0)
+    files.is_full = False
+    assert batches.stored(log) == stored
+    assert log.checking.set_aside(Offset(3), Offset(9), "an operator gave it up", when_ns=0)["event"] == 1
+    log.close()

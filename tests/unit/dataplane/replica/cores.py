@@ -173,9 +173,17 @@ def answer(
 
 
 def ends(
-    core: Follower, epoch: int, end: int, *, leader_epoch: int = 5, number: int | None = None, now: float = 0.0
+    core: Follower,
+    epoch: int,
+    end: int,
+    *,
+    leader_epoch: int = 5,
+    number: int | None = None,
+    leaders_start: int = 0,
+    leaders_end: int | None = None,
+    now: float = 0.0,
 ) -> list[FollowerEffect]:
-    """The leader says where `epoch` ends."""
+    """The leader says where `epoch` ends, and its log."""
     state = core.state
     assert isinstance(state, Reconciling)
     return core.on_offset_answer(
@@ -184,6 +192,8 @@ def ends(
             leader_epoch=LeaderEpoch(leader_epoch),
             epoch=LeaderEpoch(epoch),
             end=Offset(end),
+            log_start_offset=Offset(leaders_start),
+            log_end_offset=None if leaders_end is None else Offset(leaders_end),
         ),
         now,
     )

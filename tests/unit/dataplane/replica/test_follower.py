@@ -13,6 +13,7 @@ from dataplane.replica.effects import (
     FollowerEffect,
     InstallSnapshot,
     ReportLeader,
+    ReportLoss,
     RequestSync,
     SendFetch,
     SendOffsetRequest,
@@ -20,7 +21,7 @@ from dataplane.replica.effects import (
     StartOver,
     Truncate,
 )
-from dataplane.replica.follower_states import Idle, Leaderless, OffsetAnswer, Reconciling, SnapshotAnswer
+from dataplane.replica.follower_states import Diverged, Idle, Leaderless, OffsetAnswer, Reconciling, SnapshotAnswer
 from tests.unit.dataplane.replica.cores import answer, ends, follower
 from tests.views import A, B
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -129,11 +130,70 @@ def test_an_offset_request_that_is_refused_is_repeated_before_anything_is_fetche
 
 
 def test_a_truncation_takes_the_high_watermark_along() -> None:
-    core = follower((4, 0), log_end=20, high_watermark=18)
+    core = follower((4, 0), log_end=20, high_watermark=18, loss_epoch=5)
     core.start(0.0)
-    ends(core, 4, 15)
+    assert ends(core, 4, 15) == [Truncate(Offset(15), gives_up_committed=True)]
     core.on_truncated(Offset(0), Offset(15), 0.0)
     assert core.high_watermark == 15
+
+
+@pytest.mark.parametrize(
+    ("entries", "log", "committed", "told", "options"),
+    [
+        (((4, 0),), (0, 20), 18, (4, 15), {}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"isr": (A,)}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"loss_epoch": 4}),
+        (((4, 0),), (0, 20), 18, (0, 0), {}),
+        (((4, 0),), (0, 20), 18, (0, 17), {"isr": (A,)}),
+        (((4, 0),), (20, 20), 20, (4, 15), {}),
+        (((3, 15),), (20, 30), 20, (2, 18), {"isr": (A,)}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"compact": True, "leaders_end": 15}),
+    ],
+)
+def test_committed_records_are_not_cut_for_a_leader_that_lacks_them(
+    entries: tuple[tuple[int, int], ...],
+    log: tuple[int, int],
+    committed: int,
+    told: tuple[int, int],
+    options: dict[str, Any],
+) -> None:
+    """Nor for one whose log was lost and that does not know it: only an election after those records, which the
+    metadata knows of, explains that they are missing."""
+    leaders_end = options.pop("leaders_end", None)
+    core = follower(*entries, log_start=log[0], log_end=log[1], high_watermark=committed, **options)
+    core.start(0.0)
+    (report,) = ends(core, *told, leaders_end=leaders_end)
+    assert isinstance(report, ReportLoss)
+    assert (report.report.leader, report.report.leader_epoch) == (A, core.leader_epoch)
+    assert core.stopped is not None
+    assert isinstance(core.state, Diverged)
+    assert core.tick(100.0) == [], "it neither asks nor suspects"
+    assert core.on_connection(200.0, 200.0) == core.on_notification(core.leader_epoch, 200.0) == []
+    core.validate()
+
+
+@pytest.mark.parametrize(
+    ("entries", "log", "committed", "told", "options"),
+    [
+        (((4, 0),), (0, 20), 15, (4, 15), {}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"loss_epoch": 5}),
+        (((4, 0),), (0, 20), 18, (0, 18), {"isr": (A,)}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"compact": True, "leaders_end": 18}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"leaders_start": 18}),
+    ],
+)
+def test_records_are_cut_that_are_not_committed_or_that_a_known_election_gave_up(
+    entries: tuple[tuple[int, int], ...],
+    log: tuple[int, int],
+    committed: int,
+    told: tuple[int, int],
+    options: dict[str, Any],
+) -> None:
+    leader = {name: options.pop(name) for name in ("leaders_end", "leaders_start") if name in options}
+    core = follower(*entries, log_start=log[0], log_end=log[1], high_watermark=committed, **options)
+    core.start(0.0)
+    (effect,) = ends(core, *told, **leader)
+    assert isinstance(effect, (Truncate, SendSnapshotRequest))
 
 
 # ---------------------------------------------------------------- fetching

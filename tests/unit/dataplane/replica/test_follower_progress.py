@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from dataplane.replica.effects import FollowerEffect, SendFetch, SendOffsetRequest, StartOver
+from dataplane.replica.effects import FollowerEffect, ReportLoss, SendFetch, SendOffsetRequest, StartOver
 from dataplane.replica.follower_states import FetchAnswer, Fetching, OffsetAnswer, Reconciling
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.unit.dataplane.replica.cores import EPOCH, agrees, follower, refused
@@ -21,12 +21,19 @@ lagging = partial(follower, isr=(A,))
 def test_an_empty_log_that_begins_above_the_leaders_end_begins_anew() -> None:
     """It skipped ahead once; then an unclean election took the log back. It has nothing to reconcile by, so asking the
     leader again would get the same refusal for ever."""
-    core = lagging(log_start=50, log_end=50, high_watermark=50)
+    core = lagging(log_start=50, log_end=50, high_watermark=50, loss_epoch=EPOCH)
     core.start(0.0)
     assert refused(core, Code.OFFSET_AHEAD, 0.0) == [StartOver()]
     (fetch,) = core.on_truncated(Offset(0), Offset(0), 0.0)
     assert isinstance(fetch, SendFetch)
     assert fetch.offset == 0
+
+
+def test_an_empty_log_above_the_leaders_end_stays_where_no_election_explains_it() -> None:
+    core = lagging(log_start=50, log_end=50, high_watermark=50)
+    core.start(0.0)
+    (effect,) = refused(core, Code.OFFSET_AHEAD, 0.0)
+    assert isinstance(effect, ReportLoss)
 
 
 def test_slow_answers_get_more_time_with_every_try() -> None:

@@ -28,9 +28,11 @@ from wire.types import LeaderEpoch, Offset, PartitionEpoch
 MAX_AGE = SETTINGS.follower_read_max_age
 
 
-def serving(*, log_end: int = 10, high_watermark: int = 8, settings: ReplicaSettings = SETTINGS) -> Follower:
+def serving(
+    *, log_end: int = 10, high_watermark: int = 8, settings: ReplicaSettings = SETTINGS, loss_epoch: int = 0
+) -> Follower:
     """Follower B with everything of epoch 5 up to `log_end`, idle since 0.0."""
-    core = follower((5, 0), log_end=log_end, settings=settings)
+    core = follower((5, 0), log_end=log_end, settings=settings, loss_epoch=loss_epoch)
     core.start(0.0)
     agrees(core)
     answer(core, hw=high_watermark)
@@ -232,12 +234,12 @@ def test_a_replica_out_of_the_isr_serves_no_consumers() -> None:
 
 
 def test_consumers_are_refused_while_the_log_is_cut_and_before_the_next_fetch() -> None:
-    core = serving(log_end=10, high_watermark=10)
+    core = serving(log_end=10, high_watermark=10, loss_epoch=6)
     core.on_consumer_fetch(consumer(10), 0.0)
     assert isinstance(core.state, Idle)
     sent_away = refused(core, Code.OFFSET_AHEAD)
     assert refusal(sent_away).code is Code.UNAVAILABLE
-    assert ends(core, EPOCH, 4) == [Truncate(Offset(4))]
+    assert ends(core, EPOCH, 4) == [Truncate(Offset(4), gives_up_committed=True)]
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
     core.on_truncated(Offset(0), Offset(4), 0.0)
     assert refusal(core.on_consumer_fetch(consumer(0), 0.0)).code is Code.UNAVAILABLE
