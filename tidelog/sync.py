@@ -10,14 +10,17 @@
 Names, arguments and errors are those of the package `tidelog`; each call blocks until it is done. One thread with an
 event loop does the work of a client. A client and its producers may be used by several threads; a consumer is for one
 thread at a time.
+
+A call that a signal handler interrupts by an exception (Ctrl-C, an alarm) has given nothing: records that were not
+returned come again, and what was begun for a `with` that was not entered is ended. See `client.loop_thread`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
@@ -31,10 +34,11 @@ from tidelog.client import (
     producer,
     transactional_producer,
 )
-from tidelog.client.errors import Closed
-from tidelog.client.loop_thread import LoopThread
+from tidelog.client.errors import Closed, UnknownMember
+from tidelog.client.loop_thread import LoopThread, Turns, Undo
 from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.subscription import Listener, Name
+from wire.errors import TidelogError
 
 _Inner = TypeVar("_Inner")
 _Inner_co = TypeVar("_Inner_co", covariant=True)
@@ -50,6 +54,12 @@ class _Blocking(Protocol[_Inner_co]):
     def _inner(self) -> _Inner_co: ...
 
 
+class _HandingOut(_Blocking[_Inner_co], Protocol[_Inner_co]):
+    _turns: Turns
+
+    def _take_back(self, task: asyncio.Task[Any], /) -> None: ...
+
+
 def _blocking(
     method: Callable[Concatenate[_Inner, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[_Blocking[_Inner], _P], _R]:
@@ -62,15 +72,29 @@ def _blocking(
     return call
 
 
+def _handing_out(
+    method: Callable[Concatenate[_Inner, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[_HandingOut[_Inner], _P], _R]:
+    """As `_blocking`, of a method that gives records once: those that do not come to the caller come again."""
+
+    @wraps(method)
+    def call(self: _HandingOut[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return self._turns.run(method(self._inner, *args, **kwargs), self._take_back)
+
+    return call
+
+
 def _made(
-    method: Callable[Concatenate[_Inner, _P], _R], made: Callable[[_R, LoopThread], _S]
+    method: Callable[Concatenate[_Inner, _P], _R],
+    made: Callable[[_R, LoopThread], _S],
+    undo: Undo[_S] | None = None,
 ) -> Callable[Concatenate[_Blocking[_Inner], _P], _S]:
     """The method of the same name, which does not wait; it returns what `made` makes of the result, on the loop."""
 
     @wraps(method)
     def call(self: _Blocking[_Inner], /, *args: _P.args, **kwargs: _P.kwargs) -> _S:
-        thread = self._thread
-        return thread.call(lambda: made(method(self._inner, *args, **kwargs), thread))
+        thread, inner = self._thread, self._inner
+        return thread.call(lambda: made(method(inner, *args, **kwargs), thread), undo=undo)
 
     return call
 
@@ -98,6 +122,21 @@ def _as_it_is(result: _R, _: LoopThread) -> _R:
     return result
 
 
+async def _after(work: Coroutine[Any, Any, object], given: _R) -> _R:
+    await work
+    return given
+
+
+def _dropped(task: asyncio.Task[Any]) -> Awaitable[None] | None:
+    """Closes what a call has made, or started for a `with`, and has not given to its caller."""
+    if task.exception() is not None:
+        return None
+    inner = task.result()._inner
+    is_reader = isinstance(inner, consumer.Consumer | group_consumer.GroupConsumer)
+    closed: Awaitable[None] = inner.aclose() if is_reader else inner.close()
+    return closed
+
+
 def _passed_on(future: asyncio.Future[_R], _: LoopThread) -> concurrent.futures.Future[_R]:
     """For callers in other threads."""
     result: concurrent.futures.Future[_R] = concurrent.futures.Future()
@@ -123,8 +162,7 @@ class Producer(Generic[K, V]):
         self._thread = thread
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self._thread.run(_after(self._inner.start(), self), undo=_dropped)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -160,31 +198,35 @@ class TransactionalProducer(Generic[K, V]):
         self._thread = thread
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self._thread.run(_after(self._inner.start(), self), undo=_dropped)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """A block of a `with` statement that begins a transaction, and at its end commits it, or aborts it after an
         exception. A commit or an abort within it ends it earlier. Raises as `begin` and `commit`."""
-        within = self._inner.transaction()
-        self._thread.run(within.__aenter__())
-        try:
-            yield
-        except BaseException as error:
-            if not self._thread.run(within.__aexit__(type(error), error, error.__traceback__)):
-                raise
-        else:
-            self._thread.run(within.__aexit__(None, None, None))
+        return _Transaction(self._inner, self._thread)
+
+    def begin(self) -> None:
+        session = self._inner._session
+
+        def unbegin(task: asyncio.Task[None]) -> Awaitable[None] | None:
+            return session.try_to_abort() if task.exception() is None else None
+
+        self._thread.run(self._inner.begin(), undo=unbegin)
+
+    begin.__doc__ = transactional_producer.TransactionalProducer.begin.__doc__
+
+    def commit(self) -> None:
+        session = self._inner._session
+        self._thread.run(self._inner.commit(), undo=lambda _: session.untell())
+
+    commit.__doc__ = transactional_producer.TransactionalProducer.commit.__doc__
 
     start = _blocking(transactional_producer.TransactionalProducer.start)
-    begin = _blocking(transactional_producer.TransactionalProducer.begin)
-    commit = _blocking(transactional_producer.TransactionalProducer.commit)
     prepare = _blocking(transactional_producer.TransactionalProducer.prepare)
     abort = _blocking(transactional_producer.TransactionalProducer.abort)
     send = _blocking(transactional_producer.TransactionalProducer.send)
@@ -212,16 +254,54 @@ class TransactionalProducer(Generic[K, V]):
         return self._thread.call(lambda: self._inner.in_transaction)
 
 
+async def _left(block: AbstractAsyncContextManager[None], task: asyncio.Task[None]) -> None:
+    """Aborts what was begun for a block that is not entered."""
+    if task.exception() is None:
+        error = asyncio.CancelledError()
+        with suppress(asyncio.CancelledError):
+            await block.__aexit__(type(error), error, None)
+
+
+class _Transaction(AbstractContextManager[None]):
+    """Not a generator: where the interpreter looks for signals, its block is entered, or nothing is open."""
+
+    def __init__(self, inner: transactional_producer.TransactionalProducer[Any, Any], thread: LoopThread) -> None:
+        self._inner = inner
+        self._thread = thread
+        self._block = inner.transaction()
+
+    def __enter__(self) -> None:
+        block = self._block
+        self._thread.run(block.__aenter__(), undo=lambda task: _left(block, task))
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        end = self._block.__aexit__(exc_type, exc, traceback)
+        session = self._inner._session
+        return self._thread.run(end, undo=None if exc_type is not None else lambda _: session.untell())
+
+
 class Consumer(Generic[K, V]):
     """See `tidelog.Consumer`. Make it with `Client.consume`."""
 
     def __init__(self, inner: consumer.Consumer[K, V], thread: LoopThread) -> None:
-        self._inner = inner
+        self._reader = inner
         self._thread = thread
+        self._turns = Turns(thread)
+
+    @property
+    def _inner(self) -> consumer.Consumer[K, V]:
+        """Without what an interrupted call has taken."""
+        self._turns.settle()
+        return self._reader
+
+    def _take_back(self, task: asyncio.Task[Any]) -> None:
+        if task.exception() is None:
+            self._reader._ahead.put_back()
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self._thread.run(_after(self._inner.start(), self), undo=_dropped)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -234,7 +314,7 @@ class Consumer(Generic[K, V]):
         self._thread.call(inner._begin_iteration)
         try:
             self.start()
-            while (head := self._thread.run(inner._head())) is not None:
+            while (head := self._turns.run(inner._head(), self._take_back)) is not None:
                 for record in head.records():
                     ahead.last = record
                     yield record
@@ -247,14 +327,14 @@ class Consumer(Generic[K, V]):
         """Batches of columns instead of single records."""
         batches = self._inner.batches()
         try:
-            while (batch := self._thread.run(_next(batches))) is not None:
+            while (batch := self._turns.run(_next(batches), self._take_back)) is not None:
                 yield batch
         finally:
             self.close()
 
     start = _blocking(consumer.Consumer.start)
-    getone = _blocking(consumer.Consumer.getone)
-    getmany = _blocking(consumer.Consumer.getmany)
+    getone = _handing_out(consumer.Consumer.getone)
+    getmany = _handing_out(consumer.Consumer.getmany)
     seek = _blocking(consumer.Consumer.seek)
     pause = _made(consumer.Consumer.pause, _as_it_is)
     resume = _made(consumer.Consumer.resume, _as_it_is)
@@ -315,12 +395,25 @@ class GroupConsumer(Generic[K, V]):
     threads of their own."""
 
     def __init__(self, inner: group_consumer.GroupConsumer[K, V], thread: LoopThread) -> None:
-        self._inner = inner
+        self._member = inner
         self._thread = thread
+        self._turns = Turns(thread)
+
+    @property
+    def _inner(self) -> group_consumer.GroupConsumer[K, V]:
+        """Without what an interrupted call has taken."""
+        self._turns.settle()
+        return self._member
+
+    def _take_back(self, task: asyncio.Task[Any]) -> None:
+        error = task.exception()
+        if error is None:
+            self._member._reading.put_back()
+        elif isinstance(error, UnknownMember) or not isinstance(error, TidelogError):  # which are raised once
+            self._member._partitions.listeners.raise_later(error)
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self._thread.run(_after(self._inner.start(), self), undo=_dropped)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -330,25 +423,29 @@ class GroupConsumer(Generic[K, V]):
 
     def __iter__(self) -> Iterator[Record[K, V]]:
         inner, stopwatch = self._inner, self._inner._stopwatch
-        while (found := self._thread.run(inner._head())) is not None:
+        while (found := self._turns.run(inner._head(), self._take_back)) is not None:
             assert inner._session is not None
             left = inner._session.seconds_left(inner._clock())
             ahead, look_at = found[0].ahead, stopwatch() + min(left, _CALL_EVERY)
-            for record in found[1].records():
-                ahead.last = record
-                yield record
-                if ahead.is_changed or stopwatch() >= look_at:
-                    break
+            try:
+                for record in found[1].records():
+                    ahead.last = record
+                    yield record
+                    if ahead.is_changed or stopwatch() >= look_at:
+                        break
+            except BaseException:
+                ahead.is_torn = True
+                raise
 
     def batches(self) -> Iterator[Batch]:
         """Batches of columns instead of single records."""
         batches = self._inner.batches()
-        while (batch := self._thread.run(_next(batches))) is not None:
+        while (batch := self._turns.run(_next(batches), self._take_back)) is not None:
             yield batch
 
     start = _blocking(group_consumer.GroupConsumer.start)
-    getone = _blocking(group_consumer.GroupConsumer.getone)
-    getmany = _blocking(group_consumer.GroupConsumer.getmany)
+    getone = _handing_out(group_consumer.GroupConsumer.getone)
+    getmany = _handing_out(group_consumer.GroupConsumer.getmany)
     commit = _blocking(group_consumer.GroupConsumer.commit)
     committed = _blocking(group_consumer.GroupConsumer.committed)
     seek = _blocking(group_consumer.GroupConsumer.seek)
@@ -451,7 +548,7 @@ def _subscribed(
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if name in kwargs:
                 kwargs[name] = _in_thread(kwargs[name])  # type: ignore[arg-type]
-        return thread.call(lambda: GroupConsumer(method(self._inner, *args, **kwargs), thread))
+        return thread.call(lambda: GroupConsumer(method(self._inner, *args, **kwargs), thread), undo=_dropped)
 
     return call
 
@@ -552,11 +649,16 @@ class Client:
 
     @wraps(connection.Client.producer)
     def producer(self, *args: Any, **kwargs: Any) -> Any:
-        made: Any = self._thread.call(lambda: self._inner.producer(*args, **kwargs))
-        kind = TransactionalProducer if isinstance(made, transactional_producer.TransactionalProducer) else Producer
-        return kind(made, self._thread)
+        inner, thread = self._inner, self._thread
 
-    consume = _made(connection.Client.consume, Consumer)
+        def make() -> Any:
+            made: Any = inner.producer(*args, **kwargs)
+            kind = TransactionalProducer if isinstance(made, transactional_producer.TransactionalProducer) else Producer
+            return kind(made, thread)
+
+        return thread.call(make, undo=_dropped)
+
+    consume = _made(connection.Client.consume, Consumer, _dropped)
     subscribe = _subscribed(connection.Client.subscribe)
     groups = _blocking(connection.Client.groups)
     describe_group = _blocking(connection.Client.describe_group)
@@ -578,8 +680,12 @@ def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -
     @wraps(connect)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Client:
         thread = LoopThread("tidelog-client")
+
+        async def connected() -> Client:
+            return Client(await connect(*args, **kwargs), thread)
+
         try:
-            return Client(thread.run(connect(*args, **kwargs)), thread)
+            return thread.run(connected(), undo=_dropped)
         except BaseException:
             thread.stop()
             raise

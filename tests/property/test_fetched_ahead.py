@@ -38,6 +38,8 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         self.limits: dict[int, int] = {}
         self.out: tuple[int, int] | None = None
         """Partition and offset of the first record that was handed out last."""
+        self.taken: tuple[int, list[int], int] | None = None
+        """Partition, offsets and position before, of what was taken last and can be put back."""
         for partition in range(PARTITIONS):
             self.ahead.begin(partition, 0)
 
@@ -83,20 +85,21 @@ class FetchedAheadMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 9))
     def take_records(self, count: int) -> None:
-        self.out = None
+        self.out = self.taken = None
         head = self.ahead.head()
         if head is None:
             return
-        left = self._open(head.partition)
+        left, position = self._open(head.partition), self.ahead.positions[head.partition]
         records = self.ahead.take(head, count)
         assert len(records) == min(count, left), "those that are here"
         assert [record.value for record in records] == [b"%d" % record.offset for record in records]
         self._handed_out(head.partition, [record.offset for record in records])
+        self.taken = head.partition, [record.offset for record in records], position
 
     @rule(count=st.integers(1, 5))
     def iterate(self, count: int) -> None:
         """One by one: each finishes the one before."""
-        self.out = None
+        self.out = self.taken = None
         head = self.ahead.head()
         if head is None:
             return
@@ -105,17 +108,45 @@ class FetchedAheadMachine(RuleBasedStateMachine):
             self._handed_out(head.partition, [record.offset])
             assert self.ahead.finished[head.partition] == record.offset
 
+    @rule(count=st.integers(1, 5))
+    def iterate_and_tear(self, count: int) -> None:
+        """The iterator has gone on, and its record did not come to the caller."""
+        self.out = self.taken = None
+        head = self.ahead.head()
+        if head is None:
+            return
+        for number, record in enumerate(head.records(), 1):
+            if number == count:
+                self.ahead.is_torn = True
+                return
+            self.ahead.last = record
+            self._handed_out(head.partition, [record.offset])
+
     @rule()
     def finish(self) -> None:
         self.ahead.finish()
-        self.out = None
+        self.out = self.taken = None
 
     @rule()
     def take_batch(self) -> None:
-        self.out = None
+        self.out = self.taken = None
+        positions = self.ahead.positions
         found = self.ahead.take_batch()
         if found is not None:
             self._handed_out(found.partition, found.offsets.tolist())
+            self.taken = found.partition, found.offsets.tolist(), self.ahead._back.position  # type: ignore[union-attr]
+            assert positions[found.partition] <= self.taken[2] <= self.taken[1][0]
+
+    @rule()
+    def put_back(self) -> None:
+        """What was taken did not come to the caller."""
+        self.ahead.put_back()
+        if self.taken is None:
+            return
+        partition, offsets, position = self.taken
+        self.left[partition][:0] = offsets
+        self.out = self.taken = None
+        assert self.ahead.positions[partition] == position
 
     @rule(partition=NUMBERS, offset=st.integers(0, 100))
     def seek(self, partition: int, offset: int) -> None:
@@ -125,6 +156,8 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         self.left[partition].clear()
         if self.out is not None and self.out[0] == partition:
             self.out = None
+        if self.taken is not None and self.taken[0] == partition:
+            self.taken = None
         assert self.begun.count(partition) == self.waiting[partition], "there is room for all that was dropped"
 
     @rule(partition=NUMBERS)
@@ -136,6 +169,14 @@ class FetchedAheadMachine(RuleBasedStateMachine):
         assert self.ahead.positions[partition] == position
         self.fetched[partition] = position
         self.left[partition].clear()
+        if self.taken is not None and self.taken[0] == partition:
+            # Nothing more of it is handed out; its position is what is committed.
+            taken, out, self.taken = self.taken, self.out, None
+            self.ahead.put_back()
+            assert self.ahead.positions[partition] == taken[2]
+            assert out is not None
+            self.ahead.begin(partition, position)
+            self.out = None
 
     @rule(partition=NUMBERS)
     def forget(self, partition: int) -> None:
@@ -158,7 +199,7 @@ class FetchedAheadMachine(RuleBasedStateMachine):
     def take_all(self) -> None:
         while (found := self.ahead.take_batch()) is not None:
             self._handed_out(found.partition, found.offsets.tolist())
-        self.out = None
+        self.out = self.taken = None
         ends = {p: min(end, self.limits.get(p, end)) for p, end in self.fetched.items()}
         assert self.ahead.positions == ends, "gaps in front of a limit were passed over"
 

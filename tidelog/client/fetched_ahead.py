@@ -3,7 +3,7 @@
 Answers are handed out in order of arrival: each partition keeps its order, and none waits for another. Those of a
 paused partition are passed over until it is resumed, and those that begin at or behind the limit of a partition until
 it is lifted. Limits are cutovers (`wire.layouts`), at which answers are divided. What was handed out counts as finished
-when more is asked for.
+when more is asked for; until then it can be put back, where it did not come to the caller.
 Pure; records leave one by one or as whole batches, in any mixture.
 """
 
@@ -103,6 +103,18 @@ class Head:
             self._batches.popleft()
             self._records = None
 
+    @property
+    def batch(self) -> RecordBatch:
+        """The one that is handed out from."""
+        return self._batches[0]
+
+    def rewind(self, position: int) -> None:
+        """The next record is the one at `position`, wherever the iterator is."""
+        if self._records is not None:
+            batch = self._batches[0]
+            self._batches[0] = batch.slice(Offset(position), Offset(int(batch.offsets[-1]) + 1))
+            self._records = None
+
     def take_batch(self, position: int) -> Batch:
         """What is left of the first batch, from `position` on."""
         columns = self._batches.popleft()
@@ -110,6 +122,17 @@ class Head:
             columns = columns.slice(Offset(position), Offset(int(columns.offsets[-1]) + 1))
             self._records = None
         return Batch(self.stream, self.partition, columns)
+
+
+@dataclass(slots=True)
+class _Out:
+    """What was handed out since `head`, but for single records."""
+
+    partition: int
+    position: int
+    """Before it."""
+    batches: list[RecordBatch]
+    """In which it is; none where the partition is read no more."""
 
 
 class FetchedAhead:
@@ -129,6 +152,10 @@ class FetchedAhead:
         """The newest record that was handed out singly since `head`."""
         self._out: tuple[int, int] | None = None
         """Partition and offset of the oldest record that was handed out since `head`, where it is not `last`."""
+        self._back: _Out | None = None
+        """Can be put back."""
+        self.is_torn = False
+        """An iteration has ended by an exception: the iterator of its head may be ahead of `last`."""
         self.is_changed = False
         """Since `head`, partitions were paused, resumed, or read from elsewhere: ask for the head again."""
         self._fetched: dict[int, int] = {}
@@ -178,6 +205,8 @@ class FetchedAhead:
     def withhold(self, partition: int) -> None:
         """Drop what was fetched of the partition. Its position is known until `forget`."""
         self._settle()
+        if self._back is not None and self._back.partition == partition:
+            self._back.batches.clear()
         for answer in [answer for answer in self._ready if answer.partition == partition]:
             self._ready.remove(answer)
             if answer.takes_room:
@@ -234,12 +263,18 @@ class FetchedAhead:
     def clear(self) -> None:
         self._settle()
         self._ready.clear()
+        if self._back is not None:
+            self._back.batches.clear()
 
     def head(self) -> Head | None:
         """The answer to hand out from, with a batch left; None: there is none. Whoever asks has handed out what was
         taken before."""
         self.finish()
         self.is_changed = False
+        if self.is_torn:
+            self.is_torn = False
+            if self._head is not None and self._head in self._ready:
+                self._head.rewind(self._positions[self._head.partition])
         return self._next(None)
 
     def take(self, head: Head, most: int) -> list[Record[Any, Any]]:
@@ -247,7 +282,9 @@ class FetchedAhead:
         Raises DeserializationFailed for the first one; one of the others is the first one the next time."""
         records: list[Record[Any, Any]] = []
         found: Head | None = head
+        back = self._back = _Out(head.partition, self._positions[head.partition], [])
         while found is not None:
+            back.batches.append(found.batch)
             try:
                 records.extend(islice(found.records(), most - len(records)))
             except DeserializationFailed:
@@ -267,7 +304,9 @@ class FetchedAhead:
         head = self.head()
         if head is None:
             return None
-        batch = head.take_batch(self._positions[head.partition])
+        position = self._positions[head.partition]
+        self._back = _Out(head.partition, position, [head.batch])
+        batch = head.take_batch(position)
         self._positions[batch.partition] = int(batch.offsets[-1]) + 1
         self._out = batch.partition, int(batch.offsets[0])
         return batch
@@ -275,7 +314,24 @@ class FetchedAhead:
     def finish(self) -> None:
         """All that was handed out is finished."""
         self._settle()
+        self._out = self._back = None
+
+    def put_back(self) -> None:
+        """What was taken since `head` did not come to the caller: it is handed out again, and the position is in front
+        of it."""
+        back, self._back = self._back, None
+        if back is None:
+            return
+        self._settle()
         self._out = None
+        end = self._positions[back.partition]
+        self._positions[back.partition] = back.position
+        batches = [batch.slice(Offset(back.position), Offset(end)) for batch in back.batches]
+        answer = Answer(tuple(batch for batch in batches if len(batch.offsets)), end)
+        if answer.batches:
+            head = Head(self._stream, back.partition, back.position, answer, self._read, is_first=False)
+            self._ready.extendleft(reversed(_divided(head, self._cutovers.get(back.partition, ()))))
+        self.is_changed = True
 
     def _settle(self) -> None:
         unfinished = self.unfinished
@@ -321,6 +377,8 @@ class FetchedAhead:
     def _forget_unfinished(self, partition: int) -> None:
         if self._out is not None and self._out[0] == partition:
             self._out = None
+        if self._back is not None and self._back.partition == partition:
+            self._back = None
 
 
 def _divided(head: Head, cutovers: Sequence[int]) -> list[Head]:

@@ -141,6 +141,12 @@ class GroupReading:
             self._readings[self._current].ahead.finish()
             self._current = None
 
+    def put_back(self) -> None:
+        """What was taken since `head` did not come to the program: it is handed out again."""
+        if self._current is not None:
+            self._readings[self._current].ahead.put_back()
+            self._current = None
+
     @property
     def unfinished(self) -> StreamPartition | None:
         """A partition of which records were handed out and are not finished."""

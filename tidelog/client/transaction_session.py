@@ -136,6 +136,10 @@ class TransactionSession:
         if failure is not None:
             raise failure
 
+    def untell(self) -> None:
+        """The outcome that `commit` told did not come to the program: another `commit` tells it."""
+        self._is_untold = True
+
     async def prepare(self) -> ProducerSession | None:
         """The session of the transaction, which others end; None: nothing was written in it, and it has ended. Goes on
         when the caller is cancelled. Raises as `TransactionalProducer.prepare`."""
