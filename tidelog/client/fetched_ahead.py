@@ -175,6 +175,13 @@ class FetchedAhead:
             positions[self.last.partition] = self.last.offset + 1
         return positions
 
+    def position(self, partition: int) -> int | None:
+        """As `positions`, of one partition; None: it is not read."""
+        last = self.last
+        if last is not None and last.partition == partition and partition in self._positions:
+            return last.offset + 1
+        return self._positions.get(partition)
+
     @property
     def unfinished(self) -> tuple[int, int] | None:
         """Partition and offset of the oldest record that was handed out and is not finished."""

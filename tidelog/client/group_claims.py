@@ -75,7 +75,7 @@ class GroupClaims:
     def goes(self, of: StreamPartition) -> None:
         """It is about to be dropped."""
         settled = self._settled.pop(of, self._reading.beginnings.get(of))
-        position = self._reading.positions.get(of)
+        position = self._reading.position(of)
         if position is not None and settled is not None and position > settled:
             self._gone.add(of)
 

@@ -284,8 +284,9 @@ class GroupConsumer(Generic[K, V]):
         """Commit {(stream, partition): the next offset to read}. None: all that was handed out, which is finished with
         this call. Returns when the in-sync replicas have it. `metadata`: a text of your own, which `committed` tells.
 
-        Raises NotAssigned (a partition is another member's; nothing is committed), UnknownMember (this member was
-        removed, and joins anew), NoServer.
+        Raises NotAssigned (of `offsets`, a partition is another member's, and nothing is committed; or, without them,
+        partitions went with records that were handed out and not committed: it names these, once, when the others are
+        committed), UnknownMember (this member was removed, and joins anew), NoServer.
         """
         check_text("metadata", metadata, "")
         await self.start()
@@ -296,6 +297,8 @@ class GroupConsumer(Generic[K, V]):
         else:
             marks = await self._partitions.given_marks(checked_names(offsets))
         await self._commits.commit(marks, metadata)
+        if offsets is None:
+            self._partitions.raise_uncommitted()
 
     async def _prepare_commit(
         self, offsets: Mapping[Name, int] | None

@@ -159,6 +159,11 @@ class GroupReading:
     def positions(self) -> dict[StreamPartition, int]:
         return self._each(lambda reading: reading.ahead.positions)
 
+    def position(self, of: StreamPartition) -> int | None:
+        """As `positions`, of one partition."""
+        reading = self._readings.get((of.stream, of.incarnation))
+        return None if reading is None else reading.ahead.position(of.partition)
+
     @property
     def finished(self) -> dict[StreamPartition, int]:
         """Positions without what was handed out and is not finished."""

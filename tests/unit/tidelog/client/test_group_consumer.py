@@ -240,6 +240,50 @@ async def test_a_removed_member_drops_everything_and_joins_anew(world: World) ->
         assert len(await take(consumer, 20)) == 20
 
 
+@pytest.mark.parametrize("auto_commit", [True, False])
+async def test_a_commit_says_of_which_partitions_nothing_is_committed(world: World, auto_commit: bool) -> None:
+    """Work that took longer than `max_poll_interval`: the partitions are another member's."""
+    options: Any = {"group": "g", "max_poll_interval": 0.2, "auto_commit": auto_commit}
+    async with world.client().subscribe("s", **options) as one:
+        await take(one, 12)
+        await until(lambda: not world.group.members)
+        before = {**world.committed}
+        with pytest.raises(NotAssigned, match="s/0, s/1 went to others before"):
+            await one.commit()
+        assert world.committed == before
+        with pytest.raises(UnknownMember):
+            await one.getone()
+        assert len(await take(one, 20)) == 20
+        await one.commit()
+        assert world.committed == {S0: 10, S1: 10}
+
+
+async def test_a_commit_of_a_part_raises_too(world: World) -> None:
+    async with world.client().subscribe("s", group="g", auto_commit=False) as one:
+        await take(one, 20)
+        async with world.client().subscribe("s", group="g", auto_commit=False) as two:
+            await until(lambda: len(two.assignment) == 1)
+            (gone,), (kept,) = two.assignment, one.assignment
+            with pytest.raises(NotAssigned, match=f"^{gone[0]}/{gone[1]} went"):
+                await one.commit()
+            assert world.committed.get(kept) == 10, "what it has is committed"
+            assert world.committed.get(gone, 0) in (-1, 0)
+            await one.commit()
+
+
+async def test_a_commit_in_on_revoked_is_in_time(world: World) -> None:
+    async def commit(_: object) -> None:
+        await one.commit()
+
+    one = world.client().subscribe("s", group="g", auto_commit=False, on_revoked=commit)
+    async with one:
+        await take(one, 20)
+        async with world.client().subscribe("s", group="g", auto_commit=False) as two:
+            await until(lambda: len(two.assignment) == 1)
+            assert world.committed == {S0: 10, S1: 10}
+            await one.commit()
+
+
 async def test_a_coordinator_that_moves_is_ridden_out(world: World) -> None:
     async with world.client().subscribe("s", group="g") as consumer:
         await take(consumer, 3)
