@@ -1,9 +1,10 @@
-"""Which partitions a member has had without a break, and of which it has records that no transaction has offsets of.
+"""Which partitions a member has had without a break, and of which it has records whose offsets are not committed.
 
 A transaction with results of a partition's records must have its offset, too. So a partition that goes after records of
 it were handed out, and before their offset was sent as a part of a transaction, is remembered: until the program goes
 back to what is committed, a transaction gets no offsets. The same partition may have come back meanwhile, and another
-member may have processed its records.
+member may have processed its records. Where offsets are committed without a transaction, a partition that goes with
+records that were handed out and not committed is told by the next commit of all that was handed out.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class GroupClaims:
         """Up to here, offsets were sent as a part of a transaction; where none were, since reading began."""
         self._gone: set[StreamPartition] = set()
         """With records that were handed out, and whose offset was not sent."""
+        self._uncommitted: set[StreamPartition] = set()
+        """Gone with records that were handed out and not committed, which nobody was told."""
 
     def now(self) -> Claim:
         """What the member has at present."""
@@ -72,12 +75,29 @@ class GroupClaims:
         """The program has nothing in hand any more."""
         self._gone.clear()
 
-    def goes(self, of: StreamPartition) -> None:
-        """It is about to be dropped."""
-        settled = self._settled.pop(of, self._reading.beginnings.get(of))
-        position = self._reading.position(of)
-        if position is not None and settled is not None and position > settled:
+    def goes(self, of: StreamPartition, committed: int | None) -> None:
+        """It is about to be dropped. `committed`: up to where the group has committed it, as far as is known."""
+        began, position = self._reading.beginnings.get(of), self._reading.position(of)
+        settled = self._settled.pop(of, began)
+        if position is None or began is None:
+            return
+        if settled is not None and position > settled:
             self._gone.add(of)
+        first, end = self._reading.gap(of) or (position, position)
+        handed_out = first if end == position else position  # what lies in a gap is no record
+        if handed_out > (began if committed is None else committed):
+            self._uncommitted.add(of)
+
+    def check_committed(self) -> None:
+        """Raises NotAssigned, once, where partitions have gone with records that were not committed."""
+        gone, self._uncommitted = self._uncommitted, set()
+        if gone:
+            listed = ", ".join(map(str, sorted(gone)))
+            raise NotAssigned(
+                Code.NOT_ASSIGNED,
+                f"{listed} went to others before what was handed out was committed, so that it is read again; what this"
+                " member has is committed. Commit in on_revoked, or give a longer max_poll_interval",
+            )
 
 
 def _taken_away(partitions: Iterable[StreamPartition]) -> NotAssigned:

@@ -298,7 +298,7 @@ class GroupConsumer(Generic[K, V]):
             marks = await self._partitions.given_marks(checked_names(offsets))
         await self._commits.commit(marks, metadata)
         if offsets is None:
-            self._partitions.raise_uncommitted()
+            self._partitions.claims.check_committed()
 
     async def _prepare_commit(
         self, offsets: Mapping[Name, int] | None

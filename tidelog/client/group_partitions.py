@@ -79,8 +79,6 @@ class GroupPartitions:
         self.claims = GroupClaims(self._held, reading)
         self._busy: set[StreamPartition] = set()
         """To be given up at the program's next call."""
-        self._uncommitted: set[StreamPartition] = set()
-        """Gone, with records that were handed out and not committed, which `commit` has not told."""
         self._failures: dict[StreamPartition, TidelogError] = {}
         """Why a partition cannot be begun."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,16 +129,6 @@ class GroupPartitions:
         for failure in self._failures.values():
             raise failure from None
         self._reading.raise_failure()
-
-    def raise_uncommitted(self) -> None:
-        """Raises NotAssigned, once, where a partition has gone with records that were not committed."""
-        gone, self._uncommitted = self._uncommitted, set()
-        if gone:
-            raise NotAssigned(
-                Code.NOT_ASSIGNED,
-                f"{_listed(gone)} went to others before what was handed out was committed, so that it is read again;"
-                " what this member has is committed. Commit in on_revoked, or give a longer max_poll_interval",
-            )
 
     @property
     def assignment(self) -> frozenset[StreamPartition]:
@@ -346,25 +334,13 @@ class GroupPartitions:
         """Whether the program has been told that it has it."""
         held = self._held.pop(of, None)
         self._busy.discard(of)
-        self.claims.goes(of)
-        if self._has_uncommitted(of):
-            self._uncommitted.add(of)
+        self.claims.goes(of, self._commits.known(of))
         self._commits.forget((of,))
         if held is not None and held.beginning is not None:
             held.beginning.cancel()
         self._failures.pop(of, None)
         self._reading.remove(of)
         return held is not None and held.is_told
-
-    def _has_uncommitted(self, of: StreamPartition) -> bool:
-        """Records of it were handed out, and are not committed."""
-        position, committed = self._reading.position(of), self._commits.known(of)
-        if committed is None:
-            committed = self._reading.beginnings.get(of)
-        if position is None or committed is None or position <= committed:
-            return False
-        first, end = self._reading.gap(of) or (position, position)
-        return (first if end == position else position) > committed
 
     async def _tell_lost(self, partitions: set[StreamPartition]) -> None:
         async with self.listeners.one_at_a_time:
