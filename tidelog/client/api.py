@@ -60,6 +60,8 @@ class Api:
         """Other clusters that have answered since."""
         self._ambiguous = False
         """One of them answered the first question, too."""
+        self._unanswered: NoServer | None = None
+        """The outcome of the last time that the cluster's id was asked for in vain."""
         self._identifying = asyncio.Lock()
         self._asked: dict[asyncio.Future[Message], str] = {}
         """Answers that are waited for, with the subjects of their requests."""
@@ -84,10 +86,7 @@ class Api:
         try:
             async with self._identifying:
                 if self._cluster is None:
-                    first = CLUSTER_ID.encode_request()
-                    question = self._subjects.api(CLUSTER_ID.name)
-                    await self._repeat(CLUSTER_ID, question, first, deadline, limit, operation.name, first_questions)
-                    await asyncio.sleep(_SECOND_CLUSTER_WAIT)
+                    await self._identify(deadline, limit, operation.name, first_questions)
             self._check_ambiguous()
             answer = await self._repeat(operation, subject, request, deadline, limit, operation.name)
             self._check_ambiguous()
@@ -95,6 +94,20 @@ class Api:
             for inbox in first_questions:
                 self._transport.on_inbox(inbox, None)
         return answer
+
+    async def _identify(self, deadline: float, limit: float, called: str, inboxes: list[str]) -> None:
+        """Learns the cluster's id; as `_repeat`. A call that has waited for others to ask until its time was over has
+        their outcome."""
+        if self._unanswered is not None and asyncio.get_running_loop().time() >= deadline:
+            raise NoServer(self._unanswered.code, self._unanswered.message, self._unanswered.details)
+        self._unanswered = None
+        question = self._subjects.api(CLUSTER_ID.name)
+        try:
+            await self._repeat(CLUSTER_ID, question, CLUSTER_ID.encode_request(), deadline, limit, called, inboxes)
+        except NoServer as error:
+            self._unanswered = error
+            raise
+        await asyncio.sleep(_SECOND_CLUSTER_WAIT)
 
     async def _repeat(
         self,

@@ -300,8 +300,9 @@ class Consumer(Generic[K, V]):
         head = self._reading.head()
         if head is not None:
             return head
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 while (head := self._reading.head()) is None:
                     self._reading.raise_failure()
                     if self._reading.is_over and self._ahead.is_empty:
@@ -310,6 +311,8 @@ class Consumer(Generic[K, V]):
                     await self._reading.progress.wait()
                     self._reading.check_open()
         except TimeoutError:
+            if not limit.expired():
+                raise  # one of the program's functions has raised it
             return None
         return head
 

@@ -202,8 +202,8 @@ class Group:
         if self._subscribed is not None:
             before = self._subscribed
             wanted, self.left_out = self._partitions_of(view)
-            if wanted != before:
-                self._is_stale = bool(self.members)
+            if wanted != before and self.members:
+                self._is_stale = True
 
     @property
     def is_unsettled(self) -> bool:
@@ -292,6 +292,8 @@ class Group:
         for record in self.offsets.values():
             self._count_commit(record)
         self._is_resumed = self._is_unsettled = bool(self.members)
+        # A coordinator that died after the last member left, and before the step that this makes due.
+        self._is_stale = not self.members and not self.emptied_at
 
     def on_slept(self, seconds: float) -> None:
         """The coordinator stood still for so long: what members sent meanwhile may wait to be read."""

@@ -80,6 +80,15 @@ async def test_nats_without_a_broker_says_so(cluster: Cluster) -> None:
         await client.cluster_status()
 
 
+async def test_each_of_several_calls_says_that_no_broker_is_connected(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    transport.listen(api_subject("cluster.id"), None)
+    calls = (client.cluster_status(), client.streams(), client.describe("s"))
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in found] == [NoServer] * 3
+    assert all("no broker is connected" in str(error) for error in found), found
+
+
 async def test_brokers_without_a_controller_are_named(cluster: Cluster) -> None:
     """Two of three voters are dead, say: the third one is connected, and no broker serves the API."""
     transport, broker, client = cluster

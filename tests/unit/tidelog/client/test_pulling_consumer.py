@@ -65,6 +65,18 @@ async def test_without_a_stop_it_waits_as_long_as_it_is_told(cluster: Cluster) -
         assert record.value == b"25"
 
 
+async def test_a_timeout_that_is_not_the_calls_own_is_raised(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, client = cluster
+
+    def fails() -> None:
+        raise TimeoutError("the program's own")
+
+    async with client.consume("s", start="new") as consumer:
+        monkeypatch.setattr(consumer._reading, "raise_failure", fails)
+        with pytest.raises(TimeoutError, match="own"):
+            await consumer.getone(timeout=30)
+
+
 async def test_many_at_a_time_are_of_one_partition(cluster: Cluster) -> None:
     _, _, client = cluster
     async with client.consume("three", stop="latest") as consumer:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.tidelog.groups.groups_world import GROUP, RETENTION, Member, World, code, settle_members, view
+from tidelog.coordination.requests import encoded
 from tidelog.groups import group as group_module
 from tidelog.groups import shard as shard_module
 from wire import operations as op
@@ -217,6 +218,38 @@ def test_a_deleted_group_is_gone_for_a_successor_too() -> None:
     assert not world.successor(compacted=True).groups
     Member(world, "a")
     assert code(world.admin(op.GROUP_DELETE, GROUP)) is Code.GROUP_NOT_EMPTY
+
+
+def _left_with_its_step_to_come(world: World) -> None:
+    """The last member of the group leaves while the coordinator has too much to write for another step."""
+    Member(world, "a")
+    group = world.shard.groups[GROUP]
+    records: dict[Any, Any] = {}
+    group.heartbeat(HeartbeatRequest(kind=HeartbeatRequest.LEAVE, group=GROUP, member="a"), None, world.now, records)
+    world.log += encoded(records)
+    assert not group.emptied_at
+    world.shard._unsettled[GROUP] = None
+
+
+def test_a_group_whose_streams_change_as_its_last_member_leaves_is_forgotten() -> None:
+    world = World()
+    _left_with_its_step_to_come(world)
+    world.change(view(generation=11, s=(1, 6)))
+    assert world.shard.groups[GROUP].emptied_at
+    world.time_ns += round(2 * RETENTION * 1e9)
+    world.pass_(70)
+    assert GROUP not in world.shard.groups
+
+
+def test_a_group_whose_coordinator_dies_as_its_last_member_leaves_is_forgotten() -> None:
+    world = World()
+    _left_with_its_step_to_come(world)
+    world.fail_over()
+    assert world.shard.groups[GROUP].emptied_at
+    world.fail_over()
+    world.time_ns += round(2 * RETENTION * 1e9)
+    world.pass_(70)
+    assert GROUP not in world.shard.groups
 
 
 def test_a_group_without_members_is_forgotten_after_its_retention_and_not_before() -> None:
