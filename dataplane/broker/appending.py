@@ -337,4 +337,6 @@ def _counter_of(error: TidelogError) -> str:
         return "dropped_too_large"
     if error.code is Code.LIMIT_REACHED:
         return "dropped_too_dense"
+    if error.code is Code.BAD_REQUEST:
+        return "dropped_bad_headers"
     return "dropped_over_quota" if is_over_quota(error) else "dropped_refused"

@@ -72,7 +72,9 @@ class Counters:
     dropped_corrupt_envelope: int = 0
     dropped_corrupt_batch: int = 0
     dropped_too_dense: int = 0
-    """Clients' batches that say too much in too few bytes, and envelopes with too many headers."""
+    """Clients' batches that say too much in too few bytes, and plain publishes and envelopes with too many headers."""
+    dropped_bad_headers: int = 0
+    """Plain publishes and envelopes whose headers no reader could read."""
     dropped_decode_queue: int = 0
     """Clients' batches that found too many in front of the decoding thread."""
     dropped_waiting_fetches: int = 0

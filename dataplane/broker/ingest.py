@@ -1,10 +1,11 @@
 """Messages that NATS clients publish to a stream's subject become records here, a received chunk at a time.
 
 Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
-mixed sizes, with and without headers, are joined to columns a chunk at a time. Only three kinds of message are looked
+mixed sizes, with and without headers, are joined to columns a chunk at a time. Only four kinds of message are looked
 at one by one: envelopes (they carry a key and an ack inbox), messages that are too large, and those of a chunk in which
-a header asks for something (`Rules`). Message ids alone, each new, are taken in columns. A message that begins with the
-envelope's magic and does not decode is dropped, counted and logged, never stored as a plain payload.
+a header asks for something (`Rules`), or a block of headers is none or has too many. Message ids alone, each new, are
+taken in columns. A message that begins with the envelope's magic and does not decode is dropped, counted and logged,
+never stored as a plain payload; so is one whose headers no reader could read.
 
 The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
 batches are latency, large ones throughput.
@@ -23,8 +24,9 @@ from dataplane.broker.acks import Replies, each_reply, reply_column
 from dataplane.replica.message_ids import LONG, kept_form
 from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
+from wire.batch.record_headers import are_sound, block_fault, most_written, written_size
 from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
-from wire.errors import CorruptData, TidelogError, limit_reached
+from wire.errors import CorruptData, TidelogError
 from wire.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
 from wire.record_limit import RecordLimit
 from wire.tidelog_pb2 import AckPolicy, Message
@@ -38,9 +40,6 @@ _PER_RECORD = 16
 
 _WORTH_COLUMNS = 4
 """Messages from which on joining them takes less time than adding each by itself."""
-
-MAX_ENVELOPE_HEADERS = 4096
-"""They are looked at one by one."""
 
 SEAL_BYTES = 256 << 10
 """An open batch of this size is sealed at once."""
@@ -172,9 +171,15 @@ class Ingest(BulkHandler):
         blocks: Joined | None = None
         if headers.count(None) != len(headers):
             blocks = Joined.of([block or b"" for block in headers])
+            if not are_sound(blocks.data, blocks.sizes):
+                self._each(payloads, replies, headers)
+                return
+            largest = int((sizes + most_written(blocks.sizes)).max())
             sizes = sizes + blocks.sizes
+        else:
+            largest = int(sizes.max())
         # The magic may also lie inside a payload, or where two of them meet.
-        if int(sizes.max()) > self._max_record or (MAGIC in values.data and any(map(is_envelope, payloads))):
+        if largest > self._max_record or (MAGIC in values.data and any(map(is_envelope, payloads))):
             self._each(payloads, replies, headers)
             return
         ids: list[tuple[int, bytes]] = []
@@ -285,8 +290,9 @@ class Ingest(BulkHandler):
             self._envelope(payload, reply)
             return
         size = len(payload) + len(header or b"")
-        if size > self._max_record:
-            self._drop([reply], self._too_large(size), 1)
+        error = self._refuse_record(payload, header)
+        if error is not None:
+            self._drop([reply], error, 1)
             return
         acknowledged = reply is not None and self._with_replies
         error = self._refuse(acknowledged)
@@ -326,12 +332,6 @@ class Ingest(BulkHandler):
         if message.ackPolicy not in _POLICIES:
             reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
             self._on_corrupt(reason, reply)
-            return
-        if len(message.headers) > MAX_ENVELOPE_HEADERS:
-            sentence = (
-                f"an envelope has {len(message.headers)} headers, the limit is {MAX_ENVELOPE_HEADERS}; send fewer"
-            )
-            self._on_envelope_refused(message, limit_reached("envelope_headers", sentence))
             return
         try:
             headers = encode_headers(dict(message.headers)) if message.headers else b""
@@ -404,6 +404,17 @@ class Ingest(BulkHandler):
     # ------------------------------------------------------------------ refusals
     def _drop(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
         self._on_refused(replies, error, count)
+
+    def _refuse_record(self, payload: bytes, header: bytes | None) -> TidelogError | None:
+        """What is wrong with a message itself."""
+        size = len(payload)
+        if header:
+            fault = block_fault(header)
+            if fault is not None:
+                return fault
+            if size + most_written(len(header)) > self._max_record:
+                size += max(len(header), written_size(header))
+        return self._too_large(size) if size > self._max_record else None
 
     def _too_large(self, size: int) -> TidelogError:
         return self._record_limit.too_large("a record", size)

@@ -12,7 +12,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from wire.batch.record_headers import decode_headers, header_items
-from wire.errors import CorruptData
 
 if TYPE_CHECKING:
     from wire.batch.columns import BytesColumn
@@ -35,7 +34,7 @@ def with_message_id(headers: bytes, message_id: bytes) -> bytes:
 
 
 def message_id_of(element: bytes) -> bytes | None:
-    """The message id in the headers of one record. None: it has none, or headers that do not decode."""
+    """The message id in the headers of one record. None: it has none, or headers that are none."""
     if element.startswith(_FIRST):
         size = int.from_bytes(element[_FROM - _SIZE.size : _FROM], "little")
         return element[_FROM : _FROM + size] or None
@@ -44,10 +43,7 @@ def message_id_of(element: bytes) -> bytes | None:
         return (found[1] or None) if found is not None else None
     if NAME not in element:
         return None
-    try:
-        items = header_items(decode_headers(element))
-    except CorruptData:
-        return None
+    items = header_items(decode_headers(element))
     return next((value or None for name, value in items if name == NAME.decode()), None)
 
 

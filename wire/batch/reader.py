@@ -70,7 +70,6 @@ class RecordBatch:
 
     @cached_property
     def headers(self) -> list[dict[str, bytes]]:
-        """Raises CorruptData for headers that do not decode."""
         column = self._columns.headers
         if column is None:
             return [{} for _ in range(self._count)]
@@ -103,8 +102,7 @@ class RecordBatch:
         Iterable[int], Iterable[int], Iterable[bytes | None], Iterable[bytes | None], Iterable[dict[str, bytes]]
     ]:
         """(offsets, timestamps, keys, values, headers) of the records, for a reader that passes once: columns that are
-        absent take no arrays then, which counts in small batches. Some have no end: the offsets say where it is. Raises
-        CorruptData for headers that do not decode.
+        absent take no arrays then, which counts in small batches. Some have no end: the offsets say where it is.
         """
         header, columns = self.header, self._columns
         base = header.base_offset + self._first

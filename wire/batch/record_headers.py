@@ -2,14 +2,19 @@
 
 A name may come several times, as in NATS and in Kafka. Readers get a dictionary with the last value of each name; where
 a name does come several times it is a `RepeatedHeaders`, which knows them all, and `header_items` gives them all.
+
+Leaders store only what readers can tell apart, and what a copy can write again: `block_fault` for NATS blocks,
+`check_headers` for those of a client's batch. Versions before that rule stored any bytes. So `decode_headers` refuses
+nothing: a reader gets an element with a fault whole, as the value of the one header RAW_HEADERS.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,17 +24,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wire.batch.columns import BytesColumn
+    from wire.transport import Buffer
 
 _HEADER_KEY_SIZE = struct.Struct("<H")
 _HEADER_VALUE_SIZE = struct.Struct("<I")
 _BINARY_HEADERS: Final = b"\x01"
 _NATS_HEADERS: Final = b"NATS/1.0"
+_NATS_WORD: Final = int.from_bytes(_NATS_HEADERS, "little")
 
+RAW_HEADERS: Final = "Tidelog-Raw-Headers"
+"""The name under which readers get the bytes of headers that are none."""
 MAX_RECORD_HEADERS: Final = 4096
-"""Binary headers of a record in a client's batch."""
+"""Headers of a record, whoever writes it: lines of a NATS block, headers of an envelope or of a producer."""
+_MAX_NAME_BYTES: Final = 0xFFFF
+_MOST_GROWTH: Final = 3
+"""A NATS block has at most so many times as many bytes when it is written as binary headers: a line of `:` becomes 6
+bytes, and a byte of a name that is no UTF-8 becomes 3."""
+_NEVER_TOO_MUCH: Final = 3 * MAX_RECORD_HEADERS
+"""A NATS block of so many bytes has neither too many lines, of which each has 3 bytes, nor too long a name."""
 _WORTH_NUMPY: Final = 8
 """Records from which on numpy checks the next header of all of them sooner than Python does one by one."""
 
+
+_Size = TypeVar("_Size", int, "NDArray[np.int32]", "NDArray[np.int64]")
 
 GivenHeaders: TypeAlias = Mapping[str, bytes | Sequence[bytes]]
 """By name: its value, or a list or tuple of its values in order."""
@@ -55,7 +72,7 @@ def encode_headers(headers: GivenHeaders) -> bytes:
     """The HEADERS element of one record. `RepeatedHeaders` are written with all their values.
 
     Raises TidelogError(BAD_REQUEST), which names the header, for names that are no text or too long and for values that
-    are not bytes.
+    are not bytes; TidelogError(LIMIT_REACHED) for more than MAX_RECORD_HEADERS.
     """
     if not headers:
         return b""
@@ -69,9 +86,11 @@ def encode_headers(headers: GivenHeaders) -> bytes:
             key = name.encode()
         except UnicodeEncodeError as error:
             raise TidelogError(Code.BAD_REQUEST, f"header key {name[:40]!r} cannot be UTF-8: {error}") from error
-        if len(key) > 0xFFFF:
-            raise TidelogError(Code.BAD_REQUEST, f"header key {name[:40]!r}… has {len(key)} bytes; the limit is 65535")
+        if len(key) > _MAX_NAME_BYTES:
+            raise _name_too_long(name, len(key))
         parts += [_HEADER_KEY_SIZE.pack(len(key)), key, _HEADER_VALUE_SIZE.pack(len(value)), value]
+    if len(parts) > 4 * MAX_RECORD_HEADERS + 1:
+        raise _too_many(len(parts) // 4)
     return b"".join(parts)
 
 
@@ -95,18 +114,91 @@ def _bad(text: str) -> TidelogError:
     return TidelogError(Code.BAD_REQUEST, text)
 
 
-def decode_headers(element: bytes, *, most: int | None = None) -> dict[str, bytes]:
+def _too_many(count: int) -> TidelogError:
+    return limit_reached(
+        "record_headers",
+        f"a record has {count} headers, more than {MAX_RECORD_HEADERS} headers, the limit; put several values into one"
+        " header, or into the record's value",
+    )
+
+
+def _name_too_long(name: str, size: int) -> TidelogError:
+    return TidelogError(
+        Code.BAD_REQUEST,
+        f"header key {name[:40]!r}… has {size} bytes; the limit is {_MAX_NAME_BYTES}; choose a shorter one",
+    )
+
+
+def is_nats_block(element: bytes) -> bool:
+    return element.startswith(_NATS_HEADERS)
+
+
+def block_fault(block: bytes) -> TidelogError | None:
+    """Why a leader does not store that header block of a NATS message; None: it does."""
+    if not block.startswith(_NATS_HEADERS):
+        return _bad(
+            f"the header block of the message begins with {block[:8]!r}, not with {_NATS_HEADERS.decode()}, and nobody"
+            " could read it; send headers as NATS clients do, or none"
+        )
+    return None if len(block) <= _NEVER_TOO_MUCH else _fault_of(_nats_items(block))
+
+
+def _fault_of(items: Sequence[tuple[str, bytes]]) -> TidelogError | None:
+    """Why no producer could write these headers."""
+    if len(items) > MAX_RECORD_HEADERS:
+        return _too_many(len(items))
+    for name, _ in items:
+        if len(name) * _MOST_GROWTH > _MAX_NAME_BYTES and len(name.encode()) > _MAX_NAME_BYTES:
+            return _name_too_long(name, len(name.encode()))
+    return None
+
+
+def are_sound(blocks: Buffer, sizes: NDArray[np.int32]) -> bool:
+    """Whether each of the header blocks, one after the other, is empty or without a `block_fault`, found for all of
+    them together. False also where one is so large that it has to be looked at by itself."""
+    smallest, largest = int(sizes.min()), int(sizes.max())
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    if not smallest:
+        filled = sizes > 0
+        starts = starts[filled]
+        smallest = int(sizes[filled].min(initial=largest))
+    if smallest < len(_NATS_HEADERS) or largest > _NEVER_TOO_MUCH:
+        return not largest
+    words = np.ndarray((len(blocks) - 7,), "<u8", blocks, 0, (1,))
+    return bool((words[starts] == _NATS_WORD).all())
+
+
+def written_size(block: bytes) -> int:
+    """Bytes of the headers of a NATS block as a producer writes them: what counts of them towards the largest record
+    that a stream takes, so that a copy of it is as large."""
+    return len(encode_headers(_headers_of(_nats_items(block)))) if block else 0
+
+
+def most_written(size: _Size) -> _Size:
+    """A bound of `written_size`, and of their own size, for blocks of `size` bytes."""
+    return _MOST_GROWTH * size
+
+
+def decode_headers(element: bytes) -> dict[str, bytes]:
     """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
-    A raw NATS block comes from a publisher: lines in it that are no header are passed over. Binary headers were
-    encoded by Tidelog: anything else raises CorruptData, and more than `most` of them TidelogError(LIMIT_REACHED).
+    A raw NATS block comes from a publisher: lines in it that are no header are passed over. What no leader stores any
+    more is the value of RAW_HEADERS.
     """
     if not element:
         return {}
     if element.startswith(_NATS_HEADERS):
-        return _decode_nats_headers(element)
-    if not element.startswith(_BINARY_HEADERS):
-        raise CorruptData(f"record headers begin with {element[:8]!r}, neither a NATS header block nor binary headers")
+        items = _nats_items(element)
+        if len(element) <= _NEVER_TOO_MUCH or _fault_of(items) is None:
+            return _headers_of(items)
+    elif element.startswith(_BINARY_HEADERS):
+        with suppress(CorruptData, TidelogError):
+            return _headers_of(_binary_items(element))
+    return {RAW_HEADERS: element}
+
+
+def _binary_items(element: bytes) -> list[tuple[str, bytes]]:
+    """Raises CorruptData; TidelogError(LIMIT_REACHED) for more than MAX_RECORD_HEADERS."""
     items: list[tuple[str, bytes]] = []
     at = 1
 
@@ -120,14 +212,26 @@ def decode_headers(element: bytes, *, most: int | None = None) -> dict[str, byte
         return field
 
     while at < len(element):
-        if len(items) == most:
-            raise limit_reached("record_headers", f"a record has more than {most} headers, the limit; send fewer")
+        if len(items) == MAX_RECORD_HEADERS:
+            raise _too_many(MAX_RECORD_HEADERS + 1)
         try:
             key = take(_HEADER_KEY_SIZE.unpack(take(_HEADER_KEY_SIZE.size))[0]).decode()
         except UnicodeDecodeError as error:
             raise CorruptData(f"record header key is no UTF-8: {error}") from error
         items.append((key, take(_HEADER_VALUE_SIZE.unpack(take(_HEADER_VALUE_SIZE.size))[0])))
-    return _headers_of(items)
+    return items
+
+
+def _check_element(element: bytes) -> None:
+    """Raises CorruptData or TidelogError for an element that no leader stores."""
+    if element.startswith(_NATS_HEADERS):
+        fault = block_fault(element)
+        if fault is not None:
+            raise fault
+    elif element.startswith(_BINARY_HEADERS):
+        _binary_items(element)
+    elif element:
+        raise CorruptData(f"record headers begin with {element[:8]!r}, neither a NATS header block nor binary headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +252,7 @@ class HeaderSpans:
 
 def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | None:
     """The binary headers of `count` records, found together: tens of times faster than one record after the other.
-    None where a record has NATS headers, or some that do not decode: `decode_headers` then says more."""
+    None where a record has NATS headers, or some that do not decode: `decode_headers` gives them."""
     starts = column.offsets[first : first + count].astype(np.int64)
     ends = column.offsets[first + 1 : first + count + 1].astype(np.int64)
     data = column.data
@@ -189,9 +293,8 @@ def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | N
 
 
 def check_headers(column: BytesColumn) -> None:
-    """Check the elements of a HEADERS column. Raises CorruptData where `decode_headers` would, and
-    TidelogError(LIMIT_REACHED) for a record with more than MAX_RECORD_HEADERS. A NATS block is not looked into: it
-    decodes whatever it is.
+    """Check the elements of a HEADERS column of a client's batch. Raises CorruptData for one that is neither a NATS
+    block nor binary headers, and TidelogError for a record with more than MAX_RECORD_HEADERS or too long a name.
 
     The first header of all records is looked at, then the second of all that have one, and so on: a few thousand bytes
     can hold a million headers when they are decompressed.
@@ -199,7 +302,7 @@ def check_headers(column: BytesColumn) -> None:
     data = column.data
 
     def check_one(record: int) -> None:
-        decode_headers(bytes(data[column.offsets[record] : column.offsets[record + 1]]), most=MAX_RECORD_HEADERS)
+        _check_element(bytes(data[column.offsets[record] : column.offsets[record + 1]]))
 
     records = np.flatnonzero(column.offsets[:-1] < column.offsets[1:])
     at, end = column.offsets[records].astype(np.int64), column.offsets[records + 1].astype(np.int64)
@@ -216,7 +319,9 @@ def check_headers(column: BytesColumn) -> None:
     for record in records[others & (end - at < len(_NATS_HEADERS))][:1]:
         check_one(int(record))
     others &= end - at >= len(_NATS_HEADERS)
-    for record in records[others][u64[at[others]] != int.from_bytes(_NATS_HEADERS, "little")][:1]:
+    for record in records[others][u64[at[others]] != _NATS_WORD][:1]:
+        check_one(int(record))
+    for record in records[others & (end - at > _NEVER_TOO_MUCH)]:
         check_one(int(record))
 
     edges = np.zeros(len(data) + 1, np.int8)
@@ -259,13 +364,13 @@ def _all_inside(
         check_one(int(records[outside][0]))
 
 
-def _decode_nats_headers(block: bytes) -> dict[str, bytes]:
+def _nats_items(block: bytes) -> list[tuple[str, bytes]]:
     items = []
     for line in block.split(b"\r\n")[1:]:
         key, colon, value = line.partition(b":")
         if colon:
             items.append((key.strip().decode("utf-8", "replace"), value.strip()))
-    return _headers_of(items)
+    return items
 
 
 def _headers_of(items: list[tuple[str, bytes]]) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_connector.columns import ArrowRows, spark_schema
 from wire.batch import BatchBuilder, Compression, RecordBatch, encode_headers, header_items
-from wire.errors import CorruptData
+from wire.batch.record_headers import RAW_HEADERS
 from wire.types import LeaderEpoch, Offset
 
 NATS_BLOCK = b"NATS/1.0\r\nTraffic: heavy\r\nTraffic: light\r\n\r\n"
@@ -71,7 +71,10 @@ def test_headers_of_nats_and_of_clients_in_one_batch() -> None:
         b"\x02",
     ],
 )
-def test_headers_that_do_not_decode_are_an_error_and_no_rows(element: bytes) -> None:
+def test_headers_that_do_not_decode_stop_no_reader(element: bytes) -> None:
     batch = batch_of([encode_headers({"a": b"1"}), element, encode_headers({"b": b"2"})])
-    with pytest.raises(CorruptData):
-        rows(batch, "headers")
+    assert [row["headers"] for row in rows(batch, "headers")] == [
+        [{"key": "a", "value": b"1"}],
+        [{"key": RAW_HEADERS, "value": element}],
+        [{"key": "b", "value": b"2"}],
+    ]

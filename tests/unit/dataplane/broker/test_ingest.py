@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
 
 from dataplane.broker.acks import each_reply
 from dataplane.broker.ingest import Ingest
 from dataplane.replica.quota import Quota
-from wire.batch import Compression, RecordBatch
+from wire.batch import Compression, RecordBatch, encode_headers, header_items
+from wire.batch.record_headers import MAX_RECORD_HEADERS, RAW_HEADERS
 from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
 from wire.jetstream import PublishHeaders
@@ -19,6 +24,8 @@ from wire.transport import UniformRun
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 LIMIT = 1000
+BLOCKS = json.loads((Path(__file__).parents[3] / "testdata/headers/blocks.json").read_text())
+"""Header blocks by name, as latin-1: those that no reader could read, and those that readers make the best of."""
 
 
 def quota(*, producer_byte_rate: int = 0, producer_record_rate: int = 0) -> Quota:
@@ -206,6 +213,71 @@ def test_headers_travel_with_their_record() -> None:
     partition.ingest.on_messages([b"a", b"b"], [None, None], [block, None])
     partition.ingest.chunk_done()
     assert [dict(h) for h in partition.batches[0].headers] == [{"Trace": b"7"}, {}]
+
+
+@pytest.mark.parametrize("around", [0, 1, 50])
+@pytest.mark.parametrize("name", BLOCKS["refused"])
+def test_a_block_that_no_reader_could_read_is_refused_alone(name: str, around: int) -> None:
+    """Its neighbours in the chunk are stored, however many there are, and so however they are looked at."""
+    partition = Partition()
+    block, good = BLOCKS["refused"][name].encode("latin-1"), b"NATS/1.0\r\nN: 1\r\n\r\n"
+    payloads = [*[b"before"] * around, b"bad", b"plain", *[b"after"] * around]
+    blocks = [*[good] * around, block, None, *[good] * around]
+    partition.ingest.on_messages(payloads, [None] * around + [b"reply", b"other"] + [None] * around, blocks)
+    partition.ingest.chunk_done()
+    assert partition.values == [value for value in payloads if value != b"bad"]
+    assert [dict(h) for batch in partition.batches for h in batch.headers] == (
+        [{"N": b"1"}] * around + [{}] + [{"N": b"1"}] * around
+    )
+    assert partition.refused == [([b"reply"], Code.BAD_REQUEST, 1)]
+
+
+@pytest.mark.parametrize("around", [0, 50])
+@pytest.mark.parametrize("name", BLOCKS["stored"])
+def test_a_block_that_readers_make_the_best_of_is_stored(name: str, around: int) -> None:
+    partition = Partition()
+    block = BLOCKS["stored"][name].encode("latin-1")
+    partition.ingest.on_messages([b"x"] * (around + 1), [None] * (around + 1), [None] * around + [block])
+    partition.ingest.chunk_done()
+    assert partition.values == [b"x"] * (around + 1)
+    assert not partition.refused
+    assert all(RAW_HEADERS not in h for batch in partition.batches for h in batch.headers)
+
+
+@pytest.mark.parametrize("around", [0, 50])
+def test_the_limits_of_a_producers_headers_hold_for_blocks(around: int) -> None:
+    """So a copy can write every record that was stored."""
+    partition = Partition(max_batch=10 << 20)
+    partition.ingest.configure(
+        max_batch_bytes=10 << 20, record_limit=RecordLimit(100_000), with_replies=True, seeks_repetitions=True
+    )
+    many = b"NATS/1.0\r\n" + b"a:1\r\n" * MAX_RECORD_HEADERS + b"\r\n"
+    long = b"NATS/1.0\r\n" + b"a" * 65_535 + b":\r\n\r\n"
+    within = [many, long]
+    beyond = [many[:-2] + b"a:1\r\n\r\n", b"NATS/1.0\r\na" + long[10:]]
+    partition.ingest.on_messages([b""] * around, [None] * around, [None] * around)
+    for block in [*within, *beyond]:
+        partition.ingest.on_messages([b""] * (around + 1), [None] * (around + 1), [None] * around + [block])
+    partition.ingest.chunk_done()
+    assert [code for _, code, _ in partition.refused] == [Code.LIMIT_REACHED, Code.BAD_REQUEST]
+    stored = [headers for batch in partition.batches for headers in batch.headers if headers]
+    assert [len(header_items(headers)) for headers in stored] == [MAX_RECORD_HEADERS, 1]
+    for headers in stored:
+        encode_headers(headers)
+
+
+@pytest.mark.parametrize("around", [0, 50])
+def test_a_record_counts_as_large_as_a_producer_writes_it(around: int) -> None:
+    partition = Partition()
+    lines = b"a:1\r\n" * 100
+    block = b"NATS/1.0\r\n" + lines + b"\r\n"
+    written = len(encode_headers({"a": [b"1"] * 100}))
+    assert len(block) < written < LIMIT
+    for size in (LIMIT - written, LIMIT - written + 1):
+        partition.ingest.on_messages([b"x"] * around + [b"y" * size], [None] * (around + 1), [None] * around + [block])
+    partition.ingest.chunk_done()
+    assert [value for value in partition.values if value != b"x"] == [b"y" * (LIMIT - written)]
+    assert [code for _, code, _ in partition.refused] == [Code.RECORD_TOO_LARGE]
 
 
 def test_headers_stay_with_their_records_where_a_chunk_is_split() -> None:
