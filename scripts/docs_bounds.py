@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
 from dataplane.broker.held_appends import HOLD_S, MAX_HELD_BYTES, MAX_HELD_BYTES_OF_ALL
 from dataplane.broker.held_appends import MAX_HELD as MAX_HELD_APPENDS
-from dataplane.broker.ingest import MAX_ENVELOPE_HEADERS
 from dataplane.broker.marking import MAX_WAITING as MAX_WAITING_MARKS
 from dataplane.broker.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
 from dataplane.broker.reading import MAX_COLD_READS
@@ -310,10 +309,10 @@ BOUNDS = (
         answer="no error",
     ),
     Bound(
-        on="headers of a record of a batch, `record_headers`",
-        limit=f"{MAX_RECORD_HEADERS}; lines of a NATS header block are not counted",
+        on="headers of a record, `record_headers`",
+        limit=f"{MAX_RECORD_HEADERS}, of a batch, an envelope or a plain publish",
         where="wire/batch/record_headers.py",
-        answer="LIMIT_REACHED",
+        answer="LIMIT_REACHED; of an envelope at its ack inbox",
         counter="dropped_too_dense",
     ),
     Bound(
@@ -349,13 +348,6 @@ BOUNDS = (
         limit=str(MAX_WAITING_MARKS),
         where="dataplane/broker/marking.py",
         answer="BACKPRESSURE",
-    ),
-    Bound(
-        on="headers of an envelope, `envelope_headers`",
-        limit=str(MAX_ENVELOPE_HEADERS),
-        where="dataplane/broker/ingest.py",
-        answer="LIMIT_REACHED, at its ack inbox",
-        counter="dropped_too_dense",
     ),
     Bound(
         on="message ids that are remembered, `message_ids`",

@@ -3,6 +3,7 @@
     scripts/fuzz --messages 1000000                      as many, or --seconds, whichever comes first
     scripts/fuzz --seed 7 --corpus FILE                  replays a run: the same messages in the same order
     scripts/fuzz --about __groups                        only on subjects with that text
+    scripts/fuzz --stored 20000                          appends of every kind, read in every form (fuzz_stored.py)
 
 Messages that a plain NATS client captured (corpus.jsonl of a folder that is kept) are repeated, changed, cut, mixed
 with others, published to other subjects and with other replies, beside random ones: on all subjects of the data plane,
@@ -37,6 +38,7 @@ from nats.aio.client import Client as NatsClient
 
 import tidelog
 from scripts.fuzz_grpc import GrpcFuzz
+from scripts.fuzz_stored import StoredFuzz
 from scripts.verdict import judge
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.workload import acked_load, check, wait_in_sync
@@ -83,6 +85,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, help="captured messages of an earlier run")
     parser.add_argument("--about", default="", metavar="TEXT", help="only messages on subjects that have TEXT")
     parser.add_argument("--grpc-calls", type=int, default=0, help="go on until so many calls were made as well")
+    parser.add_argument(
+        "--stored", type=int, default=0, metavar="N", help="instead: N appends of every kind, read in every form"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the data folder and the logs")
     return parser.parse_args(given)
 
@@ -318,6 +323,8 @@ def main() -> int:
     def check_in(folder: Path) -> bool:
         with DevCluster(folder / "cluster", nodes=3, port=0, liftbridge_port=LIFTBRIDGE_PORT) as cluster:
             cluster.wait_ready(60)
+            if options.stored:
+                return asyncio.run(StoredFuzz(cluster, options.seed).run(options.stored))
             return asyncio.run(fuzz(cluster, options))
 
     return judge("fuzz", options, check_in)

@@ -45,7 +45,8 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     body of a control batch (columns = 0, record_count = 1): u16 type, u16 version, u32 length, payload, pad
 
     element of HEADERS: nothing = no headers; a raw NATS header block (begins with NATS/1.0), kept as it arrived; or
-    0x01 and then for each header u16 key length, key in UTF-8, u32 value length, value; a key may come several times
+    0x01 and then for each header u16 key length, key in UTF-8, u32 value length, value; a key may come several times.
+    At most 4,096 headers; older versions stored other bytes, too, see `wire.batch.record_headers`
 
 The body's CRC does not cover base_offset and leader_epoch, so a leader stamps a batch by writing 96 bytes; the header's
 CRC covers the rest of the header and is computed then. Columns lie as Arrow lays them out, so that a reader's arrays
