@@ -273,7 +273,8 @@ class StoredFuzz:
         headers = {name: b"".join(values) for name, values in self._some.headers().items()}
         request = pb.PublishRequest(stream=STREAM, value=value, headers=headers, ackPolicy=AckPolicy.ALL)
         try:
-            data = await channel.unary_unary("/proto.API/Publish")(request.SerializeToString(), timeout=10)
+            method: Any = channel.unary_unary("/proto.API/Publish")
+            data = await method(request.SerializeToString(), timeout=10)
         except aio.AioRpcError:
             self.refused += 1
             return
@@ -433,7 +434,8 @@ class StoredFuzz:
 
 async def _messages(channel: aio.Channel, request: ProtobufMessage) -> AsyncIterator[Message]:
     """Until the subscription has reached its stop."""
-    call = channel.unary_stream("/proto.API/Subscribe")(request.SerializeToString(), timeout=READ_S)
+    method: Any = channel.unary_stream("/proto.API/Subscribe")
+    call = method(request.SerializeToString(), timeout=READ_S)
     is_first = True
     try:
         async for data in call:
