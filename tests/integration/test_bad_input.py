@@ -475,35 +475,6 @@ async def test_corrupt_envelopes(cluster: DevCluster, client: Client, bare: Nats
     assert f"corrupt_envelope {before['dropped_corrupt_envelope'] + len(corrupt) + 1}" in status.stdout
 
 
-async def test_header_blocks_that_no_reader_could_read(client: Client, bare: NatsClient) -> None:
-    """NATS forwards any bytes as headers. The neighbours of a refused message are stored."""
-    before, stored = await counters(client), await ends(client, STREAM)
-    blocks = json.loads((Path(__file__).parents[1] / "testdata/headers/blocks.json").read_text())
-    good = b"NATS/1.0\r\nGood: 1\r\n\r\n"
-    refused = [text.encode("latin-1") for text in blocks["refused"].values()]
-    kept = [text.encode("latin-1") for text in blocks["stored"].values() if text]
-    for block in [*refused, *kept]:
-        for each in (good, block, good):
-            await bare._send_command(b"HPUB %b %d %d\r\n%bv\r\n" % (STREAM.encode(), len(each), len(each) + 1, each))
-    await bare.flush()
-    await wait_counted(client, before, "dropped_bad_headers", by=len(refused))
-    inbox = await bare.subscribe("told")
-    for block in (refused[0], good):
-        await bare._send_command(
-            b"HPUB %b told %d %d\r\n%bv\r\n" % (STREAM.encode(), len(block), len(block) + 1, block)
-        )
-    await bare.flush()
-    error = json.loads((await inbox.next_msg(timeout=LIMIT)).data)["tidelog"]
-    assert error["code"] == "BAD_REQUEST"
-    assert "not with NATS/1.0, and nobody could read it; send headers as NATS clients do" in error["message"]
-    there = json.loads((await inbox.next_msg(timeout=LIMIT)).data)
-    expected = 2 * (len(refused) + len(kept)) + len(kept) + 1
-    assert there["offset"] == stored[0] + expected - 1
-    found = [record.headers async for record in client.consume(STREAM, start=stored, stop="latest")]
-    assert len(found) == expected
-    assert sum(headers == {"Good": b"1"} for headers in found) == expected - len(kept)
-
-
 async def test_corrupt_batches(cluster: DevCluster, client: Client, bare: NatsClient) -> None:
     before, stored = await counters(client), await ends(client, STREAM)
     builder = BatchBuilder()
