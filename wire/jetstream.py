@@ -9,9 +9,10 @@ JetStream's form of an error:
 Clients give the three fields of the error to the constructors of their exceptions, so it has no others. Tidelog's own
 code, sentence and details stand beside it, in `tidelog`, and in the headers of the answer.
 
-Names of headers are compared as JetStream does: case counts, and the first of several counts. A header that JetStream
-acts upon is obeyed (`PublishHeaders`), or the message is refused: nothing is acknowledged that a publisher asked for
-otherwise. An empty value asks for nothing.
+Names of headers are compared as JetStream does: case counts, and the first of several counts. Of a value only leading
+blanks are cut: a tab belongs to it, so that an id behind a tab is another one. A header that JetStream acts upon is
+obeyed (`PublishHeaders`), or the message is refused: nothing is acknowledged that a publisher asked for otherwise.
+An empty value asks for nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MAY_ACT: Final = b"\r\nNats-"
 """No block of headers without these bytes has one that JetStream acts upon."""
 
 _MESSAGE_ID: Final = b"\r\nNats-Msg-Id: "
-_FIELD: Final = re.compile(rb"\r\nNats-([A-Za-z-]+):[ \t]*([^\r\n]*)")
+_FIELD: Final = re.compile(rb"\r\nNats-([A-Za-z-]+): *(.*?)(?=\r\n|\Z)", re.DOTALL)
+"""Only blanks in front of a value are no part of it, and it goes on to a CRLF, as nats-server reads it."""
 _DURATION: Final = re.compile(rb"(\d+(\.\d+)?(h|m|s|ms|us|ns))+")
 
 WRONG_SEQUENCE: Final = 10071
@@ -79,8 +81,9 @@ def sole_message_id(block: bytes) -> bytes | None:
     if not block.startswith(_MESSAGE_ID, at) or block.find(MAY_ACT, at + 1) >= 0:
         return None
     start = at + len(_MESSAGE_ID)
-    message_id = block[start : block.find(b"\r\n", start)]
-    return message_id if message_id[:1] not in (b" ", b"\t", b"") else None
+    end = block.find(b"\r\n", start)
+    message_id = block[start:end] if end >= 0 else b""
+    return message_id if message_id[:1] not in (b" ", b"") else None
 
 
 @dataclass(frozen=True, slots=True)

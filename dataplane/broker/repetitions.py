@@ -50,12 +50,13 @@ class Repetitions:
         return self._keeper.table.is_on
 
     def find(self, message_id: bytes) -> Offset | None:
-        """Where the record with that id (in its kept form) lies."""
+        """Where the record with that id (in its kept form) lies. An id is forgotten with its record: an answer that
+        names a record which was deleted would acknowledge what is not there."""
         if not self.are_sought:
             return None
         found = self._keeper.table.find(message_id, self._context.time_ns())
         self._count()
-        return found
+        return None if found is None or found < self._role.first_record else found
 
     def may_hold(self, message_ids: Collection[bytes]) -> bool:
         """False: none of them is in the log."""
@@ -95,8 +96,9 @@ class Repetitions:
             self._count()
 
     def last_id(self, end: Offset) -> bytes | None:
-        """The message id of the last record of a log that ends there, in its kept form."""
-        return self._keeper.table.last_id(end)
+        """The message id of the last record of a log that ends there, in its kept form; None also where that record
+        was deleted."""
+        return self._keeper.table.last_id(end) if end > self._role.first_record else None
 
     def ids_of(self, batch: EncodedBatch) -> list[tuple[int, bytes]]:
         """The ids of a client's batch: (place, id in its kept form)."""

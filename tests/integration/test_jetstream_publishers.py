@@ -81,6 +81,20 @@ SPECIAL: list[Headers] = [
     {"Nats-Expected-Stream": "T", "Nats-Expected-Last-Sequence": "3"},
 ]
 """Given one after the other: what one message is answered depends on those before it."""
+RAW = [
+    b"NATS/1.0\r\nNats-Msg-Id: raw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id:raw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id:   raw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id:\traw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: \traw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: raw \r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: raw\nraw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: raw\rraw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id : raw\r\n\r\n",
+    b"NATS/1.0\r\n Nats-Msg-Id: raw\r\n\r\n",
+    b"NATS/1.0\r\nNats-Expected-Last-Msg-Id:\traw\r\n\r\n",
+]
+"""Header blocks as they stand on the wire, which clients do not write like that."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +135,14 @@ async def answers(url: str) -> list[dict[str, Any]]:
                 "unknown to clients": error.keys() - {"code", "err_code", "description"},
             }
         )
+    inbox = await connection.subscribe("told")
+    for block in RAW:
+        await connection._send_command(
+            b"HPUB %b told %d %d\r\n%bx\r\n" % (SUBJECT.encode(), len(block), len(block) + 1, block)
+        )
+        await connection._flush_pending()
+        answer = json.loads((await inbox.next_msg(timeout=LIMIT)).data)
+        told.append({name: answer.get(name, {}) for name in ("seq", "duplicate")} | {"block": block})
     await connection.close()
     return told
 

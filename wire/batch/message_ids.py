@@ -25,7 +25,7 @@ _FIRST: Final = _BINARY + struct.pack("<H", len(NAME)) + NAME
 """How the binary headers of a producer of Tidelog begin."""
 _SIZE = struct.Struct("<I")
 _FROM: Final = len(_FIRST) + _SIZE.size
-_IN_NATS_BLOCK: Final = re.compile(rb"\r\nNats-Msg-Id:[ \t]*([^\r\n]*)")
+_IN_NATS_BLOCK: Final = re.compile(rb"\r\nNats-Msg-Id: *(.*?)(?=\r\n|\Z)", re.DOTALL)
 
 
 def with_message_id(headers: bytes, message_id: bytes) -> bytes:

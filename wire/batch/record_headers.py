@@ -182,8 +182,8 @@ def most_written(size: _Size) -> _Size:
 def decode_headers(element: bytes) -> dict[str, bytes]:
     """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
-    A raw NATS block comes from a publisher: lines in it that are no header are passed over. What no leader stores any
-    more is the value of RAW_HEADERS.
+    A raw NATS block comes from a publisher: lines in it that are no header are passed over, and of a value only the
+    blanks in front of it, as nats-server does. What no leader stores any more is the value of RAW_HEADERS.
     """
     if not element:
         return {}
@@ -369,7 +369,7 @@ def _nats_items(block: bytes) -> list[tuple[str, bytes]]:
     for line in block.split(b"\r\n")[1:]:
         key, colon, value = line.partition(b":")
         if colon:
-            items.append((key.strip().decode("utf-8", "replace"), value.strip()))
+            items.append((key.decode("utf-8", "replace"), value.lstrip(b" ")))
     return items
 
 

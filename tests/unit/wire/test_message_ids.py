@@ -42,6 +42,11 @@ def received(*ids: bytes | None, hinted: bool = True, compression: Compression =
         (encode_headers({"Nats-Msg-Id": b""}), None),
         (b"NATS/1.0\r\nTrace: 1\r\nNats-Msg-Id: 1 \r\n\r\n", b"1 "),
         (b"NATS/1.0\r\nNats-Msg-Id:\r\n\r\n", None),
+        (b"NATS/1.0\r\nNats-Msg-Id:  1\r\n\r\n", b"1"),
+        (b"NATS/1.0\r\nNats-Msg-Id:\t1\r\n\r\n", b"\t1"),
+        (b"NATS/1.0\r\nNats-Msg-Id: \t1\r\n\r\n", b"\t1"),
+        (b"NATS/1.0\r\nNats-Msg-Id: a\nb\rc\r\n\r\n", b"a\nb\rc"),
+        (b"NATS/1.0\r\nNats-Msg-Id: cut off", b"cut off"),
         (b"NATS/1.0\r\nnats-msg-id: 1\r\n\r\n", None),
     ],
 )

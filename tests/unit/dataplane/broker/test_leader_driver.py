@@ -459,3 +459,25 @@ async def test_a_change_of_the_isr_is_logged_once_however_often_it_is_proposed(
         role._run([ProposeIsr(proposed)])
     told = [each.getMessage() for each in caplog.records if "proposes ISR" in each.getMessage()]
     assert (len(told), len(asked)) == (3, 4)
+
+
+async def test_an_id_is_forgotten_with_its_record(bench: Bench) -> None:
+    """An answer that names a record which was deleted would acknowledge what is not there. Every replica knows by the
+    metadata which records were deleted, so the next leader says the same."""
+    role = await lead(bench)
+    ingest = bench.ingest.subscribed["s"]
+
+    def publish(*ids: str) -> None:
+        ingest.on_messages([b"v"] * len(ids), [b"r"] * len(ids), identified(*ids))
+        role._appending.seal()
+
+    publish("1", "2", "1")
+    assert role.log.log_end_offset == 2
+    role.on_view(replace(role.view, purged_end=Offset(2), epoch=PartitionEpoch(2)))
+    expecting = b"NATS/1.0\r\nNats-Expected-Last-Msg-Id: 2\r\n\r\n"
+    ingest.on_messages([b"v"], [b"r"], [expecting])
+    assert role.log.log_end_offset == 2, "the last record has no id: it was deleted"
+    publish("1")
+    assert role.log.log_end_offset == 3
+    publish("1", "1", "2", "2")
+    assert role.log.log_end_offset == 4
