@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Self
 
 from wire.errors import Code, TidelogError
+
+_OF_ONE_RECORD: Final = 96 + 64
+"""Most bytes of a batch of one record besides its data: the header, three columns' offsets, and padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,12 @@ class RecordLimit:
     """Bytes that fit one message of the NATS server, from its `max_payload`."""
     configured: int | None = None
     """The stream's `max_record_bytes`; None where it is not known."""
+
+    @classmethod
+    def within(cls, batch_bytes: int, configured: int | None = None) -> Self:
+        """`batch_bytes`: of the largest batch that a message has room for. Producers and leaders have this one limit,
+        so that a copy can write what was published."""
+        return cls(batch_bytes - _OF_ONE_RECORD, configured)
 
     @property
     def max_bytes(self) -> int:

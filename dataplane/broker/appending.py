@@ -88,7 +88,7 @@ class Appending:
         view = self._role.view
         config, room = view.config, self._context.max_batch_bytes - HEADER_SIZE - 64
         self._compression = Compression[config.compression.name]
-        self.record_limit = RecordLimit(room, config.max_record_bytes)
+        self.record_limit = RecordLimit.within(self._context.max_batch_bytes, config.max_record_bytes)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
         self._stamped_version = stamped_version(view)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import nats
 import pytest
 
 import tidelog
 from tests.integration.command_line import command
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import BadRequest, StreamExists
+from tidelog.client.errors import BadRequest, RecordTooLarge, StreamExists
 from tidelog.client.partitioner import Partitioner, murmur2
 from tidelog.server.devcluster import DevCluster
 
@@ -177,3 +180,47 @@ async def test_on_the_command_line(cluster: ReplicatedCluster, processes: DevClu
     assert "stream target exists" in err
     found = await contents(cluster.client, "target")
     assert found == await contents(cluster.client, "source", start=5, stop=10)
+
+
+async def test_a_copy_can_write_what_was_published(cluster: ReplicatedCluster) -> None:
+    """The limits of a producer hold for plain publishes, too: as many headers, and the size that the headers have when
+    a producer writes them."""
+    client, limit = cluster.client, 40_000
+    await client.create_stream("bordering", config={"max_record_bytes": limit})
+    bare = await nats.connect(cluster.url)
+    told = await bare.subscribe("told")
+
+    async def publish(lines: int, payload: int) -> str | None:
+        block = b"NATS/1.0\r\n" + b"a:1\r\n" * lines + b"\r\n"
+        line = b"HPUB bordering told %d %d\r\n" % (len(block), len(block) + payload)
+        await bare._send_command(line + block + b"v" * payload + b"\r\n")
+        await bare.flush()
+        answer = json.loads((await told.next_msg(timeout=LIMIT)).data)
+        code: str | None = answer.get("tidelog", {}).get("code")
+        return code
+
+    written = 1 + 8 * 4000  # bytes of 4,000 headers of a producer
+    try:
+        assert await publish(4096, 1) is None
+        assert await publish(4097, 1) == "LIMIT_REACHED"
+        assert await publish(4000, limit - written) is None
+        assert await publish(4000, limit - written + 1) == "RECORD_TOO_LARGE"
+    finally:
+        await bare.close()
+    copied = await client.copy_stream("bordering", "bordered")
+    assert copied.records == 2
+    assert await contents(client, "bordered") == await contents(client, "bordering")
+
+
+async def test_a_copy_that_fails_leaves_no_outcome_unread(cluster: ReplicatedCluster) -> None:
+    client = cluster.client
+    await client.create_stream("wide", partitions=1)
+    async with client.producer("wide") as producer:
+        await producer.send_many([b"x" * size for size in (10, 10, 5000)])
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    with pytest.raises(RecordTooLarge, match=r"record 2 of wide/0 does not fit into the copy narrow: .* raise"):
+        await client.copy_stream("wide", "narrow", config={"max_record_bytes": 1000})
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not unread

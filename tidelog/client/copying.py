@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 from tidelog.client.arguments import bad
-from tidelog.client.errors import BufferFull, StreamExists, UnknownStream
+from tidelog.client.errors import BufferFull, RecordTooLarge, StreamExists, UnknownStream
 from tidelog.client.metadata import partitions_spread_over, stream_name
 from tidelog.client.positions import AtTime
 from wire.errors import Code
@@ -89,12 +89,15 @@ async def copy_stream(client: Client, request: CopyRequest) -> CopiedStream:
         async with client.producer(target) as producer:
             spread_over = None if count == before and not is_repartitioned else count
             copy = _Copy(client, target, producer, there, spread_over)
-            async for batch in consumer.batches():
-                for record in batch.records():
-                    await copy.take(record)
-                done = sum(consumer.positions[p] - begin[p] for p in begin)
-                request.on_progress(done, max(total, done))
-            await copy.finish()
+            try:
+                async for batch in consumer.batches():
+                    for record in batch.records():
+                        await copy.take(record)
+                    done = sum(consumer.positions[p] - begin[p] for p in begin)
+                    request.on_progress(done, max(total, done))
+                await copy.finish()
+            finally:
+                copy.leave()
             return CopiedStream(
                 stream=target,
                 records=copy.acknowledged,
@@ -191,25 +194,36 @@ class _Copy:
                 self._collect()
 
     def _sent(self, record: Record) -> asyncio.Future[Receipt]:
-        headers: dict[str, list[bytes]] = {}
-        for name, value in record.header_items:
-            headers.setdefault(name, []).append(value)
         partition: int | None = record.partition
         if self._spread_over is not None:
             partition = None if record.key is not None else record.partition % self._spread_over
-        return self._producer.send_nowait(
-            record.value,
-            key=record.key,
-            headers=headers or None,
-            partition=partition,
-            timestamp=AtTime(record.timestamp),
-        )
+        try:
+            return self._producer.send_nowait(
+                record.value,
+                key=record.key,
+                headers=record.headers or None,  # in their order, with all values of each name
+                partition=partition,
+                timestamp=AtTime(record.timestamp),
+            )
+        except RecordTooLarge as error:
+            raise RecordTooLarge(
+                error.code,
+                f"record {record.offset} of {record.stream}/{record.partition} does not fit into the copy"
+                f" {self._target}: {error.message}; a copy has settings of its own (config)",
+                error.details,
+            ) from None
 
     def _collect(self) -> None:
         """Counts the receipts that have come. Raises the first failure."""
         while self._out and self._out[0].done():
             self._out.popleft().result()
             self.acknowledged += 1
+
+    def leave(self) -> None:
+        """The copy has ended. Where it failed, nobody asks for the outcomes of the records behind: asyncio reports
+        those that nobody has read."""
+        for sent in self._out:
+            sent.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def finish(self) -> None:
         while self._out:

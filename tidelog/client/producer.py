@@ -192,9 +192,10 @@ class Producer(Generic[K, V]):
         layout = await self._metadata.refresh(self._stream)
         if is_internal(self._stream, layout.subject, self._subjects):
             raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
-        room = self._transport.max_payload - MESSAGE_OVERHEAD - BATCH_OVERHEAD
+        largest = self._transport.max_payload - MESSAGE_OVERHEAD
+        room = largest - BATCH_OVERHEAD
         batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
-        self._record_limit = RecordLimit(room - RECORD_OVERHEAD, layout.config.max_record_bytes)
+        self._record_limit = RecordLimit.within(largest, layout.config.max_record_bytes)
         self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
         self._is_compacted = layout.config.compact
