@@ -4,7 +4,7 @@ Exactly once: the task is a producer under a child of the write's family (docs/t
 transaction, and what it returns names that. The driver commits the transactions of all tasks as one, under a number
 that is committed once. So a task that runs twice, a task that was taken for dead, and a micro-batch that Spark runs
 again because it does not know that it is committed, write nothing that is read. A task whose number is committed
-already writes nothing at all.
+already writes nothing at all: it counts its rows, and the driver compares (`spark_connector.committed_batch`).
 
 At least once: it sends, and waits for the acknowledgements.
 """
@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_connector.cluster import Cluster
+from spark_connector.committed_batch import CommittedBatch, Rows, added, family_of_query, rows_of
 from spark_connector.connections import Connection
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import Records, Target, chunks, records_of
 from tidelog.client.connection import Client
-from tidelog.client.prepared import PreparedTransaction
+from tidelog.client.prepared import FamilyCommit, PreparedTransaction
 from tidelog.client.producer import Producer
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire.errors import Code, TidelogError
 from wire.transactions import child_id
-from wire.types import StreamName
+from wire.types import Incarnation, StreamName
 
 CHUNKS_UNDER_WAY: Final = 3
 """That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
@@ -45,9 +46,14 @@ _SLACK_SECONDS: Final = 30.0
 class Place(NamedTuple):
     """Where the rows of a task are committed."""
 
-    family: str
+    name: str
+    """The id of a streaming query, or the transactionalId of a batch write."""
+    stream: StreamName | None
+    """The family is that of the query and this stream. None: it is `name`."""
     sequence: int
     child: str
+    writer: str
+    """For those who find the number committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +67,78 @@ class Sent(WriterCommitMessage):
     """None: there were no rows, or `was_committed`."""
     was_committed: bool = False
     """Nothing was sent, since the sequence is committed."""
+    rows: Mapping[StreamName, Rows] = field(default_factory=dict)
+    """That were given, by stream."""
+    name: str = ""
+    writer: str = ""
+    """As in the place."""
 
 
 def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Place | None) -> Sent:
     """Raises TidelogError; then nothing of a `place` is read."""
     cluster = Cluster.of(options)
-    last = None if place is None else _last_of(cluster, place)
-    if place is not None and last is not None and last > place.sequence:
-        raise _stale(place, last)
-    if place is not None and last == place.sequence:
-        for _ in batches:  # Spark takes a task that leaves rows for one that has failed
-            pass
-        return Sent(place.family, place.sequence, None, was_committed=True)
+    family = None if place is None else _family_of(cluster, place)
+    if place is not None and family is not None:
+        found = _last_commit(cluster, place, family)
+        if found is not None and found[1].sequence > place.sequence:
+            raise _stale(place, found[1])
+        if found is not None and found[1].sequence == place.sequence:
+            # Spark takes a task that leaves rows for one that has failed.
+            rows = added(_counted(records_of(chunk, options.stream)) for batch in batches for chunk in chunks(batch))
+            return Sent(found[0], place.sequence, None, True, rows, place.name, place.writer)
     connection = cluster.retry.run("connect", cluster.connection)
-    task = _Task(cluster, connection, options.stream)
+    task = _Task(cluster, connection, options.stream, counts=place is not None)
     try:
-        if place is None:
+        if place is None or family is None:
             task.send(batches, lambda: _AtLeastOnce(options, connection.client))
             return Sent(None, 0, None)
-        transaction = task.send(batches, lambda: _ExactlyOnce(options, connection.client, place))
-        return Sent(place.family, place.sequence, transaction)
+        child = child_id(family, place.child)
+        transaction = task.send(batches, lambda: _ExactlyOnce(options, connection.client, child))
+        return Sent(family, place.sequence, transaction, False, task.rows, place.name, place.writer)
     except BaseException:
         cluster.discard(connection)  # the next task of this process does not meet what is left of this one
         raise
 
 
-def _last_of(cluster: Cluster, place: Place) -> int | None:
+def _family_of(cluster: Cluster, place: Place) -> str:
+    if place.stream is None:
+        return place.name
+    return family_of_query(place.name, place.stream, incarnation_of(cluster, place.stream))
+
+
+def incarnation_of(cluster: Cluster, stream: StreamName) -> Incarnation:
+    found = cluster.ask(f"ask for {stream}", lambda client: client.metadata(stream))
+    return Incarnation(found.incarnation)
+
+
+def last_commit(cluster: Cluster, family: str) -> FamilyCommit | None:
     return cluster.ask(
-        f"ask what {place.family} has committed",
-        lambda client: client.committed_sequence(place.family, timeout=ANSWER_SECONDS),
+        f"ask what {family} has committed", lambda client: client.last_commit(family, timeout=ANSWER_SECONDS)
     )
 
 
-def _stale(place: Place, last: int) -> TidelogError:
+def _last_commit(cluster: Cluster, place: Place, family: str) -> tuple[str, FamilyCommit] | None:
+    """The family that has committed last, with its commit. Earlier versions committed what a query writes under its id
+    alone: where nothing is committed since, that counts."""
+    for each in dict.fromkeys((family, place.name)):
+        last = last_commit(cluster, each)
+        if last is not None:
+            return each, last
+    return None
+
+
+def _counted(records: Mapping[Target, Records]) -> dict[StreamName, Rows]:
+    return added({target.stream: rows_of(each)} for target, each in records.items())
+
+
+def _stale(place: Place, last: FamilyCommit) -> TidelogError:
+    known = CommittedBatch.of_metadata(last.metadata)
     return TidelogError(
         Code.STALE_COMMIT,
-        f"{place.family!r} has committed number {last}, and this write has number {place.sequence}: another query"
-        " writes under the same name, or this one has begun from an older checkpoint. Give it a new checkpoint, or a"
-        " transactionalId of its own",
+        f"{place.name!r} has committed number {last.sequence}{'' if known is None else f' ({known.writer})'}, and this"
+        f" write has number {place.sequence}: another query writes under the same name, or this one has begun from an"
+        " older checkpoint. Nothing is written. Give it a new checkpoint, with startingOffsets where it is to go on, or"
+        " a transactionalId of its own",
     )
 
 
@@ -116,11 +156,14 @@ class _Delivery(Protocol):
 class _Task:
     """Rows to one connection."""
 
-    def __init__(self, cluster: Cluster, connection: Connection, stream: StreamName | None) -> None:
+    def __init__(self, cluster: Cluster, connection: Connection, stream: StreamName | None, *, counts: bool) -> None:
         self._cluster = cluster
         self._connection = connection
         self._stream = stream
         self._timeout = cluster.retry.timeout + _SLACK_SECONDS
+        self._counts = counts
+        self.rows: dict[StreamName, Rows] = {}
+        """That were sent, by stream, where they are counted."""
 
     def send(self, batches: Iterable[pa.RecordBatch], make: Callable[[], _Delivery]) -> PreparedTransaction | None:
         run, timeout = self._connection.run, self._timeout
@@ -132,6 +175,8 @@ class _Task:
                     sender = sender or run(_sender(make))
                     self._open(sender, records)
                     run(sender.send(records), timeout)
+                    if self._counts:
+                        self.rows = added((self.rows, _counted(records)))
             transaction = None if sender is None else run(sender.end(), timeout)
         except BaseException:
             if sender is not None:
@@ -242,9 +287,9 @@ class _AtLeastOnce:
 
 
 class _ExactlyOnce:
-    def __init__(self, options: SinkOptions, client: Client, place: Place) -> None:
+    def __init__(self, options: SinkOptions, client: Client, child: str) -> None:
         self._producer: TransactionalProducer[Any, Any] = client.producer(
-            transactional_id=child_id(place.family, place.child),
+            transactional_id=child,
             transaction_timeout=options.transaction_timeout,
             linger_ms=options.linger * 1000,
             delivery_timeout_ms=max(1000.0, options.retry_seconds * 1000),

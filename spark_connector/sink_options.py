@@ -30,7 +30,8 @@ from wire.subjects import check_stream_name
 from wire.transactions import MAX_SEQUENCE, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_family
 from wire.types import StreamName
 
-OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+CHECKPOINT: Final = "checkpointlocation"
+OF_SPARK: Final = frozenset({CHECKPOINT, "queryname"})
 """Options of Spark's own that it hands to sinks, in lower case."""
 
 
@@ -45,6 +46,10 @@ class SinkOptions(ConnectionOptions):
     """The family under which a batch write is committed; None: one of its own."""
     sequence: int | None
     """The number of a batch write within its family; None: it has no family."""
+    checkpoint: str | None
+    """Where the checkpoint of a streaming query is, as far as it is told."""
+    skips_committed: bool
+    """A number that is committed is taken for this batch's, without a look at what was written."""
     acks: Literal["all", "leader", "none"]
     compression: Literal["none", "lz4", "zstd"] | None
     """None: as the stream has it."""
@@ -68,6 +73,8 @@ class SinkOptions(ConnectionOptions):
             transaction_timeout=or_default(found["transaction.timeout"], MAX_TIMEOUT_MS / 1000),
             transactional_id=found["transactionalId"],
             sequence=found["sequence"],
+            checkpoint=next((value for key, value in given.items() if key.lower() == CHECKPOINT), None),
+            skips_committed=found["ifCommitted"] == "skip",
             acks=found["acks"] or "all",
             compression=found["compression"],
             linger=or_default(found["linger"], 0.0),
@@ -84,6 +91,8 @@ class SinkOptions(ConnectionOptions):
             )
         if not self.exactly_once and (self.transactional_id is not None or self.sequence is not None):
             refuse("transactionalId and sequence are for guarantee=exactly_once: leave them out, or the guarantee")
+        if not self.exactly_once and self.skips_committed:
+            refuse("ifCommitted is for guarantee=exactly_once: leave it out, or the guarantee")
 
     def for_batch(self) -> SinkOptions:
         """Checked for `df.write`."""
@@ -125,6 +134,7 @@ _PARSERS: Mapping[str, Parser] = {
     "transaction.timeout": _parse_timeout,
     "transactionalId": _parse_family,
     "sequence": between(0, MAX_SEQUENCE),
+    "ifCommitted": one_of("compare", "skip"),
     "acks": one_of("all", "leader", "none"),
     "compression": one_of("none", "lz4", "zstd"),
     "linger": duration(bare="ms"),

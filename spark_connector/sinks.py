@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_connector.committed_batch import CommittedBatch, added, family_of_query, planned_as
 from spark_connector.plain_errors import plain_errors
 from spark_connector.sink_options import SinkOptions
 from wire.errors import Code, TidelogError
@@ -24,9 +25,11 @@ from wire.transactions import MAX_MEMBERS
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_connector.cluster import Cluster
     from spark_connector.sink_delivery import Place, Sent
     from tidelog.client.connection import Client
     from tidelog.client.prepared import PreparedTransaction
+    from wire.types import StreamName
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -45,7 +48,7 @@ class TidelogBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from spark_connector.sink_delivery import send_rows  # tasks alone connect
 
-        place = _place(self._family, self._sequence) if self._options.exactly_once else None
+        place = _place(self._family, self._sequence, None) if self._options.exactly_once else None
         return send_rows(self._options, iterator, place)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -64,7 +67,8 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from spark_connector.sink_delivery import send_rows
 
-        return send_rows(self._options, iterator, _place_in_query() if self._options.exactly_once else None)
+        place = _place_in_query(self._options.stream) if self._options.exactly_once else None
+        return send_rows(self._options, iterator, place)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         for each in _sent(messages):
@@ -74,7 +78,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
                     f"a task has written micro-batch {each.sequence}, and {batchId} is to be committed: this version of"
                     " Spark numbers them otherwise; use guarantee=at_least_once",
                 )
-        _commit(self._options, messages, once=False)
+        _commit(self._options, messages, once=False, planned=planned_as(self._options.checkpoint, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - as above
         family = next((each.family for each in _sent(messages) if each.family is not None), None)
@@ -82,14 +86,16 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
             _abort(self._options, family, messages)
 
 
-def _place(family: str, sequence: int) -> Place:
+def _place(name: str, sequence: int, stream: StreamName | None) -> Place:
     from spark_connector.sink_delivery import Place
 
     context = _context()
-    return Place(family, sequence, f"{context.partitionId()}-{context.attemptNumber()}")
+    child = f"{context.partitionId()}-{context.attemptNumber()}"
+    application, host = (context.getLocalProperty(f"spark.{each}") for each in ("app.name", "driver.host"))
+    return Place(name, stream, sequence, child, f"application {application!r}, driver on {host}")
 
 
-def _place_in_query() -> Place:
+def _place_in_query(stream: StreamName | None) -> Place:
     query, batch = _context().getLocalProperty(QUERY_ID), _context().getLocalProperty(BATCH_ID)
     if not query or not batch or not batch.isdecimal():
         raise TidelogError(
@@ -98,7 +104,7 @@ def _place_in_query() -> Place:
             " guarantee=exactly_once needs: use foreachBatch and the options transactionalId and sequence, or"
             " guarantee=at_least_once",
         )
-    return _place(query, int(batch))
+    return _place(query, int(batch), stream)
 
 
 def _context() -> TaskContext:
@@ -114,8 +120,10 @@ def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
     return [each for each in messages if isinstance(each, Sent)]
 
 
-def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool) -> None:
-    """`once`: nothing else is committed under the name."""
+def _commit(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool, planned: str = ""
+) -> None:
+    """`once`: nothing else is committed under the name. `planned`: as in CommittedBatch."""
     from spark_connector.cluster import Cluster
     from spark_connector.sink_delivery import ANSWER_SECONDS
 
@@ -128,9 +136,11 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
         return
     family, sequence = in_family[0].family, in_family[0].sequence
     assert family is not None
+    cluster = Cluster.of(options)
+    batch = _batch(cluster, options, in_family, planned)
     sent = [each for each in in_family if not each.was_committed]
     if not sent:
-        _log.warning("tidelog: number %d of %s was committed before, and nothing is written again", sequence, family)
+        _check_same(cluster, options, in_family[0], batch)
         return
     transactions = [each.transaction for each in sent if each.transaction is not None]
     if len(transactions) > MAX_MEMBERS:
@@ -140,16 +150,69 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
             f"{len(transactions)} tasks have written, and {MAX_MEMBERS} can be committed as one, so nothing is"
             f" committed: coalesce({MAX_MEMBERS}) the rows before they are written, or use guarantee=at_least_once",
         )
-    is_committed = Cluster.of(options).ask(
+    is_committed = cluster.ask(
         f"commit number {sequence} of {family}",
         lambda client: client.commit_prepared(
-            family, transactions, sequence=sequence, once=once, timeout=ANSWER_SECONDS
+            family, transactions, sequence=sequence, once=once, metadata=batch.to_metadata(), timeout=ANSWER_SECONDS
         ),
     )
     if not is_committed:
-        _log.warning(
-            "tidelog: number %d of %s was committed by an earlier attempt, and is left as it is", sequence, family
+        _check_same(cluster, options, in_family[0], batch)
+
+
+def _batch(cluster: Cluster, options: SinkOptions, sent: Sequence[Sent], planned: str) -> CommittedBatch:
+    """What these have sent. Raises TidelogError where they write to several lives of a stream."""
+    from spark_connector.sink_delivery import incarnation_of
+
+    first = sent[0]
+    rows = added(each.rows for each in sent)
+    streams = {*rows} if options.stream is None else {options.stream, *rows}
+    lives = {stream: incarnation_of(cluster, stream) for stream in streams}
+    families = {each.family for each in sent}
+    if options.stream is not None and first.family != first.name:
+        families.add(family_of_query(first.name, options.stream, lives[options.stream]))
+    if len(families) > 1:
+        raise TidelogError(
+            Code.WRONG_INCARNATION,
+            f"stream {options.stream!r} was deleted and created again while number {first.sequence} of {first.name} was"
+            " written to it, so nothing of it is committed: start the query again",
         )
+    return CommittedBatch.of(rows, lives, planned=planned, writer=first.writer)
+
+
+def _check_same(cluster: Cluster, options: SinkOptions, sent: Sent, batch: CommittedBatch) -> None:
+    """The number is committed. Raises TidelogError unless it is this batch's, for else its rows would be lost."""
+    from spark_connector.sink_delivery import last_commit
+
+    assert sent.family is not None
+    last = last_commit(cluster, sent.family)
+    known = None if last is None or last.sequence != sent.sequence else CommittedBatch.of_metadata(last.metadata)
+    if options.skips_committed or (known is not None and known.is_same(batch)):
+        _log.warning(
+            "tidelog: number %d of %s was committed before, and nothing is written again", sent.sequence, sent.name
+        )
+        return
+    what = (
+        f"number {sent.sequence} of {sent.name!r} is committed already, and"
+        if last is None or last.sequence == sent.sequence
+        else f"{sent.name!r} has committed number {last.sequence} while {sent.sequence} was written, and"
+    )
+    if known is None:
+        raise TidelogError(
+            Code.STALE_COMMIT,
+            f"{what} nothing is kept that tells whether it was this batch: it was written by an earlier version of the"
+            " connector, or is overtaken. Nothing is written. If this query was stopped while it wrote that number, set"
+            f" ifCommitted=skip for one run. If another one writes as {sent.name!r} too, such as with a copy of the"
+            " checkpoint, give each a checkpoint, or a transactionalId, of its own",
+        )
+    raise TidelogError(
+        Code.STALE_COMMIT,
+        f"{what} with another batch: {known.rows} rows were written by {known.writer}, and this batch, of"
+        f" {batch.writer}, has {batch.rows}. Nothing is written. If two queries write as {sent.name!r}, as with a copy"
+        " of a checkpoint, or with an older one that was put back, give each a checkpoint of its own (startingOffsets"
+        " says where it goes on), or each write a transactionalId of its own. If it is the same batch, whose rows come"
+        " out otherwise each time (rand(), uuid(), sums of doubles), set ifCommitted=skip for one run",
+    )
 
 
 def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMessage | None]) -> None:

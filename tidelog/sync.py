@@ -675,6 +675,7 @@ class Client:
     commit_prepared = _blocking(connection.Client.commit_prepared)
     abort_prepared = _blocking(connection.Client.abort_prepared)
     committed_sequence = _blocking(connection.Client.committed_sequence)
+    last_commit = _blocking(connection.Client.last_commit)
     cursor = _made(connection.Client.cursor, Cursor)
 
 

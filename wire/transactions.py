@@ -49,6 +49,8 @@ MAX_MEMBERS: Final = 1000
 """Transactions of one family that are committed together."""
 MAX_SEQUENCE: Final = (1 << 63) - 1
 """The highest sequence of a family's commits."""
+MAX_METADATA: Final = 512
+"""Characters that are kept with a family's commit."""
 MIN_TIMEOUT_MS: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_TIMEOUT_MS: Final = 900_000

@@ -283,6 +283,7 @@ class EndFamilyRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     OTHERS_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     commits: _builtins.bool
@@ -293,6 +294,8 @@ class EndFamilyRequest(_message.Message):
     """all other open transactions of the family are aborted"""
     once: _builtins.bool
     """the family commits this once: it is forgotten after two hours, with its ids"""
+    metadata: _builtins.str
+    """of a commit: kept with it and told with it, 512 characters at most"""
     cluster_id: _builtins.str
     """as in InitRequest"""
     @_builtins.property
@@ -308,11 +311,12 @@ class EndFamilyRequest(_message.Message):
         sequence: _builtins.int = ...,
         others: _builtins.bool = ...,
         once: _builtins.bool = ...,
+        metadata: _builtins.str = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commits", b"commits", "family", b"family", "members", b"members", "once", b"once", "others", b"others", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "commits", b"commits", "family", b"family", "members", b"members", "metadata", b"metadata", "once", b"once", "others", b"others", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -378,16 +382,20 @@ class FamilyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the last commit; absent: there was none, or it is forgotten"""
+    metadata: _builtins.str
+    """that was given with it"""
     def __init__(
         self,
         *,
         sequence: _builtins.int | None = ...,
+        metadata: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sequence", b"_sequence", "metadata", b"metadata", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
     _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
@@ -510,6 +518,7 @@ class FamilyRecord(_message.Message):
     CHANGED_AT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     digest: _builtins.bytes
     """of the members, which tells a commit that is sent again from another one"""
@@ -517,6 +526,8 @@ class FamilyRecord(_message.Message):
     """ns since 1970; a family is forgotten after 30 days, or after a week where there is no room"""
     once: _builtins.bool
     """it is forgotten after two hours"""
+    metadata: _builtins.str
+    """that was given with the commit"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyMember]:
         """left out once each of them has a record of its own end"""
@@ -529,10 +540,11 @@ class FamilyRecord(_message.Message):
         changed_at: _builtins.int = ...,
         members: _abc.Iterable[Global___FamilyMember] | None = ...,
         once: _builtins.bool = ...,
+        metadata: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "once", b"once", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "metadata", b"metadata", "once", b"once", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,6 +286,29 @@ def test_a_query_that_ends_between_the_commits_writes_each_record_once(
     assert open_transactions(cluster) == []
 
 
+def test_copies_of_a_checkpoint_lose_nothing(cluster: DevCluster, spark: SparkSession, tmp_path: Path) -> None:
+    """Queries with one id and the same numbers: into another stream, and into the same one."""
+    create(cluster, "copied", "blue", "green")
+
+    def run(color: str) -> None:
+        begin(spark, cluster, tmp_path / color, "copied", color).awaitTermination()
+
+    publish(cluster, "copied", range(RECORDS // 3))
+    run("blue")
+    for copy in ("green", "older"):
+        shutil.copytree(tmp_path / "blue", tmp_path / copy)
+    publish(cluster, "copied", range(RECORDS // 3, RECORDS))
+    run("green")
+    run("blue")
+    assert sorted(numbers_in(cluster, "blue")) == [*range(RECORDS)]
+    assert sorted(numbers_in(cluster, "green")) == [*range(RECORDS // 3, RECORDS)]
+    publish(cluster, "copied", [RECORDS])
+    (tmp_path / "blue").rename(tmp_path / "newer")
+    (tmp_path / "older").rename(tmp_path / "blue")
+    with pytest.raises(PySparkException, match=r"'test_spark_sinks', driver on .*an older checkpoint"):
+        run("blue")
+
+
 def test_at_least_once_writes_a_micro_batch_again_where_spark_has_not_committed_it(
     cluster: DevCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -365,7 +389,7 @@ def test_tasks_and_driver_wait_for_brokers_that_stand_still(
     create(cluster, "patience")
     options = SinkOptions.parse({"servers": cluster.nats_url, "stream": "patience", "retry.timeout": "100s"})
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2"])})
-    sent = during_an_outage(lambda: send_rows(options, [rows], Place("patience", 7, "0-0")))
+    sent = during_an_outage(lambda: send_rows(options, [rows], Place("patience", None, 7, "0-0", "a test")))
     during_an_outage(lambda: _commit(options, [sent], once=True))
     assert sorted(numbers_in(cluster, "patience")) == [1, 2]
     assert "cannot ask what patience has committed yet, and goes on trying" in caplog.text

@@ -31,6 +31,14 @@ class PreparedTransaction(NamedTuple):
     producer_epoch: int
 
 
+class FamilyCommit(NamedTuple):
+    """The last commit of a family."""
+
+    sequence: int
+    metadata: str
+    """As `Client.commit_prepared` was given it."""
+
+
 async def end_family(
     link: CoordinatorLink,
     family: str,
@@ -41,6 +49,7 @@ async def end_family(
     others: bool,
     timeout: float,
     once: bool = False,
+    metadata: str = "",
 ) -> bool:
     """Whether these are committed, or aborted, as was asked; False: others were committed in their place."""
     given = [*transactions]
@@ -56,6 +65,7 @@ async def end_family(
         sequence=sequence,
         others=others,
         once=once,
+        metadata=metadata,
         cluster_id=await link.cluster_id(),
     )
     attempts = Attempts()
@@ -81,10 +91,10 @@ async def end_family(
     return not answer.superseded
 
 
-async def last_sequence(link: CoordinatorLink, family: str, timeout: float) -> int | None:
+async def last_commit(link: CoordinatorLink, family: str, timeout: float) -> FamilyCommit | None:
     request = FamilyRequest(family=family, cluster_id=await link.cluster_id())
     answer = await link.ask(FAMILY, family, request, FamilyResponse, timeout=timeout)
-    return answer.sequence if answer.HasField("sequence") else None
+    return FamilyCommit(answer.sequence, answer.metadata) if answer.HasField("sequence") else None
 
 
 def _unknown(family: str, why: str) -> DeliveryTimeout:

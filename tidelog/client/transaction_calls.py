@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from tidelog.client.api import Api
-from tidelog.client.arguments import check_whole
+from tidelog.client.arguments import bad, check_text, check_whole
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import typed
-from tidelog.client.prepared import PreparedTransaction, end_family, last_sequence
+from tidelog.client.prepared import FamilyCommit, PreparedTransaction, end_family, last_commit
 from wire.errors import TidelogError
 from wire.transaction_operations import (
     TRANSACTION_ABORT,
@@ -19,7 +19,7 @@ from wire.transaction_operations import (
     TransactionDescription,
     TransactionList,
 )
-from wire.transactions import MAX_SEQUENCE, check_family, check_transactional_id
+from wire.transactions import MAX_METADATA, MAX_SEQUENCE, check_family, check_transactional_id
 
 END_TIMEOUT: Final = 120.0
 """Seconds that a coordinator has to answer, with all repetitions."""
@@ -63,6 +63,7 @@ class TransactionCalls(ABC):
         sequence: int,
         abort_others: bool = True,
         once: bool = False,
+        metadata: str = "",
         timeout: float = END_TIMEOUT,
     ) -> bool:
         """Commit transactions that producers of a family have prepared (`TransactionalProducer.prepare`), all of them
@@ -70,7 +71,8 @@ class TransactionCalls(ABC):
         by an earlier call with the same ones. False: others were committed with this sequence before, and these are
         aborted. `abort_others`: whatever else is open under the family is aborted, such as attempts that were given up.
         `once`: the family was made for this commit, and is forgotten after two hours with its transactional ids; others
-        are kept for 30 days.
+        are kept for 30 days. `metadata`: up to 512 characters that are kept with the commit, such as a digest of what
+        was written; `last_commit` returns them.
 
         Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
         committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence: they are
@@ -80,6 +82,11 @@ class TransactionCalls(ABC):
         """
         self._check_open()
         check_whole("sequence", sequence, 0, MAX_SEQUENCE)
+        check_text("metadata", metadata, "")
+        if len(metadata) > MAX_METADATA:
+            raise bad(
+                f"metadata has {len(metadata)} characters, and {MAX_METADATA} are kept at most: give a digest of it"
+            )
         return await end_family(
             self._transactions_link,
             _family(family),
@@ -88,6 +95,7 @@ class TransactionCalls(ABC):
             sequence=sequence,
             others=abort_others,
             once=once,
+            metadata=metadata,
             timeout=timeout,
         )
 
@@ -116,8 +124,14 @@ class TransactionCalls(ABC):
     async def committed_sequence(self, family: str, *, timeout: float = END_TIMEOUT) -> int | None:
         """The sequence of the last commit of prepared transactions of a family. None: there was none, or the family has
         committed nothing for 30 days. Raises NoServer, NotPermitted, BadName."""
+        last = await self.last_commit(family, timeout=timeout)
+        return None if last is None else last.sequence
+
+    async def last_commit(self, family: str, *, timeout: float = END_TIMEOUT) -> FamilyCommit | None:
+        """The last commit of prepared transactions of a family: its sequence, and the metadata that was given with it.
+        None and errors as of `committed_sequence`."""
         self._check_open()
-        return await last_sequence(self._transactions_link, _family(family), timeout)
+        return await last_commit(self._transactions_link, _family(family), timeout)
 
 
 def _family(name: str) -> str:

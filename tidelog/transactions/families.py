@@ -24,7 +24,16 @@ from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transa
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.subjects import check_name
 from wire.tickets import LIFETIME_S
-from wire.transactions import MAX_MEMBERS, MAX_SEQUENCE, TILDE, FamilyKey, check_family, child_id, family_of
+from wire.transactions import (
+    MAX_MEMBERS,
+    MAX_METADATA,
+    MAX_SEQUENCE,
+    TILDE,
+    FamilyKey,
+    check_family,
+    child_id,
+    family_of,
+)
 from wire.transactions_pb2 import EndFamilyRequest, FamilyMember, FamilyRecord
 
 KEPT_S: Final = 30 * 24 * 3600
@@ -66,6 +75,7 @@ class FamilyEnd(NamedTuple):
     sequence: int
     others: bool
     once: bool
+    metadata: str
 
     @classmethod
     def of_request(cls, request: EndFamilyRequest) -> Self:
@@ -81,8 +91,12 @@ class FamilyEnd(NamedTuple):
             raise TidelogError(Code.BAD_REQUEST, f"a child of {family!r} is named twice; name each of them once")
         if request.sequence > MAX_SEQUENCE:
             raise TidelogError(Code.BAD_REQUEST, f"sequence {request.sequence} is above {MAX_SEQUENCE}")
+        if len(request.metadata) > MAX_METADATA:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"{len(request.metadata)} characters of metadata; {MAX_METADATA} are taken at most"
+            )
         members = tuple(Member.of_record(family, each) for each in request.members)
-        return cls(family, members, request.sequence, request.others, request.once)
+        return cls(family, members, request.sequence, request.others, request.once, request.metadata)
 
 
 @dataclass(slots=True)
@@ -98,6 +112,8 @@ class Family:
     """Empty once each of them has a record of its own."""
     once: bool
     """It commits nothing else."""
+    metadata: str
+    """What the committing program says of it."""
     ending: set[str] = field(default_factory=set)
     """Members that a request waits for: not all of their participants know. Not in the record."""
 
@@ -108,12 +124,13 @@ class Family:
             changed_at=self.changed_at,
             members=[member.to_record() for member in self.members],
             once=self.once,
+            metadata=self.metadata,
         )
 
     @classmethod
     def of_record(cls, name: str, record: FamilyRecord) -> Family:
         members = tuple(Member.of_record(name, each) for each in record.members)
-        return cls(record.sequence, record.digest, record.changed_at, members, record.once)
+        return cls(record.sequence, record.digest, record.changed_at, members, record.once, record.metadata)
 
 
 class Families:
@@ -179,7 +196,7 @@ class Families:
             raise refusals.too_many_told(end.family, told, MAX_TOLD)
         if family is None:
             self._make_room(time_ns, records)
-        self.by_name[end.family] = Family(end.sequence, digest, time_ns, end.members, end.once)
+        self.by_name[end.family] = Family(end.sequence, digest, time_ns, end.members, end.once, end.metadata)
         records[FamilyKey(end.family)] = self.by_name[end.family].to_record()
         self._long.pop(end.family, None)
         if end.members:

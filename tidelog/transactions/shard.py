@@ -318,7 +318,9 @@ class TransactionShard(Shard):
                 return self._end_family(token, request, now, time_ns, records)
             case FamilyRequest():
                 family = self.families.by_name.get(check_family(request.family))
-                return FamilyResponse(sequence=None if family is None else family.sequence)
+                if family is None:
+                    return FamilyResponse()
+                return FamilyResponse(sequence=family.sequence, metadata=family.metadata)
             case Admin():
                 return self._administrate(request, now, time_ns, records)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from spark_connector.sink_options import SINK_OPTIONS, SinkOptions
 from spark_connector.sink_rows import Records, Target, check_written_schema, chunks, records_of
 from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from spark_connector.source import TidelogDataSource
+from tests.unit.spark_connector.fake_sink_cluster import FakeSinkCluster
 from tidelog.client.prepared import PreparedTransaction
 from wire.errors import TidelogError
 from wire.types import StreamName
@@ -123,45 +122,24 @@ def test_a_commit_of_which_a_message_is_missing_is_refused() -> None:
             commit([Sent("f", 3, None), None])
 
 
-def test_what_was_committed_before_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A second write of foreachBatch under the same name and number, for instance, is lost."""
-    TidelogBatchWriter(parsed(stream="orders")).commit([Sent("f", 3, None, was_committed=True)])
-    assert "number 3 of f was committed before, and nothing is written again" in caplog.text
-
-
-@dataclass
-class Committing:
-    """A client whose commits are noted."""
-
-    commits: list[tuple[str, int, bool]] = field(default_factory=list)
-
-    async def commit_prepared(
-        self, family: str, _: Sequence[PreparedTransaction], *, sequence: int, once: bool, timeout: float
-    ) -> bool:
-        assert timeout > 0
-        self.commits.append((family, sequence, once))
-        return True
-
-    async def close(self) -> None:
-        pass
-
-
 def test_only_the_name_of_an_unnamed_batch_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have to be remembered for as long as a query may be stopped, or a job repeated."""
-    client = Committing()
+    cluster = FakeSinkCluster({"orders": 1})
 
-    async def connect(*_: object, **__: object) -> Committing:
-        return client
+    async def connect(*_: object, **__: object) -> FakeSinkCluster:
+        return cluster
 
     monkeypatch.setattr("tidelog.connect", connect)
-    sent = Sent("f", 3, PreparedTransaction("f~0-0", 1, 0))
+    sent = [Sent(family, 3, PreparedTransaction(f"{family}~0-0", 1, 0), name=family) for family in ("a", "b", "c")]
+    cluster.prepared = {each.transaction.transactional_id: [] for each in sent if each.transaction is not None}
     try:
-        TidelogBatchWriter(parsed(stream="orders")).commit([sent])
-        TidelogBatchWriter(parsed(stream="orders", transactionalId="f", sequence="3")).commit([sent])
-        TidelogStreamWriter(parsed(stream="orders")).commit([sent], 3)
+        TidelogBatchWriter(parsed(stream="orders")).commit(sent[:1])
+        TidelogBatchWriter(parsed(stream="orders", transactionalId="b", sequence="3")).commit(sent[1:2])
+        TidelogStreamWriter(parsed(stream="orders")).commit(sent[2:], 3)
     finally:
         kept.close()
-    assert client.commits == [("f", 3, True), ("f", 3, False), ("f", 3, False)]
+    assert [*cluster.families] == ["a", "b", "c"]
+    assert cluster.once == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class FakeTransactions:
         self.broker = broker
         self.subjects = Subjects()
         self.ids: dict[str, FakeTransaction] = {}
-        self.families: dict[str, tuple[int, list[tuple[str, int]]]] = {}
+        self.families: dict[str, tuple[int, list[tuple[str, int]], str]] = {}
         """The last sequence of each, and what was committed with it."""
         self.requests: list[InitRequest | AddRequest | EndRequest | EndFamilyRequest] = []
         self.outcomes: dict[tuple[int, int], bool] = {}
@@ -228,7 +228,7 @@ class FakeTransactions:
         named = [(child_id(request.family, each.child), each.producer_epoch) for each in request.members]
         members = [(self.ids[name], epoch) for name, epoch in named]
         is_open = [known.is_open and known.epoch == epoch for known, epoch in members]
-        last, committed = self.families.get(request.family, (-1, []))
+        last, committed, _ = self.families.get(request.family, (-1, [], ""))
         if request.commits and request.sequence == last and named == committed:
             return EndFamilyResponse()
         commits = request.commits and request.sequence > last and all(is_open)
@@ -236,7 +236,7 @@ class FakeTransactions:
             if opened:
                 self._end(known, commits=commits)
         if commits:
-            self.families[request.family] = (request.sequence, named)
+            self.families[request.family] = (request.sequence, named, request.metadata)
         elif request.commits and request.sequence > last:
             raise TidelogError(Code.TRANSACTION_ABORTED, f"{named[is_open.index(False)][0]} is not open")
         elif request.commits and request.sequence < last:
@@ -249,7 +249,7 @@ class FakeTransactions:
 
     def _on_family(self, data: bytes) -> FamilyResponse:
         known = self.families.get(FamilyRequest.FromString(data).family)
-        return FamilyResponse(sequence=None if known is None else known[0])
+        return FamilyResponse() if known is None else FamilyResponse(sequence=known[0], metadata=known[2])
 
     def _known(self, request: AddRequest | EndRequest) -> FakeTransaction:
         known = self.ids.get(request.transactional_id)

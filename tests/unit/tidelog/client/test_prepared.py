@@ -40,10 +40,14 @@ async def test_what_is_prepared_outlives_its_producer_and_is_committed_together(
     assert world.ends == [], "a producer that has prepared ends nothing"
     sent = [pickle.loads(pickle.dumps(each)) for each in (one, two)]
     assert await world.client.committed_sequence("f") is None
-    assert await world.client.commit_prepared("f", sent, sequence=3) is True
+    assert await world.client.last_commit("f") is None
+    assert await world.client.commit_prepared("f", sent, sequence=3, metadata="two of them") is True
     assert world.readable() == [b"1", b"2"]
     assert await world.client.commit_prepared("f", sent, sequence=3) is True
     assert await world.client.committed_sequence("f") == 3
+    assert await world.client.last_commit("f") == (3, "two of them")
+    with pytest.raises(BadRequest, match="metadata has 513 characters, and 512 are kept at most"):
+        await world.client.commit_prepared("f", [], sequence=4, metadata="x" * 513)
 
 
 async def test_others_that_come_with_the_same_number_are_aborted(world: World) -> None:

@@ -40,13 +40,20 @@ def end_request(
     others: bool = True,
     once: bool = False,
     family: str = "f",
+    metadata: str = "",
 ) -> EndFamilyRequest:
     members = [
         FamilyMember(child=each.name.partition("~")[2], producer_id=each.id, producer_epoch=each.epoch)
         for each in producers
     ]
     return EndFamilyRequest(
-        family=family, members=members, commits=commits, sequence=sequence, others=others, once=once
+        family=family,
+        members=members,
+        commits=commits,
+        sequence=sequence,
+        others=others,
+        once=once,
+        metadata=metadata,
     )
 
 
@@ -110,6 +117,18 @@ def test_nothing_comes_before_the_records_of_what_a_family_has_decided_alone() -
     assert {key for key, _ in first.records} == {b"t\0f~a", b"t\0f~b"}
     assert not first.answers
     assert world.shard.is_waiting
+
+
+def test_metadata_is_kept_with_the_commit_that_has_brought_it() -> None:
+    world = World()
+    world.ask(end_request(prepared(world, "a"), sequence=1, metadata="of a"))
+    assert world.ask(end_request(prepared(world, "b"), sequence=1, metadata="of b")) == SUPERSEDED
+    assert code(world.ask(end_request(sequence=2, metadata="x" * 513))) is Code.BAD_REQUEST
+    world.now += 1
+    world.settle()  # the record is written again, without its members
+    for compacted in (False, True):
+        world.fail_over(compacted=compacted)
+        assert world.ask(FamilyRequest(family="f")) == FamilyResponse(sequence=1, metadata="of a")
 
 
 def test_a_commit_is_the_last_request_of_its_settlement() -> None:
