@@ -27,6 +27,7 @@ from spark_connector.connections import Connection
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import Records, Target, chunks, records_of
 from tidelog.client.connection import Client
+from tidelog.client.errors import ProducerFenced
 from tidelog.client.prepared import FamilyCommit, PreparedTransaction
 from tidelog.client.producer import Producer
 from tidelog.client.transactional_producer import TransactionalProducer
@@ -37,6 +38,8 @@ from wire.types import Incarnation, StreamName
 CHUNKS_UNDER_WAY: Final = 3
 """That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
 room in it, where a later one could overtake it."""
+MAX_NAMES: Final = 100
+"""For the transactions of one task: attempts that Spark gives the same number."""
 ANSWER_SECONDS: Final = 10.0
 """For the answer of a coordinator, which holds a commit for a moment; then it is asked again."""
 _SLACK_SECONDS: Final = 30.0
@@ -288,22 +291,49 @@ class _AtLeastOnce:
 
 class _ExactlyOnce:
     def __init__(self, options: SinkOptions, client: Client, child: str) -> None:
-        self._producer: TransactionalProducer[Any, Any] = client.producer(
-            transactional_id=child,
-            transaction_timeout=options.transaction_timeout,
-            linger_ms=options.linger * 1000,
-            delivery_timeout_ms=max(1000.0, options.retry_seconds * 1000),
-            compression=options.compression,
-            partitioner=options.partitioner,
-        )
+        self._client = client
+        self._child = child
+        self._producer: TransactionalProducer[Any, Any] | None = None
+        self._settings: dict[str, Any] = {
+            "transaction_timeout": options.transaction_timeout,
+            "linger_ms": options.linger * 1000,
+            "delivery_timeout_ms": max(1000.0, options.retry_seconds * 1000),
+            "compression": options.compression,
+            "partitioner": options.partitioner,
+        }
 
     async def open(self, targets: Iterable[Target]) -> None:
+        if self._producer is None:
+            self._producer = await self._start()
         if not self._producer.in_transaction:
             await self._producer.begin()
         for stream in {target.stream for target in targets}:
             await self._producer.send_many(stream, [])  # it knows the stream's partitions from then on
 
+    async def _start(self) -> TransactionalProducer[Any, Any]:
+        """Under the first name without an open transaction. Spark may have accepted what an attempt of the same number
+        has written, for it counts attempts anew when it submits a stage again; so such a transaction is not aborted
+        here. Those that are not committed are aborted with the commit."""
+        for number in range(1, MAX_NAMES + 1):
+            name = self._child if number == 1 else f"{self._child}-{number}"
+            producer: TransactionalProducer[Any, Any] = self._client.producer(transactional_id=name, **self._settings)
+            try:
+                await producer.start(fences=False)
+            except ProducerFenced:
+                await producer.close()
+            except BaseException:
+                await producer.close()
+                raise
+            else:
+                return producer
+        raise TidelogError(
+            Code.LIMIT_REACHED,
+            f"{MAX_NAMES} attempts of one task have open transactions, {self._child} and those that follow: wait until"
+            " their transaction.timeout is over",
+        )
+
     async def give(self, target: Target, records: Records) -> None:
+        assert self._producer is not None
         producer, (stream, partition) = self._producer, target
         if records.headers is None and records.timestamps_ns is None:
             await producer.send_many(stream, records.values, keys=records.keys, partition=partition)
@@ -313,10 +343,12 @@ class _ExactlyOnce:
         )
 
     async def end(self) -> PreparedTransaction | None:
+        assert self._producer is not None
         return await self._producer.prepare()
 
     async def close(self) -> None:
-        await self._producer.close()
+        if self._producer is not None:
+            await self._producer.close()
 
 
 def _one_by_one(records: Records) -> Iterable[tuple[bytes | None, dict[str, Any]]]:

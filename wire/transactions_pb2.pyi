@@ -63,12 +63,15 @@ class InitRequest(_message.Message):
     TRANSACTIONAL_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     timeout_ms: _builtins.int
     """a transaction that is open for longer is aborted"""
     client: _builtins.str
     """who it is, for `tidelog transaction describe`"""
+    yields: _builtins.bool
+    """an open transaction of that id is not aborted: the init is refused"""
     cluster_id: _builtins.str
     """the cluster that the client began with; a coordinator of another one stays silent. Empty: any"""
     def __init__(
@@ -77,11 +80,12 @@ class InitRequest(_message.Message):
         transactional_id: _builtins.str = ...,
         timeout_ms: _builtins.int = ...,
         client: _builtins.str = ...,
+        yields: _builtins.bool = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_id", b"cluster_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "cluster_id", b"cluster_id", "timeout_ms", b"timeout_ms", "transactional_id", b"transactional_id", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -357,8 +357,37 @@ def test_a_write_with_a_number_is_done_once(cluster: DevCluster, spark: SparkSes
     for sequence in ("3", "3", "4"):
         write(rows, cluster, stream="numbered", transactionalId="nightly", sequence=sequence)
     assert sorted(numbers_in(cluster, "numbered")) == sorted([*range(10)] * 2)
-    with pytest.raises(PySparkException, match="'nightly' has committed number 4, and this write has number 2"):
+    with pytest.raises(PySparkException, match=r"'nightly' has committed number 4 .*, and this write has number 2"):
         write(rows, cluster, stream="numbered", transactionalId="nightly", sequence="2")
+
+
+def test_an_attempt_of_a_stage_that_is_submitted_again_fences_none_that_was_accepted(cluster: DevCluster) -> None:
+    """Spark counts the attempts of its tasks anew. The first attempt of task 1 is under way still."""
+    create(cluster, "resubmitted")
+    options = SinkOptions.parse({"servers": cluster.nats_url, "stream": "resubmitted"})
+    task_0, task_1 = (Place("resubmitted", None, 0, f"{task}-0", "a test") for task in (0, 1))
+
+    def rows(task: int, wait: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"value": pa.array([str(10 * task)])})
+        wait()
+        yield pa.RecordBatch.from_pydict({"value": pa.array([str(10 * task + 1)])})
+
+    accepted = []
+
+    def resubmit() -> None:
+        deadline = time.monotonic() + LIMIT
+        while "resubmitted~1-0" not in open_transactions(cluster):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        accepted.append(send_rows(options, rows(1), task_1))
+        accepted.append(send_rows(options, rows(0), task_0))
+
+    first = send_rows(options, rows(0), task_0)
+    slow = send_rows(options, rows(1, resubmit), task_1)
+    _commit(options, [first, accepted[0]], once=False)
+    assert sorted(numbers_in(cluster, "resubmitted")) == [0, 1, 10, 11]
+    assert slow.transaction is not None
+    assert open_transactions(cluster) == []
 
 
 def test_a_write_without_rows_is_one(cluster: DevCluster, spark: SparkSession) -> None:

@@ -89,8 +89,9 @@ class TransactionSession:
         self._numbers = itertools.count(1)
         """Numbers for commits of offsets."""
 
-    async def init(self) -> None:
-        """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses."""
+    async def init(self, *, fences: bool = True) -> None:
+        """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses;
+        without `fences` ProducerFenced where an older producer's transaction is open."""
         machine = self.machine
         async with self._initializing:
             if machine.state is not State.NEW:
@@ -99,6 +100,7 @@ class TransactionSession:
                 transactional_id=machine.name,
                 timeout_ms=self._timeout_ms,
                 client=self._client,
+                yields=not fences,
                 cluster_id=await self._link.cluster_id(),
             )
             answer = await self._link.ask(INIT, machine.name, request, InitResponse, timeout=self._answer_timeout)

@@ -107,14 +107,15 @@ class TransactionalProducer(Generic[K, V]):
         """A transaction is open: records and offsets are taken."""
         return self._machine.state is State.OPEN
 
-    async def start(self) -> None:
+    async def start(self, *, fences: bool = True) -> None:
         """Get a producer id, abort what an earlier producer of this transactional id has left open, and fence it. What
-        it was committing is committed when this returns. `begin` does it when it has not been done.
+        it was committing is committed when this returns. `begin` does it when it has not been done. Without `fences` an
+        open transaction is left alone: ProducerFenced is raised, and the program takes another transactional id.
 
         Raises NoServer, NotPermitted, UnknownStream.
         """
         self._check_usable()
-        await self._session.init()
+        await self._session.init(fences=fences)
         for stream in self._streams:
             await self._work.open(stream)
 

@@ -23,6 +23,15 @@ def fenced(transaction: Transaction, epoch: int) -> TidelogError:
     )
 
 
+def in_use(transactional_id: str) -> TidelogError:
+    """The refusal of an init that aborts nothing."""
+    return TidelogError(
+        Code.PRODUCER_FENCED,
+        f"another producer has an open transaction under transactional id {transactional_id!r}, which this one does not"
+        " abort; take another id",
+    )
+
+
 def forgotten(transactional_id: str) -> TidelogError:
     return TidelogError(
         Code.UNKNOWN_TRANSACTION,

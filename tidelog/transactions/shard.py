@@ -336,6 +336,8 @@ class TransactionShard(Shard):
             self._make_room(time_ns, records)
             known = self.transactions[name] = Transaction(name, self._new_id(records), -1, 0, "", 0)
         if isinstance(known.state, Open):
+            if request.yields:
+                raise refusals.in_use(name)
             self._decisions.decide(known, Outcome.NONE, self._view, now, time_ns, records)
         if isinstance(known.state, Ending):
             return self._hold(name, known.state.since, token, request, now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from tidelog.client.errors import ProducerFenced
 from tidelog.client.prepared import FamilyCommit, PreparedTransaction
 from wire.errors import Code, TidelogError
 
@@ -61,6 +62,8 @@ class FakeSinkCluster:
             return False
         for each in transactions:
             self.records += self.prepared.pop(each.transactional_id)
+        for name in [name for name in self.prepared if name.startswith(f"{family}~")]:
+            del self.prepared[name]
         self.families[family] = FamilyCommit(sequence, metadata)
         self.once += [family] if once else []
         return True
@@ -81,6 +84,10 @@ class FakeTransactionalProducer:
         self._cluster = cluster
         self._name = name
         self.in_transaction = False
+
+    async def start(self, *, fences: bool = True) -> None:
+        if not fences and self._name in self._cluster.prepared:
+            raise ProducerFenced(Code.PRODUCER_FENCED, f"{self._name} is in use")
 
     async def begin(self) -> None:
         self.in_transaction = True

@@ -241,6 +241,24 @@ def test_a_second_write_of_foreach_batch_under_one_name_and_number_is_refused(cl
     assert cluster.values("two") == []
 
 
+def test_an_attempt_that_spark_numbers_like_an_accepted_one_leaves_its_transaction_alone(
+    cluster: FakeSinkCluster,
+) -> None:
+    """Spark counts the attempts of a task anew when it submits the stage again, and may have accepted what the first
+    one has written."""
+    cluster.create("out")
+    Task.number = 0
+    writer = TidelogStreamWriter(SinkOptions.parse(Query("blue", "out").options))
+    rows = pa.RecordBatch.from_pydict({"value": pa.array(["a"])})
+    accepted, too_many, again = (writer.write(iter([rows])) for _ in range(3))
+    assert len(cluster.prepared) == 3
+    writer.commit([accepted], 0)
+    assert cluster.values("out") == [b"a"]
+    assert cluster.prepared == {}, "what else was written is aborted"
+    names = [each.transaction.transactional_id for each in (accepted, too_many, again)]  # type: ignore[attr-defined]
+    assert [name.partition("~")[2] for name in names] == ["0-0", "0-0-2", "0-0-3"], "and names are used again"
+
+
 def test_rows_are_known_by_keys_and_values_and_how_often_they_come() -> None:
     def of(values: list[bytes | None], keys: list[bytes | None] | None = None) -> Any:
         return rows_of(Records(values, keys, None, None))

@@ -189,6 +189,8 @@ class FakeTransactions:
         if known is None:
             known = self.ids[request.transactional_id] = FakeTransaction(producer_id(0, len(self.ids)))
         else:
+            if known.is_open and request.yields:
+                raise TidelogError(Code.PRODUCER_FENCED, f"{request.transactional_id} is in use")
             if known.is_open:
                 self._end(known, commits=False)
             known.epoch += 1

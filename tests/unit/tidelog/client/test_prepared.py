@@ -14,6 +14,7 @@ from tidelog.client.errors import (
     BadRequest,
     DeliveryTimeout,
     NotInTransaction,
+    ProducerFenced,
     StaleCommit,
     TransactionAborted,
 )
@@ -48,6 +49,18 @@ async def test_what_is_prepared_outlives_its_producer_and_is_committed_together(
     assert await world.client.last_commit("f") == (3, "two of them")
     with pytest.raises(BadRequest, match="metadata has 513 characters, and 512 are kept at most"):
         await world.client.commit_prepared("f", [], sequence=4, metadata="x" * 513)
+
+
+async def test_a_producer_may_leave_what_is_open_alone(world: World) -> None:
+    one = await prepared(world, "1", b"1")
+    async with world.producer("f~other") as producer:
+        await producer.start(fences=False)
+    second = world.producer("f~1")
+    with pytest.raises(ProducerFenced, match="f~1 is in use"):
+        await second.start(fences=False)
+    await second.close()
+    assert await world.client.commit_prepared("f", [one], sequence=0) is True
+    assert world.readable() == [b"1"]
 
 
 async def test_others_that_come_with_the_same_number_are_aborted(world: World) -> None:

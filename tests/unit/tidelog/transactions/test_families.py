@@ -21,6 +21,7 @@ from wire.transactions_pb2 import (
     FamilyMember,
     FamilyRequest,
     FamilyResponse,
+    InitResponse,
 )
 
 ENDED = EndFamilyResponse()
@@ -129,6 +130,20 @@ def test_metadata_is_kept_with_the_commit_that_has_brought_it() -> None:
     for compacted in (False, True):
         world.fail_over(compacted=compacted)
         assert world.ask(FamilyRequest(family="f")) == FamilyResponse(sequence=1, metadata="of a")
+
+
+def test_an_init_may_leave_an_open_transaction_alone() -> None:
+    """Which may be prepared: its producer has given it away."""
+    world = World()
+    a = prepared(world, "a")
+    asks = init_request("f~a")
+    asks.yields = True
+    assert code(world.ask(asks)) is Code.PRODUCER_FENCED
+    assert world.ask(end_request(a, sequence=1)) == ENDED
+    world.settle()
+    answer = world.ask(asks)
+    assert isinstance(answer, InitResponse)
+    assert (answer.producer_id, answer.producer_epoch) == (a.id, a.epoch + 2), "as any other init"
 
 
 def test_a_commit_is_the_last_request_of_its_settlement() -> None:
