@@ -352,7 +352,7 @@ def only_grows(start: Positions, ends: Positions) -> bool:
 
 def limited(ends: Positions, waiting: Mapping[PartitionName, int], max_records: int) -> Positions:
     """`ends`, moved back so that at most `max_records` offsets are read, which the partitions share in proportion to
-    their waiting records."""
+    their waiting records: 1 at least in each that has some, as by Kafka's source, also where that is more in all."""
     if sum(waiting.values()) <= max_records:
         return ends
     granted = _share(waiting, max_records)
@@ -393,11 +393,19 @@ def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]
 
 
 def _share(waiting: Mapping[PartitionName, int], limit: int) -> dict[PartitionName, int]:
-    """`limit` split in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders."""
-    total = sum(waiting.values())
-    granted = {key: count * limit // total for key, count in waiting.items()}
-    by_remainder = sorted(waiting, key=lambda key: (-(waiting[key] * limit % total), key))
-    for key in by_remainder[: limit - sum(granted.values())]:
+    """`limit` split in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders. At
+    least 1 for each that has something waiting, so that none starves, also where the sum is above `limit` then."""
+    granted = dict.fromkeys(waiting, 0)
+    large = {key: count for key, count in waiting.items() if count}
+    total = sum(large.values())
+    while small := [key for key, count in large.items() if count * limit < total]:
+        for key in small:
+            granted[key] = 1
+            total -= large.pop(key)
+        limit -= len(small)
+    granted |= {key: count * limit // total for key, count in large.items()}
+    by_remainder = sorted(large, key=lambda key: (-(large[key] * limit % total), key))
+    for key in by_remainder[: limit - sum(granted[key] for key in large)]:
         granted[key] += 1
     return granted
 
