@@ -6,15 +6,18 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from ssl import SSLContext
+from typing import Any, TypeVar
 
 from tidelog.client.arguments import bad, check_number, check_optional_paths, check_optional_texts, shown
-from tidelog.client.connection import Client
+from tidelog.client.connection import Client, ClosableTransport
 from tidelog.client.errors import NoServer, typed
 from wire.errors import Code, TidelogError
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
+
+_Connection = TypeVar("_Connection", bound=ClosableTransport)
 
 _START_RETRY = 0.1
 _MAX_TIME = 86_400
@@ -104,12 +107,14 @@ async def connect(
     deadline = time.monotonic() + start_wait
     while True:
         try:
-            transport = await NatsConnection.connect(
-                found.servers,
-                name=label,
-                login=sources.login,
-                inbox_prefix=inboxes,
-                connect_timeout=connect_timeout,
+            transport = await _connected(
+                NatsConnection.connect(
+                    found.servers,
+                    name=label,
+                    login=sources.login,
+                    inbox_prefix=inboxes,
+                    connect_timeout=connect_timeout,
+                )
             )
         except NatsUnavailable as error:
             if not isinstance(error, NatsNotListening) or time.monotonic() >= deadline:
@@ -124,6 +129,21 @@ async def connect(
             await transport.close()
             raise typed(error) from None
         return Client(transport, subjects, server=shown_urls(found.servers), name=label, api_timeout=api_timeout)
+
+
+async def _connected(connecting: Coroutine[Any, Any, _Connection]) -> _Connection:
+    """Awaits it, and is cancelled when it is told to. nats-py waits with `asyncio.wait_for`, which in Python 3.11
+    returns where it is cancelled in the moment in which it has what it waited for."""
+    task = asyncio.create_task(connecting)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is None:
+            await task.result().close()
+        raise
+    return task.result()
 
 
 def _subjects(namespace: str) -> Subjects:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from itertools import count
 from types import NoneType, TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -12,6 +13,7 @@ from tidelog.client.activity import read_activity
 from tidelog.client.admin import Admin
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_flag, check_whole
+from tidelog.client.closing import Closing, close_all
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import OF_TRANSACTIONS, CoordinatorLink
 from tidelog.client.copying import CopiedStream, CopyRequest, copy_stream
@@ -71,6 +73,8 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._numbers = count(time.time_ns() % 1021)
         self._lookup = OffsetLookup(transport, subjects, self._metadata)
         self._closed = False
+        """It takes no calls any more."""
+        self._closing = Closing("a client", self._close)
         self._home = HomeLoop("this client")
         transport.on_connection_change(self._on_connection_change)
 
@@ -84,21 +88,16 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
 
     async def close(self) -> None:
         """Close the connection. Open producers give up their unacknowledged records: close them first. Transactions
-        that are open are aborted."""
-        if self._closed:
+        that are open are aborted. Everything is closed, then the first error is raised, such as one of `on_revoked`.
+        Safe to call twice. Goes on when the caller is cancelled; another call waits for it."""
+        if self._closing.is_over:
             return
         self._home.check()
+        for consumer in self._consumers:
+            if isinstance(consumer, GroupConsumer):
+                consumer._check_closable()
         self._closed = True
-        gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
-        for producer in tuple(self._producers):
-            if isinstance(producer, TransactionalProducer):
-                await producer.close()
-            else:
-                producer._abort(gone)
-        for consumer in tuple(self._consumers):
-            await consumer.aclose()
-        self._metadata.close()
-        await self._transport.close()
+        await self._closing.run()
 
     @property
     def is_connected(self) -> bool:
@@ -477,6 +476,15 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._check_open()
         async for event in read_activity(self, self._subjects, start, follow):
             yield event
+
+    async def _close(self) -> None:
+        gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
+        producers = (
+            producer.close if isinstance(producer, TransactionalProducer) else partial(producer._abort, gone)
+            for producer in tuple(self._producers)
+        )
+        consumers = (consumer.aclose for consumer in tuple(self._consumers))
+        await close_all((*producers, *consumers, self._metadata.close, self._transport.close))
 
     def _on_connection_change(self, connected: bool) -> None:
         for producer in tuple(self._producers):

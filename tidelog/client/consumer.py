@@ -257,8 +257,10 @@ class Consumer(Generic[K, V]):
 
     async def aclose(self) -> None:
         """Stop fetching. Safe to call twice."""
-        await self._reading.aclose()
-        self._on_closed(self)
+        try:
+            await self._reading.aclose()
+        finally:
+            self._on_closed(self)
 
     async def _records(self) -> AsyncIterator[Record[K, V]]:
         self._begin_iteration()

@@ -109,21 +109,23 @@ class GroupCommits:
         is."""
         if not marks:
             return
-        async with self._one_at_a_time:
-            life = self._session.member_id if life is None else life
-            cluster_id = await self._link.cluster_id()
-            try:
-                async with asyncio.timeout(timeout):
-                    for request in commit_requests(self._group, marks, metadata, part):
-                        request.member, request.cluster_id = life, cluster_id
-                        if part is None:
-                            self._number += 1
-                            request.number = self._number
-                        await self._commit(request, timeout)
-            except TimeoutError:
-                raise NoServer(
-                    Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
-                ) from None
+        life = self._session.member_id if life is None else life
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit, self._one_at_a_time:
+                cluster_id = await self._link.cluster_id()
+                for request in commit_requests(self._group, marks, metadata, part):
+                    request.member, request.cluster_id = life, cluster_id
+                    if part is None:
+                        self._number += 1
+                        request.number = self._number
+                    await self._commit(request, timeout)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise NoServer(
+                Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
+            ) from None
         if part is None:
             for of, mark in marks.items():
                 self._committed[of] = mark.offset

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
 from tidelog.client.arguments import bad, check_number, check_text, check_whole
+from tidelog.client.closing import Closing, close_all
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import BadRequest, Closed
@@ -130,7 +131,7 @@ class GroupConsumer(Generic[K, V]):
         self._tasks: list[asyncio.Task[None]] = []
         """Which commit, and which ask what the group has committed."""
         self._starting = asyncio.Lock()
-        self._closing = asyncio.Lock()
+        self._closing = Closing(f"a consumer of group {self.group!r}", self._close_once)
         self._breathed = 0.0
         """When the event loop has worked last."""
         self._look_at = 0.0
@@ -380,30 +381,36 @@ class GroupConsumer(Generic[K, V]):
 
     async def aclose(self) -> None:
         """Give up all partitions (`on_revoked`), commit what is finished if commits are automatic, and leave the group.
-        A static member keeps its place in the group until its session ends. Safe to call twice."""
+        A static member keeps its place in the group until its session ends. Safe to call twice. Goes on when the caller
+        is cancelled; another call waits for it."""
         await self._close()
         self._partitions.listeners.raise_raised()
 
     # ----
 
+    def _check_closable(self) -> None:
+        """Raises BadRequest within its own functions, and in tasks that these have begun and may wait for."""
+        if not self._closing.is_over:
+            self._partitions.listeners.check_not_calling()
+
     async def _close(self) -> None:
-        self._partitions.listeners.check_not_calling()
-        async with self._closing:
-            if self._is_closed:
-                return
-            session = self._session
-            if session is not None and session.is_member:
-                await self._partitions.give_up_all(_CLOSE_TIMEOUT)
-            self._is_closed = True
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            if session is not None:
-                await session.leave()
-                await session.aclose()
-            await self._partitions.aclose()
-            self._reading.progress.set()
-            self._on_closed(self)
+        self._check_closable()
+        await self._closing.run()
+
+    async def _close_once(self) -> None:
+        await self._end_tasks()  # whose commits would be in the way of the last one
+        session = self._session
+        if session is not None and session.is_member:
+            await self._partitions.give_up_all(_CLOSE_TIMEOUT)
+        self._is_closed = True
+        self._on_closed(self)
+        left = () if session is None else (session.leave, session.aclose)
+        await close_all((*left, self._partitions.aclose, self._reading.progress.set))
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _head(self, timeout: float | None = None) -> tuple[StreamReading, Head] | None:
         """What to hand out next, from now until `_look_at`. None: nothing came within `timeout` seconds."""

@@ -3,14 +3,17 @@ due. What one raises, the program's next call raises."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
+from asyncio import Lock
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextvars import ContextVar
 
 from tidelog.client.arguments import bad
 from tidelog.client.subscription import Listener, Listeners
 from wire.groups import StreamPartition
+
+_within: ContextVar[frozenset[GroupListeners]] = ContextVar("_within", default=frozenset())
+"""Whose function the present task is in, or was in when it, or the one that began it, was begun."""
 
 
 class GroupListeners:
@@ -19,9 +22,9 @@ class GroupListeners:
     def __init__(self, listeners: Listeners, on_raised: Callable[[], object]) -> None:
         self._listeners = listeners
         self._on_raised = on_raised
-        self.one_at_a_time = asyncio.Lock()
+        self.one_at_a_time = Lock()
         """The caller of one of the three holds it."""
-        self._calling: asyncio.Task[Any] | None = None
+        self._is_calling = False
         self._raised: BaseException | None = None
 
     async def assigned(self, partitions: Iterable[StreamPartition]) -> None:
@@ -34,8 +37,9 @@ class GroupListeners:
         await self._call(self._listeners.on_lost, partitions)
 
     def check_not_calling(self) -> None:
-        """Raises BadRequest where the program's function is what calls."""
-        if self._calling is not None and self._calling is asyncio.current_task():
+        """Raises BadRequest where the program's function is what calls, or a task or thread that it has begun, for
+        which it may wait."""
+        if self._is_calling and self in _within.get():
             raise bad("a consumer cannot be closed by its own on_assigned, on_revoked or on_lost; close it afterwards")
 
     def raise_later(self, error: BaseException) -> None:
@@ -52,7 +56,8 @@ class GroupListeners:
         names = {(of.stream, of.partition) for of in partitions}
         if listener is None or not names:
             return
-        self._calling = asyncio.current_task()
+        self._is_calling = True
+        before = _within.set(_within.get() | {self})
         try:
             result = listener(names)
             if inspect.isawaitable(result):
@@ -60,4 +65,5 @@ class GroupListeners:
         except Exception as error:  # noqa: BLE001 - it is the program's, which hears of it
             self.raise_later(error)
         finally:
-            self._calling = None
+            self._is_calling = False
+            _within.reset(before)

@@ -205,9 +205,11 @@ class GroupPartitions:
         """What is finished is committed, if that is to be done."""
         for of in tuple(self._held):
             self._leave(of)
-        told = {of for of, held in self._held.items() if held.is_told}
         self._busy.clear()
         async with self.listeners.one_at_a_time:
+            told = {of for of, held in self._held.items() if held.is_told}
+            for of in told:
+                self._held[of].is_told = False
             await self.listeners.revoked(told)
         if self._auto_commit:
             await self._commits.try_to_commit(self.marks(), timeout)

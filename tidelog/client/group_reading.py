@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
+from tidelog.client.closing import close_all
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.metadata import StreamMetadata
 from tidelog.client.positions import Position, Start
@@ -236,5 +237,4 @@ class GroupReading:
             self._turns.remove(life)
             if self._current == life:
                 self._current = None
-        for reading in closing:
-            await reading.aclose()
+        await close_all(reading.aclose for reading in closing)

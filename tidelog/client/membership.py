@@ -234,7 +234,9 @@ class Membership:
         return effects + self._apply(now)
 
     def leave(self, now: float) -> Effects:
-        """For good. What it held it has given up."""
+        """For good. What it held it has given up. Safe to call twice."""
+        if self.state is State.LEAVING:
+            return []
         self.assigned = self._held = self._revoking = _NONE
         if self.state not in (State.JOINING, State.MEMBER):
             self.state = State.LEFT

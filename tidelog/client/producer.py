@@ -144,7 +144,11 @@ class Producer(Generic[K, V]):
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            self._abort(closed(self._stream))
+            raise
         return self
 
     async def __aexit__(

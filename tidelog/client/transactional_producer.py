@@ -89,7 +89,11 @@ class TransactionalProducer(Generic[K, V]):
         self._home = HomeLoop(f"the producer {transactional_id!r}")
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

@@ -180,8 +180,12 @@ class NatsConnection:
         except asyncio.CancelledError:
             await connection.close()
             raise
-        connection._set_up()
-        await connection._subscriptions.add(connection._inboxes.subject, connection._inboxes.deliver)
+        try:
+            connection._set_up()
+            await connection._subscriptions.add(connection._inboxes.subject, connection._inboxes.deliver)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     # ---- state
@@ -383,15 +387,19 @@ class NatsConnection:
         self._outgoing.end_turn()
         self._answers.fail_all("the connection to NATS was closed")
         self._connected_since = math.inf
+        shutting = asyncio.create_task(self._client.shut())
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT):
-                await self._client.shut()
-        except TimeoutError:
-            self._client.abort()
-        # Wake every waiting call; it raises ConnectionClosed.
-        self._outgoing.is_low.set()
-        self._up.set()
-        self._up.clear()
+            await asyncio.wait((shutting,), timeout=CLOSE_TIMEOUT)
+        finally:
+            if not shutting.done():
+                self._client.abort()
+                shutting.cancel()
+            # Wake every waiting call; it raises ConnectionClosed.
+            self._outgoing.is_low.set()
+            self._up.set()
+            self._up.clear()
+        if shutting.done():
+            shutting.result()
 
     def _check_open(self) -> None:
         if self._closed:
