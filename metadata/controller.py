@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from math import inf
 
+from metadata.clocks import ClockSurvey, Survey
 from metadata.effects import (
     AskForClusters,
     BecomeController,
@@ -82,6 +83,8 @@ class ControllerCore:
         self._namespace = namespace
         self._new_cluster_id = new_cluster_id
         self._liveness = Liveness(broker_id, settings)
+        self.clocks = ClockSurvey(settings)
+        """What the brokers' clocks say, of this controller epoch."""
         self._leads = False
         self._has_quorum = False
         self._connected_at = inf
@@ -207,6 +210,7 @@ class ControllerCore:
             self._founding = None
             self._failover.controller_epoch = self._controller_epoch = outcome.value
             self._liveness.restart(now, self._connected_at)
+            self.clocks.restart()
             self.repartitioning.begin()
             self._handed_over = False
             if self._unheard_since < inf:
@@ -247,6 +251,10 @@ class ControllerCore:
         """`vouches`: see `Liveness.on_answer`."""
         self._liveness.on_answer(broker, number, generation, now, vouches=vouches)
         return [*self._failover.count_witnesses(now), *self._decide(now)]
+
+    def survey_clocks(self, now: float) -> Survey:
+        """Whether the clocks of the live brokers agree."""
+        return self.clocks.survey({broker for broker, known in self._state.brokers.items() if known.alive}, now)
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
         self._liveness.on_no_responders(broker, number, now)

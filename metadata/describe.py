@@ -391,6 +391,7 @@ def broker_form(
         "counters": report.get("counters"),
         "disk": report.get("disk"),
         "space": report.get("space"),
+        "clock": report.get("clock"),
         "publish_gaps": report.get("publish_gaps"),
         "refused_messages": report.get("refused_messages"),
         "not_permitted": report.get("not_permitted"),

@@ -49,6 +49,12 @@ class MetadataSettings:
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
     cluster or founder of the namespace was heard (R41). Brokers that have much to do answer late. The same for all
     founders of a namespace."""
+    max_clock_difference_s: float = 5.0
+    """Clocks of brokers that are no further apart agree. A broker whose clock is further from the time on which most
+    brokers agree says so, and forgets nothing for its age (R72)."""
+    clock_settle_s: float = 30.0
+    """The time on which most brokers agree is used to forget once it has gone on for so long without a jump, and a
+    broker has run for so long."""
     max_streams: int = 10_000
     """Streams of the cluster; one more is refused with LIMIT_REACHED."""
     max_partitions: int = 100_000

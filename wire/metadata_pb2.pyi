@@ -1697,6 +1697,8 @@ class Probe(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     NEWCOMER_FIELD_NUMBER: _builtins.int
+    AGREED_TIME_NS_FIELD_NUMBER: _builtins.int
+    CLOCKS_ARE_APART_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     controller_epoch: _builtins.int
     number: _builtins.int
@@ -1711,6 +1713,10 @@ class Probe(_message.Message):
     """of the broker that is asked, as the controller knows it; 0: none. Another life is not meant (R42)"""
     newcomer: _builtins.str
     """life id of a process that is about to register under this id: any other registered life of it answers (R69)"""
+    agreed_time_ns: _builtins.int
+    """the time on which most brokers agree, when this was sent, ns since 1970; 0: not known (R72)"""
+    clocks_are_apart: _builtins.bool
+    """all clocks are known, and no majority of them agrees"""
     def __init__(
         self,
         *,
@@ -1722,10 +1728,12 @@ class Probe(_message.Message):
         cluster_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         newcomer: _builtins.str = ...,
+        agreed_time_ns: _builtins.int = ...,
+        clocks_are_apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_time_ns", b"agreed_time_ns", "answered", b"answered", "clocks_are_apart", b"clocks_are_apart", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1768,6 +1776,7 @@ class ProbeAnswer(_message.Message):
     NATS_SERVER_FIELD_NUMBER: _builtins.int
     CONNECTED_MS_FIELD_NUMBER: _builtins.int
     DATA_DIR_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1785,6 +1794,8 @@ class ProbeAnswer(_message.Message):
     """it has been connected with that process for so long"""
     data_dir: _builtins.str
     """to a newcomer: its data folder"""
+    time_ns: _builtins.int
+    """its clock, ns since 1970; 0: not told (R72)"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -1803,10 +1814,11 @@ class ProbeAnswer(_message.Message):
         nats_server: _builtins.str = ...,
         connected_ms: _builtins.int = ...,
         data_dir: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

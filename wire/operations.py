@@ -577,6 +577,16 @@ class DiskStatus(TypedDict):
     """For how long the oldest sync or checkpoint has been waiting for the disk."""
 
 
+class ClockStatus(TypedDict):
+    """Whether a broker may forget for age (R72)."""
+
+    state: str
+    """"agreed": it may. "settling": it may soon. "off": its clock differs from that of most brokers. "apart": no
+    majority of the clocks agrees. "unknown": it has not heard of a controller lately."""
+    ahead_ms: int
+    """By how much it is ahead of the time on which most brokers agree; below 0: behind."""
+
+
 class PublishGap(TypedDict):
     """A time for which plain publishes to partitions led by a broker may have been lost."""
 
@@ -618,6 +628,7 @@ class BrokerStatus(TypedDict):
     """Records and requests that it took in or dropped, since it started."""
     disk: DiskStatus | None
     space: SpaceStatus | None
+    clock: NotRequired[ClockStatus | None]
     publish_gaps: list[PublishGap] | None
     """The newest; the counter of that name has all."""
     refused_messages: dict[str, dict[str, int]] | None

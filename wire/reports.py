@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from wire.operations import Damage, DiskStatus, MissingPermissions, PublishGap, Quarantined, ReplicaEvent, SpaceStatus
+from wire.operations import (
+    ClockStatus,
+    Damage,
+    DiskStatus,
+    MissingPermissions,
+    PublishGap,
+    Quarantined,
+    ReplicaEvent,
+    SpaceStatus,
+)
 
 
 class ReportedProgress(TypedDict):
@@ -53,6 +62,7 @@ class StreamReport(TypedDict):
 
 
 class BrokerReport(TypedDict, total=False):
+    clock: ClockStatus
     replicas: int
     leaders: int
     failed: list[str]

@@ -97,7 +97,7 @@ class TransactionDescription(TransactionSummary):
     client: str
     """Who began the producer."""
     changed_at_ns: int
-    """Since 1970."""
+    """Since 1970; 0: not known."""
     last: str
     """Outcome of the transaction that ends, or else of the one before: "committed", "aborted" (by its producer), "timed
     out", or "none": a newer producer or an operator has fenced the producer, or there was none."""

@@ -77,23 +77,23 @@ class Compaction:
         if ratio is None:
             self._ratios.pop(visit.log, None)
             return False
-        self._ratios[visit.log] = ratio, visit.time_ns
-        if active is not None and not self._is_abandoned(active, visit.time_ns):
+        self._ratios[visit.log] = ratio, visit.elapsed_ns
+        if active is not None and not self._is_abandoned(active, visit.elapsed_ns):
             return False
         # A log that is not visited any more, because its replica has failed, holds up no other.
-        seen_since = visit.time_ns - ABANDONED_NS
+        seen_since = visit.elapsed_ns - ABANDONED_NS
         return ratio >= max(other for other, seen_ns in self._ratios.values() if seen_ns > seen_since)
 
     def _worth(self, visit: Visit) -> float | None:
         """The share that is dirty; None: leave it."""
-        if not visit.config.compact or visit.time_ns < self._not_before.get(visit.log, visit.time_ns):
+        if not visit.config.compact or visit.elapsed_ns < self._not_before.get(visit.log, visit.elapsed_ns):
             return None
         if visit.log.swapping.has_too_large_batch:
             return 1.0
         ratio = dirt_of(visit.log, visit.high_watermark).ratio
         if ratio >= self._settings.compaction_min_dirty_ratio:
             return ratio
-        due = tombstones_are_due(visit.log, visit.config.tombstone_retention_ms, visit.time_ns // NS_PER_MS)
+        due = tombstones_are_due(visit.log, visit.config.tombstone_retention_ms, _ms(visit.agreed_ns))
         return ratio if due else None
 
     @staticmethod
@@ -106,7 +106,7 @@ class Compaction:
         active = self._take_up(visit)
         if active is None:
             return Progress()
-        active.visited_ns = visit.time_ns
+        active.visited_ns = visit.elapsed_ns
         worked = 0
         try:
             while worked < STEP_BYTES and not visit.stop.is_set():
@@ -128,7 +128,7 @@ class Compaction:
     def _give_up(self, visit: Visit) -> None:
         self._active = None
         self._ratios.pop(visit.log, None)
-        self._not_before[visit.log] = visit.time_ns + RETRY_NS
+        self._not_before[visit.log] = visit.elapsed_ns + RETRY_NS
 
     def _take_up(self, visit: Visit) -> _Active | None:
         """The pass that goes on here, or a new one; None when the stream is compacted no more."""
@@ -142,13 +142,13 @@ class Compaction:
                 visit.log,
                 visit.high_watermark,
                 tombstone_retention_ms=visit.config.tombstone_retention_ms,
-                now_ms=visit.time_ns // NS_PER_MS,
+                now_ms=_ms(visit.agreed_ns),
                 memory=self._settings.compaction_memory,
                 max_batch_bytes=self._max_batch_bytes(),
                 cipher=BatchCipher(self._keyring, visit.key),
             )
             point = visit.log.compaction_point
-            now = visit.time_ns
+            now = visit.elapsed_ns
             active = self._active = _Active(visit.log, work, work.steps(), point, now, now, Compacted())
         return active
 
@@ -159,7 +159,7 @@ class Compaction:
         clean_end = point.clean_end
         if active.work.is_overtaken:
             # As long as it has taken, others come first, and half of the reading at most is in vain.
-            self._not_before[visit.log] = visit.time_ns + min(visit.time_ns - active.began_ns, RETRY_NS)
+            self._not_before[visit.log] = visit.elapsed_ns + min(visit.elapsed_ns - active.began_ns, RETRY_NS)
             _log.info(
                 "partition %s: its log was cut or begun anew while it was compacted; it is compacted again", visit.key
             )
@@ -167,7 +167,7 @@ class Compaction:
             return Progress(counted=counted, then=visit.log.swapping.forget_compacted)
         goes_on = clean_end > active.point.clean_end or point.settled_end > active.point.settled_end
         if not goes_on and not done.records:
-            self._not_before[visit.log] = visit.time_ns + RETRY_NS
+            self._not_before[visit.log] = visit.elapsed_ns + RETRY_NS
         _log.info(
             "partition %s: compacted to offset %d: %d records removed, %d segments replaced, %d bytes given back",
             visit.key, clean_end, done.records, done.segments, done.bytes,
@@ -192,3 +192,7 @@ class Compaction:
             "compaction_bytes": done.bytes - before.bytes,
             "compaction_left_whole": done.left_whole - before.left_whole,
         }
+
+
+def _ms(agreed_ns: int | None) -> int | None:
+    return None if agreed_ns is None else agreed_ns // NS_PER_MS

@@ -59,6 +59,10 @@ class MetadataPort(Protocol):
         """The leaderships that this broker believes to have were its own at that moment, or later."""
         ...
 
+    def agreed_time_ns(self) -> int | None:
+        """The time by which this broker may forget, ns since 1970; None: it may not now (R72)."""
+        ...
+
 
 @dataclass(slots=True)
 class Counters:

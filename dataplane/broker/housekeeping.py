@@ -49,7 +49,11 @@ class Visit:
     purged_end: Offset = NOTHING_PURGED
     """Records below it were deleted by an operator (R44)."""
     time_ns: int
-    """The wall clock."""
+    """The wall clock: to be shown, and nothing else."""
+    agreed_ns: int | None
+    """The time by which this broker may forget, ns since 1970; None: it may not now (R72)."""
+    elapsed_ns: int
+    """The monotonic clock."""
     stop: threading.Event
     """Set: return as soon as possible, the replica is being closed. Look at it between small pieces of work."""
 

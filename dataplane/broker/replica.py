@@ -448,6 +448,8 @@ class Replica:
             high_watermark=self.high_watermark,
             purged_end=view.purged_end,
             time_ns=context.time_ns(),
+            agreed_ns=context.metadata.agreed_time_ns(),
+            elapsed_ns=int(context.now() * 1_000_000_000),
             stop=threading.Event(),
         )
 

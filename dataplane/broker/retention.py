@@ -40,7 +40,7 @@ class _Last:
 
     base_offset: int
     since_ns: int
-    """When it was first seen."""
+    """When it was first seen, by the monotonic clock."""
     began_ns: int | None = None
     """Timestamp of its first record; None before it was looked up."""
 
@@ -65,7 +65,7 @@ class Retention:
         partition_log = visit.log
         if partition_log.has_unfinished_segments:
             partition_log.sync()  # the ended segment is complete with its index, and no longer open for writing
-        reasons = list(islice(self._expired(visit, partition_log.written_at), REMOVED_IN_A_STEP + 1))
+        reasons = list(islice(self._expired(visit, partition_log.appended_by), REMOVED_IN_A_STEP + 1))
         if reasons:
             return self._remove(visit, reasons)
         last = self._look_at_last(visit)
@@ -79,15 +79,15 @@ class Retention:
         return Progress()
 
     @staticmethod
-    def _expired(visit: Visit, written_at: Callable[[Segment], int]) -> Iterator[str]:
+    def _expired(visit: Visit, appended_by: Callable[[Segment], int]) -> Iterator[str]:
         return expired(
             visit.log.segments,
             Limits.of(visit.config),
             log_end_offset=visit.log.log_end_offset,
             high_watermark=visit.high_watermark,
             purged_end=visit.purged_end,
-            now_ns=visit.time_ns,
-            written_at=written_at,
+            now_ns=visit.agreed_ns,
+            appended_by=appended_by,
         )
 
     def _remove(self, visit: Visit, reasons: list[str]) -> Progress:
@@ -113,28 +113,31 @@ class Retention:
             return None
         last = self._last.get(visit.log)
         if last is None or last.base_offset != segment.base_offset:
-            last = self._last[visit.log] = _Last(segment.base_offset, visit.time_ns)
+            last = self._last[visit.log] = _Last(segment.base_offset, visit.elapsed_ns)
         return last
 
     @staticmethod
     def _has_ended(visit: Visit, last: _Last) -> bool:
         """Nothing before it is left to be removed."""
-        now, config = visit.time_ns, visit.config
+        now, config = visit.agreed_ns, visit.config
         segments = visit.log.segments
         end = visit.log.log_end_offset
         if len(segments) == 1 and end <= visit.high_watermark:
             if end <= visit.purged_end:
                 return True
+            if now is None:
+                return False
             limits = Limits.of(config)
             # Asking the disk is not for the loop thread: a timestamp in the future waits until the segment is full.
             newest = newest_record(segments[-1], now, lambda segment: segment.max_timestamp)
             if limits.is_too_old(newest, now):
                 return True
-        if not config.segment_max_age_ms:
+        if not config.segment_max_age_ms or now is None:
             return False
-        began = last.since_ns if last.began_ns is None or last.began_ns > now else last.began_ns
+        seen_for = visit.elapsed_ns - last.since_ns
+        age = seen_for if last.began_ns is None or last.began_ns > now else now - last.began_ns
         settled = min(config.segment_max_age_ms, SETTLED_MS) * NS_PER_MS
-        return now - began >= config.segment_max_age_ms * NS_PER_MS and now - last.since_ns >= settled
+        return age >= config.segment_max_age_ms * NS_PER_MS and seen_for >= settled
 
     @staticmethod
     def _end_last(visit: Visit) -> None:

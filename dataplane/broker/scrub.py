@@ -40,11 +40,14 @@ class _Pass:
     """Where the scrubber is in one log."""
 
     seen_ns: int
+    """By the monotonic clock, as the next ones."""
     passes: int = 0
     began_ns: int | None = None
     """None: the pass has not begun."""
     ended_ns: int | None = None
     """End of the pass before."""
+    shown_ns: int | None = None
+    """The same by the wall clock."""
     first: int = 0
     """Base offset of the segment that it began with."""
     segment: int = 0
@@ -74,14 +77,14 @@ class Scrubber:
         self._fewest_at_ns = 0
 
     def completed_at_ns(self, partition_log: PartitionLog) -> int | None:
-        """When the last pass over that log ended; None: none has in this life of the process."""
+        """When the last pass over that log ended, by the wall clock; None: none has in this life of the process."""
         found = self._logs.get(partition_log)
-        return found.ended_ns if found is not None else None
+        return found.shown_ns if found is not None else None
 
     def is_due(self, visit: Visit) -> bool:
         if not self._rate:
             return False
-        now = visit.time_ns
+        now = visit.elapsed_ns
         found = self._logs.get(visit.log)
         if found is None:
             found = self._logs[visit.log] = _Pass(now, self._fewest)
@@ -118,7 +121,7 @@ class Scrubber:
         return Progress(more=found.began_ns is not None and self._allowed > 0, counted=done)
 
     def _begin(self, found: _Pass, visit: Visit) -> None:
-        found.began_ns = visit.time_ns
+        found.began_ns = visit.elapsed_ns
         found.first = found.segment = self._rng.choice(visit.log.segments).base_offset
         found.position = 0
         found.went_round = False
@@ -131,7 +134,7 @@ class Scrubber:
             following = bases[0]
         if following is None or (found.went_round and following >= found.first):
             found.passes += 1
-            found.began_ns, found.ended_ns = None, visit.time_ns
+            found.began_ns, found.ended_ns, found.shown_ns = None, visit.elapsed_ns, visit.time_ns
         else:
             found.segment, found.position = following, 0
 

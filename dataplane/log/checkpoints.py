@@ -80,7 +80,7 @@ class CompactionPoint(NamedTuple):
     settled_end: Offset = Offset(0)
     """Value of `clean_end` at `settled_at_ms`: the tombstones below it are the next to go."""
     settled_at_ms: int = 0
-    """Wall clock."""
+    """The time on which most brokers agreed (R72), since 1970."""
     tombstones: int = 0
     """Left below `clean_end` by the last pass."""
     deletions_end: Offset = Offset(0)

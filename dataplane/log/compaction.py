@@ -23,9 +23,10 @@ of what is finished: below the HW, so that no truncation makes others count.
 ## Tombstones
 
 A key without a value deletes the key. It stays until everything below it has been clean for `tombstone_retention_ms`,
-counted here and by this broker's clock: a consumer that reads on within that time from a deleted record comes to the
-tombstone. Passes set a mark: the clean end now (`settled_end`), and since when; the first pass after that time removes
-the tombstones below it and sets the next mark. So a tombstone is remembered for once to twice that time.
+counted here, by the time on which most brokers agree (R72): a consumer that reads on within that time from a deleted
+record comes to the tombstone. Passes set a mark: the clean end now (`settled_end`), and since when; the first pass
+after that time removes the tombstones below it and sets the next mark. So a tombstone is remembered for once to twice
+that time.
 
 Replicas compact when they like. They agree on this:
 
@@ -85,9 +86,12 @@ def dirt_of(log: PartitionLog, high_watermark: Offset) -> Dirt:
     return Dirt(sum(size for size, is_dirty in sizes if is_dirty), sum(size for size, _ in sizes))
 
 
-def tombstones_are_due(log: PartitionLog, retention_ms: int, now_ms: int) -> bool:
+def tombstones_are_due(log: PartitionLog, retention_ms: int, now_ms: int | None) -> bool:
+    """`now_ms`: None while the time is not agreed (R72)."""
     point = log.compaction_point
-    return point.tombstones > 0 and point.settled_end > 0 and now_ms >= point.settled_at_ms + retention_ms
+    if now_ms is None or not point.tombstones or not point.clean_end:
+        return False
+    return now_ms >= point.settled_at_ms + retention_ms
 
 
 @dataclass(slots=True)
@@ -115,7 +119,8 @@ class _Removed(Exception):
 
 class CompactionPass:
     """One pass over one log, up to the last stable offset at that high watermark. Belongs to one thread, in which it is
-    made; the log goes on meanwhile. `memory`: bytes for the map.
+    made; the log goes on meanwhile. `now_ms`: the agreed time (R72); None: no tombstone goes. `memory`: bytes for the
+    map.
     `max_batch_bytes`: a larger batch that an older version compacted is made smaller, if that can be."""
 
     def __init__(
@@ -124,7 +129,7 @@ class CompactionPass:
         high_watermark: Offset,
         *,
         tombstone_retention_ms: int,
-        now_ms: int,
+        now_ms: int | None,
         memory: int,
         max_batch_bytes: int,
         cipher: BatchCipher,
@@ -140,7 +145,7 @@ class CompactionPass:
         self._cipher = cipher
         stable_end, self._aborted = log.swapping.decided_below(high_watermark)
         self._segments = log.swapping.finished_below(stable_end)
-        is_over = now_ms >= self._point.settled_at_ms + tombstone_retention_ms
+        is_over = now_ms is not None and now_ms >= self._point.settled_at_ms + tombstone_retention_ms
         self._is_due = is_over and not self._point.is_in_doubt
         self._tombstones_below = self._point.settled_end if self._is_due else Offset(0)
         self._tombstones = 0
@@ -324,7 +329,7 @@ class CompactionPass:
         elif end > self._point.deletions_end:
             point = point._replace(deletions_end=end, deleted_end=end)
             settles = True
-        if settles:
+        if settles and self._now_ms is not None:
             point = point._replace(settled_end=end, settled_at_ms=self._now_ms)
         self._save(point)
 

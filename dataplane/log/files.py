@@ -64,9 +64,6 @@ class FileSystem(Protocol):
     def size(self, handle: int) -> int:
         """Length of the file in bytes."""
 
-    def written_at(self, path: Path) -> int:
-        """When the file was last changed, by the wall clock, in ns."""
-
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
         """All of `parts`, one after the other, from `position` on."""
 
@@ -135,9 +132,6 @@ class RealFiles:
 
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
-
-    def written_at(self, path: Path) -> int:
-        return path.stat().st_mtime_ns
 
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
         for first in range(0, len(parts), _IOV_MAX):

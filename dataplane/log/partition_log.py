@@ -436,9 +436,9 @@ class PartitionLog:
         """See `Reading.first_timestamp`."""
         return self._reading.first_timestamp(base_offset)
 
-    def written_at(self, segment: Segment) -> int:
-        """See `Reading.written_at`."""
-        return self._reading.written_at(segment)
+    def appended_by(self, segment: Segment) -> int:
+        """See `Reading.appended_by`."""
+        return self._reading.appended_by(segment)
 
     def producer_batches(self, from_offset: Offset, end_offset: Offset | None = None) -> Iterator[BatchHeader]:
         """See `Reading.producer_batches`."""

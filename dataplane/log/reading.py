@@ -211,12 +211,21 @@ class Reading:
             block = state.files.read(handle, HEADER_SIZE, 0)
         return self._header(segment, block, 0, 0).first_timestamp
 
-    def written_at(self, segment: Segment) -> int:
-        """When the file of `segment` was last changed, ns. Blocking, any thread. Raises LogDamaged."""
-        try:
-            return self._state.files.written_at(segment.path)
-        except OSError as error:
-            raise LogDamaged(f"{segment.path} cannot be looked at: {error}") from error
+    def appended_by(self, segment: Segment) -> int:
+        """The time of the log, ns since 1970, when all of `segment` was there; where the log has no time, that of its
+        newest record. Blocking, any thread. Raises as `read_from_disk`."""
+        return self.stable(lambda: self._appended_by(segment))
+
+    def _appended_by(self, segment: Segment) -> int:
+        state = self._state
+        segments = state.segments
+        following = bisect_right(segments, segment.base_offset, key=base_offset_of)
+        appended = state.derived.producers.time
+        if following < len(segments) and segments[following].size:
+            with state.handles.borrow(segments[following].path) as handle:
+                block = state.files.read(handle, HEADER_SIZE, 0)
+            appended = self._header(segments[following], block, 0, 0).append_time or appended
+        return appended or segment.max_timestamp
 
     def producer_batches(self, from_offset: Offset, end_offset: Offset | None = None) -> Iterator[BatchHeader]:
         """Headers of the batches from the one that holds `from_offset` on, up to the one that ends at `end_offset`, to

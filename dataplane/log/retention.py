@@ -12,11 +12,12 @@ So a limit is kept at least: up to a segment more than that is there. What is no
 a truncation may take it: offsets are counted up to the high watermark, and bytes of segments that lie below it. Offsets
 are counted, not records: of a compacted log fewer records are left than its offsets say.
 
-Each replica judges for itself, by its own clock. It need not ask for the others: all below the high watermark is
+Each replica judges for itself, by the time on which most brokers agree (R72); while it has none, nothing goes for its
+age. It need not ask for the others: all below the high watermark is
 held by every member of the ISR, and a replica outside begins anew at the leader's log start.
 
 Timestamps come from publishers. One in the future would keep its segment, and all behind it, until then; for such a
-segment counts when its file was last written, which no record in it can be newer than.
+segment counts when the first batch behind it was appended, by the log's own time: no record in it is newer.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Limits:
     def __bool__(self) -> bool:
         return bool(self.max_age_ms or self.max_bytes or self.max_messages)
 
-    def is_too_old(self, newest_ns: int, now_ns: int) -> bool:
-        return self.max_age_ms > 0 and newest_ns < now_ns - self.max_age_ms * NS_PER_MS
+    def is_too_old(self, newest_ns: int, now_ns: int | None) -> bool:
+        return now_ns is not None and self.max_age_ms > 0 and newest_ns < now_ns - self.max_age_ms * NS_PER_MS
 
-    def reason(self, newest_ns: int, now_ns: int, bytes_behind: int, offsets_behind: int) -> str | None:
+    def reason(self, newest_ns: int, now_ns: int | None, bytes_behind: int, offsets_behind: int) -> str | None:
         """Why a segment goes; None: it stays."""
         if self.is_too_old(newest_ns, now_ns):
             return f"older than retention_max_age_ms={self.max_age_ms}"
@@ -86,11 +87,11 @@ class Limits:
         return None
 
 
-def newest_record(segment: S, now_ns: int, written_at: Callable[[S], int]) -> int:
-    """ns. `written_at`: when its file was last written, asked only for a segment with timestamps in the future."""
-    if segment.max_timestamp <= now_ns:
+def newest_record(segment: S, now_ns: int | None, appended_by: Callable[[S], int]) -> int:
+    """ns. `appended_by`: when all of it was there, asked only for a segment with timestamps in the future."""
+    if now_ns is None or segment.max_timestamp <= now_ns:
         return segment.max_timestamp
-    return min(segment.max_timestamp, written_at(segment))
+    return min(segment.max_timestamp, appended_by(segment))
 
 
 def expired(
@@ -100,8 +101,8 @@ def expired(
     log_end_offset: Offset,
     high_watermark: Offset,
     purged_end: int = 0,
-    now_ns: int,
-    written_at: Callable[[S], int],
+    now_ns: int | None,
+    appended_by: Callable[[S], int],
 ) -> Iterator[str]:
     """Why the oldest segment goes, why the next one does, and so on; it ends where one stays. `purged_end`: records
     below it were deleted."""
@@ -113,7 +114,7 @@ def expired(
         if following.base_offset > high_watermark:
             return
         bytes_behind -= segment.size
-        newest = newest_record(segment, now_ns, written_at)
+        newest = newest_record(segment, now_ns, appended_by)
         reason = (
             "deleted"
             if following.base_offset <= purged_end

@@ -199,6 +199,11 @@ class ProducerTable:
         )
 
     @property
+    def time(self) -> int:
+        """The time of the log, ns since 1970; 0: no batch says."""
+        return self._time
+
+    @property
     def id_marks(self) -> IdMarks:
         """Where the batches with message ids lie."""
         return self._id_marks

@@ -90,6 +90,8 @@ class ControllerRequests:
                 "broker %s ignores a probe of controller epoch %d for its lease: %d is applied here",
                 context.broker_id, probe.controller_epoch, state.controller_epoch,
             )  # fmt: skip
+        elif probe.incarnation == context.incarnation:
+            context.clock.on_probe(probe, self._lease.age_of(probe.controller_epoch, probe.answered, now))
         connected_for = now - context.transport.connected_since
         answer = pb.ProbeAnswer(
             broker=context.broker_id,
@@ -102,6 +104,7 @@ class ControllerRequests:
             disk_hangs=context.port.disk_hangs(),
             nats_server=context.transport.server_id,
             connected_ms=int(1000 * min(MAX_CONNECTED_S, max(0.0, connected_for))),
+            time_ns=context.clock.wall_ns(),
         )
         context.messages.answer(message.reply, answer.SerializeToString(), "the answer to a probe")
 
@@ -188,10 +191,16 @@ class ControllerRequests:
             "dropped_of_other_clusters": self._namespace.dropped,
             "dropped_claims": self._namespace.dropped_claims,
             "dropped_presence_questions": self._namespace.dropped_presence,
+            **self._context.clock.counters(),
             "refused_api_requests": self._context.refused_requests,
             "dropped_api_requests": self._context.unqueued_requests,
         }
         refused = dict(report.get("refused_messages") or {})
         for address, count in () if raft is None else raft.unverified:
             refused[f"raft {address}".rstrip()] = {"secret": count}
-        return {**report, "counters": {**report.get("counters", {}), **own}, "refused_messages": refused}
+        return {
+            **report,
+            "counters": {**report.get("counters", {}), **own},
+            "refused_messages": refused,
+            "clock": self._context.clock.report(),
+        }

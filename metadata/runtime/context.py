@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from metadata.controller import ControllerCore
 from metadata.metadata_settings import MetadataSettings
+from metadata.runtime.clock import BrokerClock
 from metadata.runtime.messages import Messages
 from metadata.runtime.ports import BrokerPort
 from metadata.runtime.tasks import Tasks
@@ -28,6 +29,7 @@ class MetadataContext:
     subjects: Subjects
     settings: MetadataSettings
     monotonic: Callable[[], float]
+    clock: BrokerClock
     tasks: Tasks
     messages: Messages
     incarnation: Incarnation | None = None

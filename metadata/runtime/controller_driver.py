@@ -230,6 +230,8 @@ class ControllerDriver:
 
     async def _probe(self, probe: SendProbe) -> None:
         context, broker = self._context, probe.broker
+        sent = context.monotonic()
+        clocks = context.core.survey_clocks(sent)
         payload = pb.Probe(
             controller=context.broker_id,
             controller_epoch=probe.controller_epoch,
@@ -238,6 +240,8 @@ class ControllerDriver:
             generation=context.state.generation,
             cluster_id=context.state.cluster_id,
             incarnation=known.incarnation if (known := context.state.brokers.get(broker)) is not None else 0,
+            agreed_time_ns=clocks.agreed_ns or 0,
+            clocks_are_apart=clocks.is_apart,
         ).SerializeToString()
 
         def refused() -> None:
@@ -266,6 +270,7 @@ class ControllerDriver:
         # connection, even if another life is registered.
         if broker == context.broker_id or (known is not None and known.life_id == told.life_id):
             self._labels[broker] = dict(told.labels)
+            context.core.clocks.on_answer(broker, told.time_ns, sent, now)
             context.core.repartitioning.on_adoption(broker, decode_label(told.labels.get(ADOPTION_LABEL, "")))
             if told.room in _ROOMS:
                 self.run(

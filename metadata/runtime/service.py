@@ -23,6 +23,7 @@ from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Outcome
 from metadata.raft.types import RaftError, RaftStatus
 from metadata.runtime.answers import ControllerRequests
+from metadata.runtime.clock import BrokerClock
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.messages import Messages
@@ -100,6 +101,7 @@ class MetadataService:
         settings: MetadataSettings,
         rng: Random,
         monotonic: Callable[[], float],
+        time_ns: Callable[[], int],
         registration: Registration,
         observe: StateObserver = _observe_nothing,
     ) -> None:
@@ -124,6 +126,7 @@ class MetadataService:
             subjects=subjects,
             settings=settings,
             monotonic=monotonic,
+            clock=BrokerClock(broker_id, settings, monotonic, time_ns),
             tasks=Tasks(broker_id),
             messages=Messages(broker_id, transport, monotonic),
         )
@@ -227,6 +230,15 @@ class MetadataService:
     def lease_valid(self, now: float) -> bool:
         """Whether a controller has been heard, and has heard this broker, within the leader lease."""
         return self._requests.lease_valid(now)
+
+    def time_ns(self) -> int:
+        """ns since 1970, for what this broker dates: its own clock, where that is not known to be off (R72)."""
+        return self._context.clock.stamp_ns()
+
+    def agreed_time_ns(self) -> int | None:
+        """The time by which this broker may forget, ns since 1970: one on which most brokers agree, and its own clock.
+        None: it may forget nothing now (R72)."""
+        return self._context.clock.time_ns()
 
     def led_at(self, moment: float) -> bool:
         """Whether a controller has counted on this broker, and on its leaderships, at that moment or later (monotonic

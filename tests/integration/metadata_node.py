@@ -80,6 +80,7 @@ class Node:
             settings=MetadataSettings(**settings),
             rng=Random(broker),
             monotonic=asyncio.get_running_loop().time,
+            time_ns=time.time_ns,
             registration=Registration(
                 folder_same=self._folder.exists(),
                 page_cache_survived=True,

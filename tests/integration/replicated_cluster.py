@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "high_watermark_notify_delay": 10.0,
     },
     # A stopped broker is dropped by its leaders, for its lag, long before the controller declares it dead.
-    "metadata": {"broker_silence_timeout_s": 20.0, "leader_lease_s": 25.0},
+    "metadata": {"clock_settle_s": 0.5, "broker_silence_timeout_s": 20.0, "leader_lease_s": 25.0},
 }
 UNCLEAN = "(unclean election)"
 """Log line of a follower that has to truncate below its own high watermark."""

@@ -112,6 +112,9 @@ class Metadata:
     def lease_valid(self, now: float) -> bool:
         return self.lease
 
+    def agreed_time_ns(self) -> int | None:
+        return 1_000_000
+
     def led_at(self, moment: float) -> bool:
         return self.lease
 

@@ -193,7 +193,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def coordinator_loses_a_part_of_a_commit(self, kept: int, left_out: int) -> None:
         last = max(self.sequences, default=5)
         self.world.shard.take("lost", self.end_family(True, last + 1, True, 0, left_out))
-        self.world.log += self.world.shard.settle(self.world.now, self.world.time_ns).records[:kept]
+        self.world.log += self.world.shard.settle(self.world.now, self.world.times).records[:kept]
         self.world.fail_over()
         self.hear()
 
@@ -237,7 +237,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
             producer = self.producers[-1 - which % len(self.producers)]
             self.world.shard.take("lost", producer.end_request(commits=commits))
             self.world.shard.take("lost, too", init_request("u"))
-            self.world.log += self.world.shard.settle(self.world.now, self.world.time_ns).records[:kept]
+            self.world.log += self.world.shard.settle(self.world.now, self.world.times).records[:kept]
             self.world.fail_over()
             self.hear()
 

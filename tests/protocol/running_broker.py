@@ -399,7 +399,6 @@ class _Life:
         name = broker.name
         process = self.process = ScriptedProcess.begun(replicas.world, name)
         process.on_call = self._on_call
-        broker.disk.clock = process.time_ns
         on_sent = partial(replicas.on_sent, broker)
         self.connection = Connection(f"{name}-{incarnation}", on_sent, replicas.acked_bare, process.time())
         self.connection.max_payload = replicas.max_payload
@@ -414,6 +413,7 @@ class _Life:
             report_loss=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
             led_at=lambda moment: broker.counted_on_at >= moment,
+            agreed_time_ns=process.time_ns,
         )
         storage = StorageSettings(
             min_free_bytes=MIN_FREE_BYTES,

@@ -29,6 +29,7 @@ from tests.datadriven import Command, ScriptError
 from tests.unit.tidelog.groups.groups_world import make_ticket
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamLife, StreamsView
+from tidelog.coordination.times import Times
 from tidelog.transactions.participants import GroupIn, Participant, Told
 from tidelog.transactions.shard import BARRIER, Request, TransactionShard
 from wire.errors import TidelogError
@@ -106,7 +107,7 @@ class TransactionsScript:
     def _settle(self) -> list[str]:
         lines: list[str] = []
         while True:
-            settled = self._shard.settle(self._now, self._time_ns)
+            settled = self._shard.settle(self._now, Times(self._time_ns, self._time_ns))
             self._shard.validate()
             self._log += settled.records
             lines += [f"  writes {_record(*record)}" for record in settled.records]

@@ -115,7 +115,7 @@ class SimBroker:
         self.link_slowness = 1.0
         self.link_changed_at = -math.inf
         self.wall_skew_ns = 0
-        self.metadata_settings = MetadataSettings()
+        self.metadata_settings = MetadataSettings(clock_settle_s=0.5)
         self.replica_settings = ReplicaSettings()
         self.storage_settings = StorageSettings(min_free_bytes=1500, space_check_interval=0.1)
         self.on_crash: Callable[[SimBroker], None] = lambda _: None
@@ -163,7 +163,6 @@ class SimBroker:
         process.disk_delay = self.disk_delay
         process.hang(self._hangs)
         process.wall_skew_ns = self.wall_skew_ns
-        self.disk.clock = process.time_ns
         process.on_crash = self._crash
         self.process = process
         self.world.say(f"{self.id} starts, life {self.lives}")

@@ -77,8 +77,6 @@ class DiskFile:
     synced: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
     """Not synced yet."""
-    written_at: int = 0
-    """ns."""
     flipped: dict[int, int] = field(default_factory=dict)
     """Position -> the byte there with its flipped bit, until something else is written there."""
     masks: dict[int, int] = field(default_factory=dict)
@@ -143,7 +141,7 @@ class DiskFile:
         self._forget_flips()
 
     def copy(self) -> DiskFile:
-        return DiskFile(bytearray(self.content), bytearray(self.synced), self.pending[:], self.written_at)
+        return DiskFile(bytearray(self.content), bytearray(self.synced), self.pending[:])
 
 
 @dataclass(eq=False, slots=True)
@@ -191,8 +189,6 @@ class SimDisk:
         self._is_as_written = False
         self._boot = 1
         self._folders: dict[Path, _Folder] = {Path("/"): _Folder()}
-        self.clock: Callable[[], int] = lambda: 0
-        """The wall clock, in ns."""
         self._open: dict[int, DiskFile] = {}
         self._locked: dict[Path, int] = {}
         self._next_handle = 3
@@ -224,7 +220,7 @@ class SimDisk:
     def copy(self) -> SimDisk:
         """As it is now, for another process."""
         other = SimDisk(crash=self._crash)
-        other.capacity, other._boot, other.clock = self.capacity, self._boot, self.clock
+        other.capacity, other._boot = self.capacity, self._boot
         other._folders = {path: folder.copy() for path, folder in self._folders.items()}
         return other
 
@@ -358,9 +354,6 @@ class SimDisk:
     def size(self, handle: int) -> int:
         return len(self._opened(handle).content)
 
-    def written_at(self, path: Path) -> int:
-        return self._file(path).written_at
-
     def write(self, handle: int, parts: Sequence[Buffer], position: int) -> None:
         data = b"".join(parts)
         lacking = max(0, position + len(data) - len(self._opened(handle).content)) - max(0, self._room())
@@ -381,7 +374,6 @@ class SimDisk:
         crashes = self._step()
         file = self._opened(handle)
         file.change(position, data)
-        file.written_at = self.clock()
         if crashes:
             raise self._crash
 

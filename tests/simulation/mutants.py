@@ -730,8 +730,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a new producer of a transactional id has the epoch of the one before",
         (
             TransactionShard._init,
-            "self._decisions.become_idle(known, Outcome.NONE, time_ns, records)",
-            "if known.epoch < 0:\n        self._decisions.become_idle(known, Outcome.NONE, time_ns, records)",
+            "self._decisions.become_idle(known, Outcome.NONE, times, records)",
+            "if known.epoch < 0:\n        self._decisions.become_idle(known, Outcome.NONE, times, records)",
         ),
         in_transactions=True,
     ),
@@ -1587,7 +1587,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an end of nothing leaves its epoch to the next transaction",
-            (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, time_ns, records)", "validate()"),
+            (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, times, records)", "validate()"),
         ),
         "transactions/a_transaction",
     ),

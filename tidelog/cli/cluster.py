@@ -113,6 +113,8 @@ def _show(found: ClusterStatus) -> None:
     for broker in found["brokers"]:
         if broker.get("refusal"):
             console().print(f"[red]{broker['id']}[/] does not tell its status: {shown(broker['refusal'])}")
+        if told := _clock(broker):
+            console().print(f"[red]{broker['id']}[/] {told}", highlight=False)
         if dropped := _dropped(broker):
             kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
             console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
@@ -179,6 +181,18 @@ def _disk(broker: BrokerStatus) -> str:
     if disk and disk["hangs"]:
         return f"[red]hangs for {disk['waited_s']:.0f} s[/] {free}"
     return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
+
+
+def _clock(broker: BrokerStatus) -> str:
+    """What an operator has to know of it; empty: nothing."""
+    clock = broker.get("clock")
+    if clock and clock["state"] == "off":
+        ahead = clock["ahead_ms"] / 1000
+        where = f"{abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'}"
+        return f"has a clock that is {where} that of most brokers; it forgets nothing for its age"
+    if clock and clock["state"] == "apart":
+        return "finds no majority of the brokers' clocks that agrees; it forgets nothing for its age"
+    return ""
 
 
 def _dropped(broker: BrokerStatus) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from tidelog.coordination.requests import Delivery, Settled, size_of
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 
 
 class Abandoned(NamedTuple):
@@ -96,9 +97,9 @@ class Shard(ABC):
     # ---- settling --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def settle(self, now: float, time_ns: int) -> Settled:
+    def settle(self, now: float, times: Times) -> Settled:
         """Carries out what was taken, as much of it as is to be committed together; `is_waiting` tells whether
-        something is left. `now`: monotonic seconds; `time_ns`: since 1970."""
+        something is left. `now`: monotonic seconds."""
 
     @abstractmethod
     def next_deadline(self) -> float:

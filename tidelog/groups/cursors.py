@@ -7,6 +7,7 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
+from tidelog.coordination.times import Times
 from wire.error_details import CURSOR_VERSION, LIMIT
 from wire.errors import Code, TidelogError
 from wire.groups import CursorKey, RecordKey, check_cursor_name
@@ -21,12 +22,12 @@ MAX_VALUE: Final = 4096
 @dataclass(slots=True)
 class Cursors:
     """A version is the time of the write in ns, or one more than the last: a cursor that was deleted and made again has
-    a version that it never had."""
+    a version that it never had. Nothing is decided by that time."""
 
     known: dict[str, CursorRecord] = field(default_factory=dict)
 
     def carry_out(
-        self, request: CursorRequest, time_ns: int
+        self, request: CursorRequest, times: Times
     ) -> tuple[CursorResponse, dict[RecordKey, ProtoMessage | None]]:
         """The answer, and what is to be written. Raises TidelogError."""
         name = check_cursor_name(request.cursor)
@@ -55,5 +56,5 @@ class Cursors:
                 f"{MAX_CURSORS} cursors are kept where {name!r} belongs; delete some",
                 [LIMIT.of("cursors")],
             )
-        record = self.known[name] = CursorRecord(version=max(version + 1, time_ns), value=request.value)
+        record = self.known[name] = CursorRecord(version=max(version + 1, times.shown), value=request.value)
         return CursorResponse(version=record.version), {CursorKey(name): record}

@@ -24,6 +24,7 @@ from typing import TypeAlias
 from google.protobuf.message import Message as ProtoMessage
 
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.groups.assignor import assign
 from tidelog.groups.members import Member, subscription_of
 from wire.echo import echo
@@ -58,7 +59,7 @@ class Group:
     name: str
     generation: int = 0
     emptied_at: int = 0
-    """ns since 1970; 0: it has members, or never had any and nothing is committed."""
+    """A date of `Times`; 0: it has members, or never had any and nothing is committed."""
     members: dict[str, Member] = field(default_factory=dict)
     offsets: dict[StreamPartition, OffsetRecord] = field(default_factory=dict)
     replaced: dict[str, None] = field(default_factory=dict)
@@ -210,16 +211,16 @@ class Group:
         """There is something to do for `step`."""
         return self._is_stale or self._is_resumed or self._is_unsettled
 
-    def step(self, view: StreamsView, now: float, time_ns: int, records: Records) -> bool:
+    def step(self, view: StreamsView, now: float, times: Times, records: Records) -> bool:
         """Whatever can be done now of what has changed. False: there was nothing."""
         if self._is_stale or self._is_resumed:
-            self._retarget(view, time_ns, records)
+            self._retarget(view, times, records)
         if not self._is_unsettled:
             return False
         self._reconcile(now, records)
         return True
 
-    def _retarget(self, view: StreamsView, time_ns: int, records: Records) -> None:
+    def _retarget(self, view: StreamsView, times: Times, records: Records) -> None:
         has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
         self._subscribed, self.left_out = self._partitions_of(view)
         by_stream: dict[str, list[StreamPartition]] = {}
@@ -232,7 +233,7 @@ class Group:
             return  # a new coordinator finds everything as it was left
         self.generation += 1
         if not self.members:
-            self.emptied_at = time_ns
+            self.emptied_at = times.date
         records[GroupKey(self.name)] = self.to_record()
         for member in self.members.values():
             member.target = targets.get(member.id, frozenset())
@@ -359,16 +360,16 @@ class Group:
                 f" {member_id!r} of group {self.name!r} any more; nothing was committed",
             )
 
-    def commit(self, of: StreamPartition, record: OffsetRecord, records: Records) -> None:
+    def commit(self, of: StreamPartition, record: OffsetRecord, times: Times, records: Records) -> None:
         self.offsets[of] = record
         self._count_commit(record)
         records[OffsetKey(self.name, of)] = record
-        self.touch(record.committed_at, records)
+        self.touch(times, records)
 
-    def touch(self, time_ns: int, records: Records) -> None:
+    def touch(self, times: Times, records: Records) -> None:
         """Something was committed: without members, it is kept from now on for as long as before."""
         if not self.members:
-            self.emptied_at = time_ns
+            self.emptied_at = times.date
             records[GroupKey(self.name)] = self.to_record()
 
     def _count_commit(self, record: OffsetRecord) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
+from tidelog.coordination.times import Times
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.groups import PendingKey, RecordKey, StreamPartition
@@ -61,7 +62,7 @@ class PendingOffsets:
         producer_epoch: int,
         number: int,
         offsets: Iterable[CommittedOffset],
-        time_ns: int,
+        times: Times,
         records: dict[RecordKey, ProtoMessage | None],
     ) -> None:
         """`number`: grows within the transaction, so that a commit that the network delivers late changes nothing; 0:
@@ -92,7 +93,7 @@ class PendingOffsets:
             number = max(number, present.number)
         merged |= {partition_of(offset): offset for offset in offsets}
         record = PendingRecord(
-            producer_epoch=producer_epoch, offsets=merged.values(), changed_at=time_ns, number=number
+            producer_epoch=producer_epoch, offsets=merged.values(), changed_at=times.date, number=number
         )
         if record.ByteSize() > MAX_PENDING_BYTES:
             raise TidelogError(
@@ -105,7 +106,7 @@ class PendingOffsets:
         records[key] = record
 
     def end(
-        self, key: PendingKey, producer_epoch: int, time_ns: int
+        self, key: PendingKey, producer_epoch: int, times: Times
     ) -> tuple[list[CommittedOffset], PendingRecord | None]:
         """The offsets that the transaction has left, and the record that proves its end, to be written behind them.
         None: it has ended before."""
@@ -113,7 +114,7 @@ class PendingOffsets:
         if present is not None and present.producer_epoch > producer_epoch:
             return [], None
         left = [*present.offsets] if present is not None and present.producer_epoch == producer_epoch else []
-        proof = PendingRecord(producer_epoch=producer_epoch + 1, changed_at=time_ns)
+        proof = PendingRecord(producer_epoch=producer_epoch + 1, changed_at=times.date)
         self.put(key, proof)
         return left, proof
 
@@ -137,12 +138,12 @@ class PendingOffsets:
                         [RETRY_AFTER_MS.of(OPERATORS_RETRY_MS if wanted is None else RETRY_MS)],
                     )
 
-    def forget_old(self, time_ns: int, records: dict[RecordKey, ProtoMessage | None]) -> None:
+    def forget_old(self, times: Times, records: dict[RecordKey, ProtoMessage | None]) -> None:
         """Proofs that nobody needs any more."""
-        before = time_ns - PROOF_S * 10**9
         for group, producers in [*self.known.items()]:
             for producer, record in [*producers.items()]:
-                if not record.offsets and record.changed_at < before:
+                record.changed_at = times.dated(record.changed_at)
+                if not record.offsets and times.is_over(record.changed_at, PROOF_S):
                     key = PendingKey(group, producer)
                     self.put(key, None)
                     records[key] = None

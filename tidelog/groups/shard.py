@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 from tidelog.coordination.requests import Admin, Answer, Settled, encoded
 from tidelog.coordination.shard import Shard
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.groups.cursors import Cursors
 from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Records, group_not_empty
 from tidelog.groups.members import Member
@@ -192,7 +193,7 @@ class GroupShard(Shard):
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True
 
-    def settle(self, now: float, time_ns: int) -> Settled:
+    def settle(self, now: float, times: Times) -> Settled:
         self._look_at_clock(now)
         records: Records = {}
         settled, due = Settled(), list[_Due]()
@@ -207,7 +208,7 @@ class GroupShard(Shard):
             token, request = self._next_taken()
             made: Records = {}
             try:
-                answer = self._carry_out(token, request, now, time_ns, made, due)
+                answer = self._carry_out(token, request, now, times, made, due)
                 if answer is not None:
                     settled.answers.append((token, answer))
             except TidelogError as error:
@@ -218,8 +219,8 @@ class GroupShard(Shard):
             for group in self.groups.values():
                 if group.on_time(now, records):
                     self._unsettled[group.name] = None
-        self._forget_old(now, time_ns, records)
-        stepped = self._step(size, now, time_ns, records)
+        self._forget_old(now, times, records)
+        stepped = self._step(size, now, times, records)
         settled.answers += [(token, _told(group, member, applied)) for token, group, member, applied in due]
         for group in stepped:
             settled.unasked += _unasked(group)
@@ -231,7 +232,7 @@ class GroupShard(Shard):
         self._in_hand.clear()
         return settled
 
-    def _step(self, size: int, now: float, time_ns: int, records: Records) -> list[Group]:
+    def _step(self, size: int, now: float, times: Times, records: Records) -> list[Group]:
         """The groups that have taken a step; those for which `size` leaves no room take theirs next time."""
         stepped: list[Group] = []
         again: dict[str, None] = {}
@@ -242,7 +243,7 @@ class GroupShard(Shard):
             if group is None:
                 continue
             made: Records = {}
-            if group.step(self._view, now, time_ns, made):
+            if group.step(self._view, now, times, made):
                 stepped.append(group)
             if group.is_unsettled:
                 again[name] = None
@@ -267,7 +268,7 @@ class GroupShard(Shard):
         token: object,
         request: Request,
         now: float,
-        time_ns: int,
+        times: Times,
         records: Records,
         due: list[_Due],
     ) -> Answer | None:
@@ -290,15 +291,15 @@ class GroupShard(Shard):
                 due.append((token, group, member, request.applied))
                 return None
             case CommitRequest():
-                return self._commit(request, time_ns, records)
+                return self._commit(request, times, records)
             case OffsetsRequest():
                 return self._offsets(request)
             case CursorRequest():
-                response, written = self.cursors.carry_out(request, time_ns)
+                response, written = self.cursors.carry_out(request, times)
                 records.update(written)
                 return response
             case Admin():
-                return self._administrate(request, time_ns, records)
+                return self._administrate(request, times, records)
 
     def _found_or_made(self, name: str, *, makes: bool) -> Group | None:
         check_group_name(name)
@@ -330,12 +331,12 @@ class GroupShard(Shard):
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
-    def _commit(self, request: CommitRequest, time_ns: int, records: Records) -> CommitResponse:
+    def _commit(self, request: CommitRequest, times: Times, records: Records) -> CommitResponse:
         if not 0 < len(request.offsets) <= MAX_COMMITTED:
             raise TidelogError(
                 Code.BAD_REQUEST, f"a commit of {len(request.offsets)} offsets; 1 to {MAX_COMMITTED} are taken at once"
             )
-        checked = [(of := partition_of(offset), self._record_of(of, offset, time_ns)) for offset in request.offsets]
+        checked = [(of := partition_of(offset), self._record_of(of, offset, times)) for offset in request.offsets]
         producer, epoch = request.producer_id, request.producer_epoch
         if producer:
             self._check_ticket(request.ticket, producer, epoch, group_target(check_group_name(request.group)))
@@ -347,33 +348,33 @@ class GroupShard(Shard):
                 self._check_room("offsets", (len(g.offsets) for g in self.groups.values()), MAX_OFFSETS_OF_ALL)
             if producer:
                 found = [_committed(of, record) for of, record in checked]
-                self.pending.commit(PendingKey(group.name, producer), epoch, request.number, found, time_ns, records)
-                group.touch(time_ns, records)
+                self.pending.commit(PendingKey(group.name, producer), epoch, request.number, found, times, records)
+                group.touch(times, records)
             else:
                 for of, record in checked:
                     record.member, record.number = request.member, request.number
-                    group.commit(of, record, records)
+                    group.commit(of, record, times, records)
         finally:
             self._drop_if_nothing(group)
         return CommitResponse()
 
-    def _end_transaction(self, request: EndInGroup, time_ns: int, records: Records) -> Mapping[str, Any]:
+    def _end_transaction(self, request: EndInGroup, times: Times, records: Records) -> Mapping[str, Any]:
         """Offsets first, and then the proof that they are committed: a part of the records may be all that a successor
         finds."""
         key = PendingKey(check_group_name(request.group), request.producer_id)
-        left, proof = self.pending.end(key, request.producer_epoch, time_ns)
+        left, proof = self.pending.end(key, request.producer_epoch, times)
         if request.commits and left:
             group = self._group(request.group)  # those that were pending have room
             for offset in left:
                 of = partition_of(offset)
                 if not self._view.is_gone(of, offset.partition_incarnation):
-                    group.commit(of, _record(offset, time_ns), records)
+                    group.commit(of, _record(offset, times), times, records)
             self._drop_if_nothing(group)
         if proof is not None:
             records[key] = proof
         return {}
 
-    def _record_of(self, of: StreamPartition, offset: CommittedOffset, time_ns: int) -> OffsetRecord:
+    def _record_of(self, of: StreamPartition, offset: CommittedOffset, times: Times) -> OffsetRecord:
         """Raises TidelogError for a partition that is not there, or an offset that cannot be."""
         if not 0 <= offset.offset <= MAX_OFFSET:
             raise TidelogError(Code.BAD_REQUEST, f"offset {offset.offset} of {_named(of)} is below 0")
@@ -392,7 +393,7 @@ class GroupShard(Shard):
                 f"there is no {_named(of)} of that life; the stream was deleted, and maybe created again",
             )
         return OffsetRecord(
-            offset=offset.offset, partition_incarnation=incarnation, metadata=offset.metadata, committed_at=time_ns
+            offset=offset.offset, partition_incarnation=incarnation, metadata=offset.metadata, committed_at=times.shown
         )
 
     def _offsets(self, request: OffsetsRequest) -> OffsetsResponse:
@@ -406,25 +407,27 @@ class GroupShard(Shard):
         self.pending.check_none(group.name, wanted if request.partitions else None)
         return OffsetsResponse(offsets=map(group.committed, wanted))
 
-    def _forget_old(self, now: float, time_ns: int, records: Records) -> None:
+    def _forget_old(self, now: float, times: Times, records: Records) -> None:
         if now < self._expires_at:
             return
         self._expires_at = now + EXPIRY_INTERVAL
-        before = time_ns - int(self._retention * 1e9)
-        old = [n for n, g in self.groups.items() if not g.members and g.emptied_at and g.emptied_at < before]
-        for name in old:
-            if not self.pending.of(name):
+        if times.agreed is None:
+            return
+        for name, group in [*self.groups.items()]:
+            group.emptied_at = times.dated(group.emptied_at)
+            is_old = not group.members and group.emptied_at and times.is_over(group.emptied_at, self._retention)
+            if is_old and not self.pending.of(name):
                 self.groups.pop(name).forget(records)
-        self.pending.forget_old(time_ns, records)
+        self.pending.forget_old(times, records)
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
-    def _administrate(self, asked: Admin, time_ns: int, records: Records) -> Mapping[str, Any]:
+    def _administrate(self, asked: Admin, times: Times, records: Records) -> Mapping[str, Any]:
         request = asked.request
         if asked.operation is op.GROUP_LIST:
             return {"groups": [_summary(group) for _, group in sorted(self.groups.items())], "unanswered": []}
         if asked.operation is GROUP_END:
-            return self._end_transaction(request, time_ns, records)
+            return self._end_transaction(request, times, records)
         group = self._found_or_made(request.group, makes=asked.operation is op.GROUP_RESET)
         if group is None:
             raise TidelogError(
@@ -442,17 +445,17 @@ class GroupShard(Shard):
                 group.forget(records)
                 return {}
             if asked.operation is op.GROUP_RESET:
-                return self._reset(group, request.offsets, time_ns, records)
+                return self._reset(group, request.offsets, times, records)
         finally:
             self._drop_if_nothing(group)
         raise InvariantViolation(f"the coordinator of groups was asked for {asked.operation.name}")
 
     def _reset(
-        self, group: Group, offsets: Sequence[op.NewOffset], time_ns: int, records: Records
+        self, group: Group, offsets: Sequence[op.NewOffset], times: Times, records: Records
     ) -> op.GroupDescription:
-        checked = [(of := self._current(new), self._new_record(of, new, time_ns)) for new in offsets]
+        checked = [(of := self._current(new), self._new_record(of, new, times)) for new in offsets]
         for of, record in checked:
-            group.commit(of, record, records)
+            group.commit(of, record, times, records)
         return self._described(group)
 
     def _current(self, new: op.NewOffset) -> StreamPartition:
@@ -463,11 +466,11 @@ class GroupShard(Shard):
             )
         return StreamPartition(new["stream"], stream.incarnation, new["partition"])
 
-    def _new_record(self, of: StreamPartition, new: op.NewOffset, time_ns: int) -> OffsetRecord:
+    def _new_record(self, of: StreamPartition, new: op.NewOffset, times: Times) -> OffsetRecord:
         offset = (
             CommittedOffset(offset=new["offset"]) if 0 <= new["offset"] <= MAX_OFFSET else CommittedOffset(offset=-1)
         )
-        return self._record_of(of, offset, time_ns)
+        return self._record_of(of, offset, times)
 
     def _described(self, group: Group) -> op.GroupDescription:
         return {
@@ -553,12 +556,12 @@ def _committed(of: StreamPartition, record: OffsetRecord) -> CommittedOffset:
     )
 
 
-def _record(offset: CommittedOffset, time_ns: int) -> OffsetRecord:
+def _record(offset: CommittedOffset, times: Times) -> OffsetRecord:
     return OffsetRecord(
         offset=offset.offset,
         partition_incarnation=offset.partition_incarnation,
         metadata=offset.metadata,
-        committed_at=time_ns,
+        committed_at=times.shown,
     )
 
 

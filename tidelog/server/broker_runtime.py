@@ -161,6 +161,7 @@ class BrokerRuntime:
             settings=needs.metadata_settings,
             rng=needs.rng,
             monotonic=needs.loop.time,
+            time_ns=needs.time_ns,
             registration=replace(registration, labels=LabelsWithAdoption(registration.labels, self._adopted)),
             observe=self._observe,
         )
@@ -183,7 +184,7 @@ class BrokerRuntime:
             peers=peers,
             subjects=needs.subjects,
             now=needs.loop.time,
-            time_ns=needs.time_ns,
+            time_ns=self.metadata.time_ns,
             patience=needs.metadata_settings.leader_lease_s,
             retention=needs.storage_settings.group_retention_ms / 1000,
             work_time=needs.work_time,
@@ -209,18 +210,18 @@ class BrokerRuntime:
             storage=needs.storage_settings,
             space=space,
             loop=needs.loop,
-            time_ns=needs.time_ns,
+            time_ns=self.metadata.time_ns,
             keyring=needs.keyring,
             on_led=self.coordinators.on_led,
         )
         self.broker = Broker(self._context, self._data_dir, replicas)
-        self._internal = InternalAppender(self.metadata, peers, needs.subjects, needs.time_ns)
+        self._internal = InternalAppender(self.metadata, peers, needs.subjects, self.metadata.time_ns)
         self._audit_stream = AuditStream(partial(self._internal.append, AUDIT, 0), needs.loop.time)
         audit = AuditTrail(
             needs.broker,
             life_id=needs.life_id,
             epoch=lambda: self.metadata.controller_epoch,
-            time_ns=needs.time_ns,
+            time_ns=self.metadata.time_ns,
             on_record=self._audit_stream.on_record if needs.keeps_audit_stream else lambda _: None,
         )
         handed_over = (kind(self.metadata, peers, needs.subjects) for kind in (GroupRequests, TransactionRequests))

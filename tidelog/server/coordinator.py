@@ -42,6 +42,7 @@ from dataplane.log.errors import LogDamaged
 from tidelog.coordination.requests import Admin, Answer, Delivery, Settled
 from tidelog.coordination.shard import Shard
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.server.coordinated import Coordinated
 from tidelog.server.deliveries import Deliveries
 from wire import json_codec
@@ -96,7 +97,13 @@ class CoordinatorPorts(Protocol):
         """Monotonic seconds."""
         ...
 
-    def time_ns(self) -> int: ...
+    def time_ns(self) -> int:
+        """The wall clock."""
+        ...
+
+    def agreed_time_ns(self) -> int | None:
+        """See `MetadataService.agreed_time_ns`."""
+        ...
 
     def lease_valid(self) -> bool: ...
 
@@ -364,7 +371,8 @@ class Coordinator:
             self._view = view
             self._shard.on_streams(view)
         try:
-            settled = self._shard.settle(self._ports.now(), self._ports.time_ns())
+            times = Times(self._ports.time_ns(), self._ports.agreed_time_ns())
+            settled = self._shard.settle(self._ports.now(), times)
         except Exception as bug:  # noqa: BLE001 - the shard may be half changed
             _log.exception("coordinator %s met a bug", self._led.key)
             self._reload(TidelogError(Code.INTERNAL, f"the coordinator of {self._led.key} met a bug: {bug!r}"))

@@ -74,6 +74,9 @@ class Coordinators:
         shards = [each for coordinator in living if isinstance(each := coordinator.shard, GroupShard)]
         return sum(group.left_out for shard in shards for group in shard.groups.values())
 
+    def agreed_time_ns(self) -> int | None:
+        return self._metadata.agreed_time_ns()
+
     def lease_valid(self) -> bool:
         return self._metadata.lease_valid(self.now())
 

@@ -13,6 +13,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from tidelog.coordination.requests import Delivery
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import UNDATED, Times
 from tidelog.transactions.participants import Participant, Told
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
 from wire.errors import InvariantViolation
@@ -61,14 +62,16 @@ class Decisions:
             case Ending():
                 raise InvariantViolation(f"the transaction of {transaction.transactional_id} ends already")
 
-    def resume(self, now: float, time_ns: int, patience: float) -> None:
-        """Those that were decided go on; those that are open have as long as they had, or `patience`."""
+    def resume(self, now: float, times: Times, patience: float) -> None:
+        """Those that were decided go on; those that are open have as long as they had, or `patience`; where it is not
+        known how long that is, all of their timeout."""
         for name in self.active:
             transaction = self.transactions[name]
             match transaction.state:
                 case Open() as state:
-                    timeout = transaction.timeout_ms / 1000
-                    left = timeout - (time_ns - state.opened_at) / 1e9
+                    left = timeout = transaction.timeout_ms / 1000
+                    if times.agreed is not None and transaction.changed_at != UNDATED:
+                        left -= (times.agreed - state.opened_at) / 1e9
                     state.deadline = now + min(timeout, max(left, patience))
                 case Ending() as state:
                     state.since = now
@@ -79,16 +82,19 @@ class Decisions:
     # ---- a transaction ---------------------------------------------------------------------------------------------
 
     def take_in(
-        self, transaction: Transaction, new: Iterable[Participant], now: float, time_ns: int, records: Records
+        self, transaction: Transaction, new: Iterable[Participant], now: float, times: Times, records: Records
     ) -> None:
         """They take part from now on."""
+        date = times.date
         if isinstance(transaction.state, Idle):
-            transaction.state = Open(time_ns, deadline=now + transaction.timeout_ms / 1000)
+            transaction.state = Open(times.shown, deadline=now + transaction.timeout_ms / 1000)
             self.active[transaction.transactional_id] = None
+        elif transaction.changed_at == UNDATED:
+            date = UNDATED  # says so of `opened_at`
         before = len(transaction.participants)
         transaction.participants.update(dict.fromkeys(new))
         self.participants += len(transaction.participants) - before
-        transaction.changed_at = time_ns
+        transaction.changed_at = date
         self.write(transaction, records)
 
     def decide(
@@ -97,19 +103,19 @@ class Decisions:
         outcome: Outcome,
         view: StreamsView,
         now: float,
-        time_ns: int,
+        times: Times,
         records: Records,
     ) -> None:
         assert isinstance(transaction.state, Open)
         left = {each: None for each in transaction.state.participants if not each.is_gone(view)}
         self.participants += len(left) - len(transaction.state.participants)
         transaction.state = Ending(transaction.state.opened_at, outcome, left, since=now)
-        transaction.changed_at = time_ns
+        transaction.changed_at = times.date
         if left:
             self.write(transaction, records)
             self._tell(transaction)
         else:
-            self._complete(transaction, time_ns)
+            self._complete(transaction, times)
             self.write(transaction, records)
 
     def _tell(self, transaction: Transaction) -> None:
@@ -135,28 +141,28 @@ class Decisions:
                 for participant in [each for each in transaction.state.left if each.is_gone(view)]:
                     self.on_told(transaction.told(participant))
 
-    def complete(self, now: float, time_ns: int) -> None:
+    def complete(self, now: float, times: Times) -> None:
         """Those of which everybody was told."""
         for name in self.told:
-            self._complete(self.transactions[name], time_ns)
+            self._complete(self.transactions[name], times)
             self.unwritten[name] = now
         self.told.clear()
 
-    def _complete(self, transaction: Transaction, time_ns: int) -> None:
+    def _complete(self, transaction: Transaction, times: Times) -> None:
         assert isinstance(transaction.state, Ending)
         del self.active[transaction.transactional_id]
-        self._become_idle(transaction, transaction.state.outcome, time_ns)
+        self._become_idle(transaction, transaction.state.outcome, times)
         self._on_complete(transaction.transactional_id)
 
-    def become_idle(self, transaction: Transaction, last: Outcome, time_ns: int, records: Records) -> None:
+    def become_idle(self, transaction: Transaction, last: Outcome, times: Times, records: Records) -> None:
         """In the next epoch."""
-        self._become_idle(transaction, last, time_ns)
+        self._become_idle(transaction, last, times)
         self.write(transaction, records)
 
-    def _become_idle(self, transaction: Transaction, last: Outcome, time_ns: int) -> None:
+    def _become_idle(self, transaction: Transaction, last: Outcome, times: Times) -> None:
         transaction.state, transaction.last = Idle(), last
         transaction.epoch += 1
-        transaction.changed_at = time_ns
+        transaction.changed_at = times.date
 
     def write(self, transaction: Transaction, records: Records) -> None:
         records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
@@ -167,10 +173,15 @@ class Decisions:
         for name in [name for name, since in self.unwritten.items() if since <= until]:
             self.write(self.transactions[name], records)
 
-    def forget(self, before_ns: int, records: Records, chosen: Callable[[str], bool] = lambda _: True) -> None:
-        """Ids that have been idle since, of those that are `chosen`."""
+    def forget(
+        self, kept_s: float, times: Times, records: Records, chosen: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """Ids that have been idle for so long, of those that are `chosen`."""
         for name, transaction in [*self.transactions.items()]:
-            if isinstance(transaction.state, Idle) and transaction.changed_at < before_ns and chosen(name):
+            if not isinstance(transaction.state, Idle):
+                continue
+            transaction.changed_at = times.dated(transaction.changed_at)
+            if times.is_over(transaction.changed_at, kept_s) and chosen(name):
                 del self.transactions[name]
                 self.unwritten.pop(name, None)
                 records[TransactionKey(name)] = None

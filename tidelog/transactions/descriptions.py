@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidelog.coordination.times import UNDATED
 from tidelog.transactions.participants import GroupIn, PartitionIn
 from tidelog.transactions.transaction import Ending, Transaction
 from wire.transaction_operations import ListTransactionsRequest, TransactionDescription, TransactionSummary
@@ -38,7 +39,7 @@ def described(transaction: Transaction, broker: str, partition: int) -> Transact
         "coordinator": broker,
         "partition": partition,
         "client": transaction.client,
-        "changed_at_ns": transaction.changed_at,
+        "changed_at_ns": 0 if transaction.changed_at == UNDATED else transaction.changed_at,
         "last": str(transaction.last if ending is None else ending.outcome),
         "waits_for_partitions": [
             {"stream": each.stream, "incarnation": each.stream_incarnation, "partition": each.partition}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
@@ -107,7 +108,7 @@ class Family:
     digest: bytes
     """The digest of the members."""
     changed_at: int
-    """ns since 1970."""
+    """A date of `Times`."""
     members: tuple[Member, ...]
     """Empty once each of them has a record of its own."""
     once: bool
@@ -176,43 +177,43 @@ class Families:
         family = self.by_name.get(end.family)
         return family is None or end.sequence > family.sequence
 
-    def commit(self, end: FamilyEnd, view: StreamsView, now: float, time_ns: int, records: Records) -> bool:
+    def commit(self, end: FamilyEnd, view: StreamsView, now: float, times: Times, records: Records) -> bool:
         """False: others were committed in their place. Raises TidelogError: nothing of it is committed."""
         family, digest = self.by_name.get(end.family), _digest(end.members)
         if family is not None and end.sequence <= family.sequence:
             if (end.sequence == family.sequence and digest == family.digest) or self._are_committed(end.members):
                 return True
-            self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
+            self._abort(end.members, Outcome.ABORTED, view, now, times, records)
             if end.sequence < family.sequence:
                 raise refusals.stale_sequence(end.family, end.sequence, family.sequence)
             return False
         for member in end.members:
             if (why := self._not_open(member)) is not None:
-                self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
+                self._abort(end.members, Outcome.ABORTED, view, now, times, records)
                 raise refusals.not_all_open(member.transactional_id, why)
         told = sum(len(self._decisions.transactions[each.transactional_id].participants) for each in end.members)
         if told > MAX_TOLD:
-            self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
+            self._abort(end.members, Outcome.ABORTED, view, now, times, records)
             raise refusals.too_many_told(end.family, told, MAX_TOLD)
         if family is None:
-            self._make_room(time_ns, records)
-        self.by_name[end.family] = Family(end.sequence, digest, time_ns, end.members, end.once, end.metadata)
+            self._make_room(times, records)
+        self.by_name[end.family] = Family(end.sequence, digest, times.date, end.members, end.once, end.metadata)
         records[FamilyKey(end.family)] = self.by_name[end.family].to_record()
         self._long.pop(end.family, None)
         if end.members:
             self._long[end.family] = now
         for member in end.members:
             transaction = self._decisions.transactions[member.transactional_id]
-            self._decisions.decide(transaction, Outcome.COMMITTED, view, now, time_ns, records)
+            self._decisions.decide(transaction, Outcome.COMMITTED, view, now, times, records)
         if end.others:
-            self._abort(self._others(end), Outcome.NONE, view, now, time_ns, records)
+            self._abort(self._others(end), Outcome.NONE, view, now, times, records)
         return True
 
-    def abort(self, end: FamilyEnd, view: StreamsView, now: float, time_ns: int, records: Records) -> None:
+    def abort(self, end: FamilyEnd, view: StreamsView, now: float, times: Times, records: Records) -> None:
         """Raises TidelogError where one of them is committed; the others are aborted."""
-        self._abort(end.members, Outcome.ABORTED, view, now, time_ns, records)
+        self._abort(end.members, Outcome.ABORTED, view, now, times, records)
         if end.others:
-            self._abort(self._others(end), Outcome.NONE, view, now, time_ns, records)
+            self._abort(self._others(end), Outcome.NONE, view, now, times, records)
         for member in end.members:
             if self._are_committed([member]):
                 raise refusals.ended(self._decisions.transactions[member.transactional_id], Outcome.COMMITTED)
@@ -260,23 +261,24 @@ class Families:
             self.by_name[name].members = ()
             records[FamilyKey(name)] = self.by_name[name].to_record()
 
-    def forget(self, time_ns: int, records: Records, kept_s: int = KEPT_S) -> None:
+    def forget(self, times: Times, records: Records, kept_s: int = KEPT_S) -> None:
         """Families that have committed nothing for so long; those that commit once go earlier, with their ids."""
         gone = set()
         for name, family in [*self.by_name.items()]:
             kept = min(kept_s, KEPT_ONCE_S) if family.once else kept_s
-            if not family.members and not family.ending and family.changed_at < time_ns - kept * 10**9:
+            family.changed_at = times.dated(family.changed_at)
+            if not family.members and not family.ending and times.is_over(family.changed_at, kept):
                 del self.by_name[name]
                 records[FamilyKey(name)] = None
                 if family.once:
                     gone.add(name)
         if gone:
-            self._decisions.forget(time_ns - KEPT_ONCE_S * 10**9, records, lambda name: family_of(name) in gone)
+            self._decisions.forget(KEPT_ONCE_S, times, records, lambda name: family_of(name) in gone)
 
-    def _make_room(self, time_ns: int, records: Records) -> None:
+    def _make_room(self, times: Times, records: Records) -> None:
         """Raises TidelogError(LIMIT_REACHED)."""
         if len(self.by_name) >= MAX_FAMILIES:
-            self.forget(time_ns, records, KEPT_WHEN_FULL_S)
+            self.forget(times, records, KEPT_WHEN_FULL_S)
         if len(self.by_name) >= MAX_FAMILIES:
             raise refusals.too_many_families(self._partition, MAX_FAMILIES, KEPT_WHEN_FULL_S)
 
@@ -348,14 +350,14 @@ class Families:
         outcome: Outcome,
         view: StreamsView,
         now: float,
-        time_ns: int,
+        times: Times,
         records: Records,
     ) -> None:
         """Those that are open."""
         for member in members:
             transaction = self._decisions.transactions.get(member.transactional_id)
             if transaction is not None and member.names(transaction) and isinstance(transaction.state, Open):
-                self._decisions.decide(transaction, outcome, view, now, time_ns, records)
+                self._decisions.decide(transaction, outcome, view, now, times, records)
 
     def validate(self) -> None:
         if {name for name, family in self.by_name.items() if family.members} != set(self._long):

@@ -28,6 +28,7 @@ from google.protobuf.message import Message as ProtoMessage
 from tidelog.coordination.requests import Admin, Answer, Delivery, Settled, encoded
 from tidelog.coordination.shard import Abandoned, Shard
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
 from tidelog.transactions.descriptions import described, is_asked_for, summary_of
@@ -136,7 +137,7 @@ class TransactionShard(Shard):
         """Requests that were held, and are to be carried out."""
         self._looks_at = 0.0
         self._expires_at = 0.0
-        self._makes_room_at = 0
+        self._makes_room_at = 0.0
         """ns since 1970: all ids are looked through no more often than once a second."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------
@@ -205,16 +206,16 @@ class TransactionShard(Shard):
 
     # ---- settling --------------------------------------------------------------------------------------------------
 
-    def settle(self, now: float, time_ns: int) -> Settled:
+    def settle(self, now: float, times: Times) -> Settled:
         settled, records, size = Settled(), Records(), 0
         is_resumed, self._is_resumed = self._is_resumed, False
         if is_resumed:
             self._is_view_new = True
-            self._decisions.resume(now, time_ns, self._patience)
+            self._decisions.resume(now, times, self._patience)
         if self._is_view_new:
             self._is_view_new = False
             self._decisions.drop_gone(self._view)
-        self._decisions.complete(now, time_ns)
+        self._decisions.complete(now, times)
         if is_resumed:
             self.families.resume(now, records)
         is_full = bool(records)  # what was committed by the record of a family gets its own records first
@@ -222,7 +223,7 @@ class TransactionShard(Shard):
             token, request = self._next()
             made = Records()
             try:
-                answer = self._carry_out(token, request, now, time_ns, made)
+                answer = self._carry_out(token, request, now, times, made)
                 if answer is not None:
                     settled.answers.append((token, answer))
             except TidelogError as error:
@@ -231,11 +232,11 @@ class TransactionShard(Shard):
             is_full = size >= MAX_BYTES or any(isinstance(key, FamilyKey) for key in made)
             records |= made
         if now >= self._looks_at:
-            self._look(now, time_ns, records, settled)
+            self._look(now, times, records, settled)
         if now >= self._expires_at:
             self._expires_at = now + EXPIRY_INTERVAL
-            self._decisions.forget(time_ns - KEPT_S * 10**9, records)
-            self.families.forget(time_ns, records)
+            self._decisions.forget(KEPT_S, times, records)
+            self.families.forget(times, records)
         settled.records = encoded(dict(sorted(records.items(), key=_place)))
         if not settled.records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
@@ -256,7 +257,7 @@ class TransactionShard(Shard):
         self._in_hand.append(token)
         return token, request
 
-    def _look(self, now: float, time_ns: int, records: Records, settled: Settled) -> None:
+    def _look(self, now: float, times: Times, records: Records, settled: Settled) -> None:
         self._looks_at = now + LOOK_INTERVAL
         self._decisions.catch_up(now - LOOK_INTERVAL, records)
         self.families.catch_up(now - LOOK_INTERVAL, records)
@@ -266,7 +267,7 @@ class TransactionShard(Shard):
         for name in [*self._decisions.active]:
             transaction = self.transactions[name]
             if isinstance(transaction.state, Open) and now >= transaction.state.deadline:
-                self._decisions.decide(transaction, Outcome.TIMED_OUT, self._view, now, time_ns, records)
+                self._decisions.decide(transaction, Outcome.TIMED_OUT, self._view, now, times, records)
 
     # ---- requests that are held ------------------------------------------------------------------------------------
 
@@ -305,26 +306,26 @@ class TransactionShard(Shard):
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, token: object, request: Request, now: float, time_ns: int, records: Records) -> Answer | None:
+    def _carry_out(self, token: object, request: Request, now: float, times: Times, records: Records) -> Answer | None:
         """None: it is held. Raises TidelogError."""
         match request:
             case InitRequest():
-                return self._init(token, request, now, time_ns, records)
+                return self._init(token, request, now, times, records)
             case AddRequest():
-                return self._add(token, request, now, time_ns, records)
+                return self._add(token, request, now, times, records)
             case EndRequest():
-                return self._end(token, request, now, time_ns, records)
+                return self._end(token, request, now, times, records)
             case EndFamilyRequest():
-                return self._end_family(token, request, now, time_ns, records)
+                return self._end_family(token, request, now, times, records)
             case FamilyRequest():
                 family = self.families.by_name.get(check_family(request.family))
                 if family is None:
                     return FamilyResponse()
                 return FamilyResponse(sequence=family.sequence, metadata=family.metadata)
             case Admin():
-                return self._administrate(request, now, time_ns, records)
+                return self._administrate(request, now, times, records)
 
-    def _init(self, token: object, request: InitRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+    def _init(self, token: object, request: InitRequest, now: float, times: Times, records: Records) -> Answer | None:
         name = check_transactional_id(request.transactional_id)
         if not MIN_TIMEOUT_MS <= request.timeout_ms <= MAX_TIMEOUT_MS:
             raise TidelogError(
@@ -333,18 +334,18 @@ class TransactionShard(Shard):
             )
         known = self.transactions.get(name)
         if known is None:
-            self._make_room(time_ns, records)
+            self._make_room(now, times, records)
             known = self.transactions[name] = Transaction(name, self._new_id(records), -1, 0, "", 0)
         if isinstance(known.state, Open):
             if request.yields:
                 raise refusals.in_use(name)
-            self._decisions.decide(known, Outcome.NONE, self._view, now, time_ns, records)
+            self._decisions.decide(known, Outcome.NONE, self._view, now, times, records)
         if isinstance(known.state, Ending):
             return self._hold(name, known.state.since, token, request, now)
         if known.epoch >= MAX_EPOCH:
             known.producer_id, known.epoch = self._new_id(records), -1
         known.timeout_ms, known.client = request.timeout_ms, one_line(request.client, MAX_CLIENT)
-        self._decisions.become_idle(known, Outcome.NONE, time_ns, records)
+        self._decisions.become_idle(known, Outcome.NONE, times, records)
         return InitResponse(producer_id=known.producer_id, producer_epoch=known.epoch)
 
     def _new_id(self, records: Records) -> int:
@@ -352,11 +353,11 @@ class TransactionShard(Shard):
         records[ProducerIdsKey()] = ProducerIds(given=self.given)
         return producer_id(self._partition, serial)
 
-    def _make_room(self, time_ns: int, records: Records) -> None:
+    def _make_room(self, now: float, times: Times, records: Records) -> None:
         """For one more id. Raises TidelogError(LIMIT_REACHED)."""
-        if len(self.transactions) >= MAX_IDS and time_ns >= self._makes_room_at:
-            self._makes_room_at = time_ns + 10**9
-            self._decisions.forget(time_ns - KEPT_WHEN_FULL_S * 10**9, records)
+        if len(self.transactions) >= MAX_IDS and now >= self._makes_room_at:
+            self._makes_room_at = now + 1
+            self._decisions.forget(KEPT_WHEN_FULL_S, times, records)
         if len(self.transactions) >= MAX_IDS:
             raise TidelogError(
                 Code.LIMIT_REACHED,
@@ -377,7 +378,7 @@ class TransactionShard(Shard):
             raise refusals.fenced(known, request.producer_epoch)
         return known
 
-    def _add(self, token: object, request: AddRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+    def _add(self, token: object, request: AddRequest, now: float, times: Times, records: Records) -> Answer | None:
         wanted = _wanted(request)
         transaction, epoch = self._of_producer(request), request.producer_epoch
         match transaction.state:
@@ -390,7 +391,7 @@ class TransactionShard(Shard):
             case Idle() | Open() if epoch == transaction.epoch - 1 and transaction.last is not Outcome.NONE:
                 raise refusals.ended(transaction, transaction.last)
             case Idle() | Open() if epoch == transaction.epoch:
-                self._take_in(transaction, wanted, now, time_ns, records)
+                self._take_in(transaction, wanted, now, times, records)
                 targets = [each.target for each in wanted]
                 return AddResponse(
                     tickets=[self._make_ticket(transaction.producer_id, epoch, target) for target in targets]
@@ -399,7 +400,7 @@ class TransactionShard(Shard):
                 raise refusals.fenced(transaction, epoch)
 
     def _take_in(
-        self, transaction: Transaction, wanted: Iterable[Participant], now: float, time_ns: int, records: Records
+        self, transaction: Transaction, wanted: Iterable[Participant], now: float, times: Times, records: Records
     ) -> None:
         for each in wanted:
             each.check(self._view, self._broker)
@@ -420,19 +421,19 @@ class TransactionShard(Shard):
                 f" {TRANSACTIONS.name}/{self._partition}, and {MAX_PARTICIPANTS_OF_ALL} may; commit more often",
                 [LIMIT.of("transaction_participants")],
             )
-        self._decisions.take_in(transaction, new, now, time_ns, records)
+        self._decisions.take_in(transaction, new, now, times, records)
 
-    def _end(self, token: object, request: EndRequest, now: float, time_ns: int, records: Records) -> Answer | None:
+    def _end(self, token: object, request: EndRequest, now: float, times: Times, records: Records) -> Answer | None:
         transaction, epoch = self._of_producer(request), request.producer_epoch
         outcome = Outcome.COMMITTED if request.commits else Outcome.ABORTED
         match transaction.state:
             case Idle() if epoch == transaction.epoch:  # nothing was added; a late add would open it again
-                self._decisions.become_idle(transaction, Outcome.ABORTED, time_ns, records)
+                self._decisions.become_idle(transaction, Outcome.ABORTED, times, records)
                 if outcome.commits:
                     raise refusals.nothing_added(transaction)
                 return EndResponse(next_epoch=transaction.epoch)
             case Open() if epoch == transaction.epoch:
-                self._decisions.decide(transaction, outcome, self._view, now, time_ns, records)
+                self._decisions.decide(transaction, outcome, self._view, now, times, records)
             case Ending(outcome=decided) if epoch == transaction.epoch:
                 _check_same(transaction, decided, outcome, epoch)
             case Idle() | Open() if epoch == transaction.epoch - 1:
@@ -445,15 +446,15 @@ class TransactionShard(Shard):
         return EndResponse(next_epoch=transaction.epoch)
 
     def _end_family(
-        self, token: object, request: EndFamilyRequest, now: float, time_ns: int, records: Records
+        self, token: object, request: EndFamilyRequest, now: float, times: Times, records: Records
     ) -> Answer | None:
         end = FamilyEnd.of_request(request)
         if not request.commits:
-            self.families.abort(end, self._view, now, time_ns, records)
+            self.families.abort(end, self._view, now, times, records)
             return EndFamilyResponse()
         if self.families.commits_anew(end) and self._held.of(child_id(end.family, "")):
             raise refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
-        if not self.families.commit(end, self._view, now, time_ns, records):
+        if not self.families.commit(end, self._view, now, times, records):
             return EndFamilyResponse(superseded=True)
         if not self.families.is_last(end):  # the answer of a later commit may be held
             return EndFamilyResponse(waits_for=self.families.not_told(end)[:MAX_NAMED])
@@ -464,7 +465,7 @@ class TransactionShard(Shard):
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
-    def _administrate(self, asked: Admin, now: float, time_ns: int, records: Records) -> Mapping[str, Any]:
+    def _administrate(self, asked: Admin, now: float, times: Times, records: Records) -> Mapping[str, Any]:
         if asked.operation is TRANSACTION_LIST:
             names = self.transactions if asked.request.idle else self._decisions.active
             listed = (self.transactions[name] for name in names)
@@ -480,7 +481,7 @@ class TransactionShard(Shard):
         if asked.operation is TRANSACTION_ABORT:
             match transaction.state:
                 case Open():
-                    self._decisions.decide(transaction, Outcome.NONE, self._view, now, time_ns, records)
+                    self._decisions.decide(transaction, Outcome.NONE, self._view, now, times, records)
                 case Ending(outcome=outcome) if not outcome.commits:
                     pass
                 case _:

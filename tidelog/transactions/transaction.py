@@ -77,7 +77,7 @@ class Transaction:
     client: str
     """Who began the producer."""
     changed_at: int
-    """ns since 1970."""
+    """A date of `Times`; of an open transaction UNDATED where `opened_at` is by a clock that was not agreed."""
     last: Outcome = Outcome.NONE
     state: State = field(default_factory=Idle)
 

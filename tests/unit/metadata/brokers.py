@@ -176,6 +176,7 @@ class Broker:
             settings=settings,
             rng=Random(name),
             monotonic=asyncio.get_running_loop().time,
+            time_ns=lambda: 10**18 + int(asyncio.get_running_loop().time() * 1e9),
             registration=registration
             or Registration(
                 folder_same=True, page_cache_survived=True, raft_address=f"{name}:1", labels={"zone": name}

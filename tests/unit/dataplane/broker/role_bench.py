@@ -134,6 +134,7 @@ class Bench:
             report_cutover=self.cutovers.append,
             report_retired=self.retired.append,
             lease_valid=lambda _now: self.has_lease,
+            agreed_time_ns=lambda: 5,
         )
         space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))
         self.context = BrokerContext(

@@ -36,6 +36,8 @@ class House:
         self.job = Compaction(StorageSettings(**fast), Keyring(), lambda: 1 << 20)  # type: ignore[arg-type]
         self.logs: dict[str, PartitionLog] = {}
         self.now_ms = 1_700_000_000_000
+        self.agrees = True
+        """Most brokers agree on the time."""
         self.counted: dict[str, int] = {}
         self.stop = threading.Event()
 
@@ -57,6 +59,8 @@ class House:
             config=StreamConfig(compact=compact, tombstone_retention_ms=tombstone_retention_ms),
             high_watermark=self.logs[name].log_end_offset,
             time_ns=self.now_ms * NS_PER_MS,
+            agreed_ns=self.now_ms * NS_PER_MS if self.agrees else None,
+            elapsed_ns=self.now_ms * NS_PER_MS,
             stop=self.stop,
         )
 

@@ -29,6 +29,8 @@ def visit(
         config=StreamConfig.from_strings(settings),
         high_watermark=Offset(high_watermark),
         time_ns=0,
+        agreed_ns=None,
+        elapsed_ns=0,
         stop=threading.Event(),
     )
 

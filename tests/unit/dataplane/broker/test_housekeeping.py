@@ -42,6 +42,8 @@ class FakeReplica:
             config=StreamConfig(),
             high_watermark=Offset(0),
             time_ns=0,
+            agreed_ns=0,
+            elapsed_ns=0,
             stop=threading.Event(),
         )
 

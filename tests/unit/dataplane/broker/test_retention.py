@@ -31,6 +31,8 @@ class House:
         self.directory = directory
         self.job = Retention()
         self.now_ms = 1_700_000_000_000
+        self.agrees = True
+        """Most brokers agree on the time."""
         self.high_watermark: int | None = None
         self.purged_end = 0
         self.counted: dict[str, int] = {}
@@ -45,7 +47,7 @@ class House:
         for _ in range(number):
             builder = BatchBuilder()
             builder.add_record(b"x" * 100, timestamp=timestamp)
-            parts, header = builder.build(0).stamp(self.log.log_end_offset, LeaderEpoch(1))
+            parts, header = builder.build(0).stamp(self.log.log_end_offset, LeaderEpoch(1), self.now_ms * NS_PER_MS)
             self.log.append(parts, [header])
 
     def visit(self, **config: int) -> Visit:
@@ -57,6 +59,8 @@ class House:
             high_watermark=end if self.high_watermark is None else Offset(self.high_watermark),
             purged_end=Offset(self.purged_end),
             time_ns=self.now_ms * NS_PER_MS,
+            agreed_ns=self.now_ms * NS_PER_MS if self.agrees else None,
+            elapsed_ns=self.now_ms * NS_PER_MS,
             stop=threading.Event(),
         )
 
@@ -216,8 +220,6 @@ def test_a_timestamp_in_the_future_does_not_hold_up_retention_for_ever(house: Ho
     house.append(10, at_ms=house.now_ms + 1000 * HOUR_MS)
     house.append(20)
     house.log.sync()
-    for segment in house.log.segments:
-        os.utime(segment.path, ns=(house.now_ms * NS_PER_MS,) * 2)
     house.run(retention_max_age_ms=HOUR_MS)
     assert house.offsets[0] == 0
     house.now_ms += 2 * HOUR_MS
@@ -246,3 +248,29 @@ def test_a_disk_that_does_not_remove_ends_the_log(house: House, monkeypatch: pyt
     with pytest.raises(Exception, match="removing old segments"):
         house.step(house.visit(retention_max_bytes=1))
     assert house.log.refusal is not None
+
+
+def test_while_the_time_is_not_agreed_nothing_goes_for_its_age_and_all_else_does(house: House) -> None:
+    """A broker whose clock is eight days ahead of those of most others."""
+    house.append(40)
+    house.log.sync()
+    house.agrees, house.now_ms = False, house.now_ms + 8 * 24 * HOUR_MS
+    house.run(retention_max_age_ms=HOUR_MS, segment_max_age_ms=HOUR_MS)
+    assert house.offsets == (0, 40)
+    assert house.log.segments[-1].size
+    house.run(retention_max_age_ms=HOUR_MS, retention_max_messages=20)
+    assert house.offsets[0] > 0
+    house.purged_end = 40
+    house.run(retention_max_age_ms=HOUR_MS)
+    assert house.offsets == (40, 40)
+
+
+def test_the_files_own_dates_do_not_count(house: House) -> None:
+    """A broker wrote them while its clock was eight days behind."""
+    house.append(10, at_ms=house.now_ms + 1000 * HOUR_MS)
+    house.append(20)
+    house.log.sync()
+    for segment in house.log.segments:
+        os.utime(segment.path, ns=((house.now_ms - 8 * 24 * HOUR_MS) * NS_PER_MS,) * 2)
+    house.run(retention_max_age_ms=HOUR_MS)
+    assert house.offsets[0] == 0

@@ -65,6 +65,8 @@ class House:
             config=StreamConfig(),
             high_watermark=log.log_end_offset,
             time_ns=int(self.now * 1e9),
+            agreed_ns=None,
+            elapsed_ns=int(self.now * 1e9),
             stop=self.stop,
         )
 

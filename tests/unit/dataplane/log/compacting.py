@@ -100,7 +100,7 @@ def one_pass(
     log: PartitionLog,
     high_watermark: int | None = None,
     *,
-    now_ms: int = 1_000_000,
+    now_ms: int | None = 1_000_000,
     retention_ms: int = 10_000,
     cipher: BatchCipher = NO_KEYS,
     max_batch_bytes: int = 1 << 20,

@@ -337,6 +337,22 @@ def test_a_tombstone_is_remembered_from_its_first_compaction_on(keyed: Keyed) ->
     assert not tombstones_are_due(keyed.log, 10_000, 9_999_999)
 
 
+def test_while_the_time_is_not_agreed_no_tombstone_goes_and_none_is_dated(keyed: Keyed) -> None:
+    keyed.fill("aaaa")
+    keyed.append((b"a", None))
+    keyed.fill("bcdefghijklmnopqrstuvwxyz")
+    compact(keyed.log, now_ms=None, retention_ms=0)
+    compact(keyed.log, now_ms=None, retention_ms=0)
+    assert [row for row in keyed.rows if row.key == b"a"] == [Row(4, b"a", None)]
+    assert not tombstones_are_due(keyed.log, 0, None)
+    assert keyed.log.compaction_point.settled_at_ms == 0
+    assert tombstones_are_due(keyed.log, 10_000, 1_000_000), "a pass is to date them"
+    compact(keyed.log, now_ms=1_000_000)
+    assert not tombstones_are_due(keyed.log, 10_000, 1_009_999)
+    compact(keyed.log, now_ms=1_010_000)
+    assert [row for row in keyed.rows if row.key == b"a"] == []
+
+
 def test_no_retention_at_all_still_takes_two_passes(keyed: Keyed) -> None:
     """The deleted records must be gone for good before the tombstone goes."""
     keyed.fill("aaaa")

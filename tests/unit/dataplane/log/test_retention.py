@@ -44,7 +44,7 @@ def removed(
         log_end_offset=Offset(end),
         high_watermark=Offset(end if high_watermark is None else high_watermark),
         now_ns=NOW,
-        written_at=never if written_ms_ago is None else lambda _: NOW - written_ms_ago * NS_PER_MS,
+        appended_by=never if written_ms_ago is None else lambda _: NOW - written_ms_ago * NS_PER_MS,
     )
     return len(list(found))
 
@@ -126,6 +126,6 @@ def test_the_reason_is_told() -> None:
         log_end_offset=Offset(30),
         high_watermark=Offset(30),
         now_ns=NOW,
-        written_at=never,
+        appended_by=never,
     )
     assert list(reasons) == ["older than retention_max_age_ms=50", "beyond retention_max_bytes=100"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamLife, StreamsView
+from tidelog.coordination.times import Times
 from tidelog.groups.shard import GroupShard, Request
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition, from_stream_partitions
@@ -53,6 +54,8 @@ class World:
     def __init__(self, streams: StreamsView | None = None) -> None:
         self.now = 100.0
         self.time_ns = 10**18
+        self.agrees = True
+        """Most brokers agree on it."""
         self.view = streams or view(s=(1, 4))
         self.log: list[tuple[bytes, bytes | None]] = []
         self.unasked: list[tuple[object, Answer]] = []
@@ -60,6 +63,10 @@ class World:
         self.shard = self._new()
         self.shard.begin(self.view, self.now)
         self._tokens = 0
+
+    @property
+    def times(self) -> Times:
+        return Times(self.time_ns, self.time_ns if self.agrees else None)
 
     @staticmethod
     def _new() -> GroupShard:
@@ -92,7 +99,7 @@ class World:
     def settle(self) -> list[tuple[object, Answer]]:
         answers: list[tuple[object, Answer]] = []
         while True:
-            settled = self.shard.settle(self.now, self.time_ns)
+            settled = self.shard.settle(self.now, self.times)
             self.log += settled.records
             answers += settled.answers
             self.unasked += settled.unasked

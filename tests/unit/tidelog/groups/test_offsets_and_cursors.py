@@ -270,6 +270,26 @@ def test_a_group_without_members_is_forgotten_after_its_retention_and_not_before
     assert not world.successor().groups
 
 
+@pytest.mark.parametrize("days", [8, -8])
+def test_a_coordinator_whose_clock_is_off_deletes_no_group(days: int) -> None:
+    """And one that was emptied meanwhile is kept for as long from the moment at which the time is agreed again."""
+    ahead = days * 24 * 3600 * 10**9
+    world = World()
+    world.commit("", {0: 5})
+    world.agrees, world.time_ns = False, world.time_ns + ahead
+    world.pass_(70)
+    assert world.committed() == {S0: 5}
+    world.commit("", {0: 6})
+    world.agrees, world.time_ns = True, world.time_ns - ahead
+    world.pass_(70)
+    world.time_ns += round(0.9 * RETENTION * 1e9)
+    world.pass_(70)
+    assert world.committed() == {S0: 6}
+    world.time_ns += round(0.2 * RETENTION * 1e9)
+    world.pass_(70)
+    assert GROUP not in world.shard.groups
+
+
 # ---- limits
 
 

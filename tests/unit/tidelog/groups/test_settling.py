@@ -57,7 +57,7 @@ def test_an_answer_that_tells_what_is_so_needs_a_committed_record() -> None:
     ):
         world = World()
         world.shard.take(1, request)
-        settled = world.shard.settle(world.now, world.time_ns)
+        settled = world.shard.settle(world.now, world.times)
         assert settled.records == [BARRIER], request
         assert len(settled.answers) == 1
 
@@ -68,7 +68,7 @@ def test_a_heartbeat_that_changes_nothing_and_a_request_that_nobody_would_take_n
     a.beat()
     for request in (stay("a", a.version), OffsetsRequest(group="a b"), CommitRequest(group=GROUP)):
         world.shard.take(1, request)
-        settled = world.shard.settle(world.now, world.time_ns)
+        settled = world.shard.settle(world.now, world.times)
         assert settled.records == [], request
     assert world.admin(op.GROUP_LIST)["groups"]
     assert BARRIER not in world.log
@@ -78,7 +78,7 @@ def test_a_barrier_is_asked_for_only_where_nothing_else_is_written() -> None:
     world = World()
     world.shard.take(1, OffsetsRequest(group=GROUP))
     world.shard.take(2, join("a"))
-    settled = world.shard.settle(world.now, world.time_ns)
+    settled = world.shard.settle(world.now, world.times)
     assert BARRIER not in settled.records
     assert len(settled.answers) == 2
 
@@ -112,9 +112,9 @@ def test_a_partition_that_becomes_free_is_assigned_in_the_next_step() -> None:
     a, b = Member(world, "a"), Member(world, "b")
     a.hear(world.unasked[-1][1])
     world.shard.take(1, stay("a", a.version))
-    first = world.shard.settle(world.now, world.time_ns)
+    first = world.shard.settle(world.now, world.times)
     assert [decode_key(key) for key, _ in first.records] == [("g", "a")]
-    second = world.shard.settle(world.now, world.time_ns)
+    second = world.shard.settle(world.now, world.times)
     assert [decode_key(key) for key, _ in second.records] == [("g", "b")]
     assert not world.shard.is_waiting
     b.hear(second.unasked[0][1])
@@ -131,7 +131,7 @@ def test_any_part_of_the_records_of_a_step_leaves_no_partition_with_two_members(
         for request in requests:
             world.shard.take(0, request)
         while world.shard.is_waiting:
-            settled = world.shard.settle(world.now, world.time_ns)
+            settled = world.shard.settle(world.now, world.times)
             for end in range(len(settled.records) + 1):
                 part = World(world.view)
                 part.log = world.log + settled.records[:end]
@@ -158,7 +158,7 @@ def test_a_group_that_was_deleted_in_part_can_be_deleted_again() -> None:
     world = World()
     world.commit("", {0: 1, 1: 2})
     world.shard.take(1, Admin(op.GROUP_DELETE, op.GroupRef(GROUP)))
-    settled = world.shard.settle(world.now, world.time_ns)
+    settled = world.shard.settle(world.now, world.times)
     assert isinstance(decode_key(settled.records[-1][0]), GroupKey)
     world.log += settled.records[:1]
     world.shard = world.successor(compacted=True)
@@ -178,7 +178,7 @@ def test_one_step_takes_so_many_requests_and_groups_that_their_records_stay_smal
         world.shard.take(number, request)
     sizes, answered = [], 0
     while world.shard.is_waiting:
-        settled = world.shard.settle(world.now, world.time_ns)
+        settled = world.shard.settle(world.now, world.times)
         world.shard.validate()
         sizes.append(sum(len(value or b"") for _, value in settled.records))
         answered += len(settled.answers)
@@ -277,7 +277,7 @@ def test_requests_of_a_step_that_met_a_bug_are_not_lost(monkeypatch: pytest.Monk
     world.shard.take("first", OffsetsRequest(group=GROUP))
     world.shard.take("second", join("a"))
     with pytest.raises(KeyError):
-        world.shard.settle(world.now, world.time_ns)
+        world.shard.settle(world.now, world.times)
     world.shard.take("third", OffsetsRequest(group=GROUP))
     assert world.shard.abandon() == (["first", "second", "third"], [])
     assert world.shard.abandon() == ([], [])

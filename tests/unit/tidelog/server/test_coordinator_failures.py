@@ -144,6 +144,9 @@ class Ports:
     def time_ns(self) -> int:
         return 10**18
 
+    def agreed_time_ns(self) -> int:
+        return self.time_ns()
+
     def lease_valid(self) -> bool:
         return self.has_lease
 

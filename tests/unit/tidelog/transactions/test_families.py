@@ -82,7 +82,7 @@ def test_a_commit_of_which_the_first_records_are_there_is_complete(kept: int) ->
     request = end_request(a := prepared(world, "a", 0, 1), prepared(world, "b", 2), sequence=1)
     loser = prepared(world, "loser", 3)
     world.shard.take("driver", request)
-    records = world.shard.settle(world.now, world.time_ns).records
+    records = world.shard.settle(world.now, world.times).records
     assert next(key for key, _ in records) == FamilyKey("f").encode()
     assert len(records) == 4
     world.log += records[:kept]
@@ -110,11 +110,11 @@ def test_nothing_comes_before_the_records_of_what_a_family_has_decided_alone() -
     world = World()
     world.confirms = False
     world.shard.take("driver", end_request(prepared(world, "a"), prepared(world, "b"), sequence=1))
-    world.log += world.shard.settle(world.now, world.time_ns).records[:1]
+    world.log += world.shard.settle(world.now, world.times).records[:1]
     world.undelivered.clear()
     world.shard = world.successor()
     world.shard.take("next", end_request(sequence=2))
-    first = world.shard.settle(world.now, world.time_ns)
+    first = world.shard.settle(world.now, world.times)
     assert {key for key, _ in first.records} == {b"t\0f~a", b"t\0f~b"}
     assert not first.answers
     assert world.shard.is_waiting
@@ -151,8 +151,8 @@ def test_a_commit_is_the_last_request_of_its_settlement() -> None:
     world = World()
     world.shard.take(1, end_request(prepared(world, "a"), sequence=1, others=False))
     world.shard.take(2, FamilyRequest(family="f"))
-    assert [token for token, _ in world.shard.settle(world.now, world.time_ns).answers] == []
-    settled = world.shard.settle(world.now, world.time_ns)
+    assert [token for token, _ in world.shard.settle(world.now, world.times).answers] == []
+    settled = world.shard.settle(world.now, world.times)
     assert settled.answers == [(2, FamilyResponse(sequence=1))]
 
 

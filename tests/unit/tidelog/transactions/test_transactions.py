@@ -60,7 +60,7 @@ def test_a_decision_is_told_with_its_record_and_not_before() -> None:
     producer = world.init()
     producer.add(0)
     world.shard.take("end", producer.end_request())
-    settled = world.shard.settle(world.now, world.time_ns)
+    settled = world.shard.settle(world.now, world.times)
     assert len(settled.records) == len(settled.deliveries) == 1
     assert not settled.answers
     assert world.successor().transactions[ID].state_name == "open", "without that record nothing is decided"
@@ -297,6 +297,35 @@ def test_a_new_coordinator_gives_a_transaction_the_time_that_is_left_and_patienc
         assert state.deadline - world.now == pytest.approx(left), waited
 
 
+@pytest.mark.parametrize("opened", ["agreed", "not agreed"])
+def test_a_new_coordinator_whose_clock_is_off_gives_a_transaction_all_of_its_time(opened: str) -> None:
+    """As where the clock was off when the transaction began."""
+    world = World()
+    world.agrees = opened == "agreed"
+    world.init().add(0)
+    world.agrees = not world.agrees
+    world.time_ns += 8 * 24 * 3600 * 10**9
+    world.fail_over()
+    state = world.shard.transactions[ID].state
+    assert isinstance(state, Open)
+    assert state.deadline - world.now == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("days", [8, -8])
+def test_a_coordinator_whose_clock_is_off_forgets_no_id(days: int) -> None:
+    world = World()
+    world.init()
+    world.agrees, world.time_ns = False, world.time_ns + days * 24 * 3600 * 10**9
+    world.init("other")
+    world.now += 120
+    world.settle()
+    world.agrees, world.time_ns = True, world.time_ns - days * 24 * 3600 * 10**9
+    world.now += 120
+    world.settle()
+    assert list(world.shard.transactions) == [ID, "other"]
+    assert world.successor().transactions["other"].changed_at > world.time_ns, "it has no date"
+
+
 def test_patience_is_no_longer_than_the_timeout() -> None:
     world = World()
     world.init(timeout=0.5).add(0)
@@ -437,7 +466,7 @@ def test_numbers_of_producers_are_counted_before_they_are_used() -> None:
     world = World()
     for name in "abc":
         world.shard.take(name, init_request(name))
-    settled = world.shard.settle(world.now, world.time_ns)
+    settled = world.shard.settle(world.now, world.times)
     assert settled.records[0][0] == ProducerIdsKey().encode()
     for part in range(len(settled.records) + 1):
         world.log = settled.records[:part]

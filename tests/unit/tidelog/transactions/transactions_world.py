@@ -8,6 +8,7 @@ from typing import Any
 from tests.unit.tidelog.groups.groups_world import make_ticket, view
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamsView
+from tidelog.coordination.times import Times
 from tidelog.transactions.participants import Told
 from tidelog.transactions.shard import Request, TransactionShard
 from wire.errors import Code, TidelogError
@@ -34,6 +35,8 @@ class World:
     def __init__(self, streams: StreamsView | None = None) -> None:
         self.now = 100.0
         self.time_ns = 10**18
+        self.agrees = True
+        """Most brokers agree on it."""
         self.view = streams or view(s=(1, 4), r=(2, 1))
         self.log: list[tuple[bytes, bytes | None]] = []
         self.undelivered: list[Told] = []
@@ -42,6 +45,10 @@ class World:
         self.shard.begin(self.view, self.now)
         self._tokens = 0
         self.answers: dict[object, Answer] = {}
+
+    @property
+    def times(self) -> Times:
+        return Times(self.time_ns, self.time_ns if self.agrees else None)
 
     @staticmethod
     def _new() -> TransactionShard:
@@ -76,7 +83,7 @@ class World:
 
     def settle(self) -> None:
         while True:
-            settled = self.shard.settle(self.now, self.time_ns)
+            settled = self.shard.settle(self.now, self.times)
             self.log += settled.records
             self.answers.update(settled.answers)
             for delivery in settled.deliveries:
