@@ -196,7 +196,7 @@ class AppendRequests:
             return
         if sent.producer_id >= FIRST_TRANSACTIONAL_ID and not isinstance(verdict, Duplicate):
             error = self._log.producers.refuse_transaction(
-                sent.producer_id, sent.producer_epoch, self._context.time_ns()
+                sent.producer_id, sent.producer_epoch, self._appending.log_clock.time(now)
             )
             if error is not None:
                 self._refuse_append(request.leader_epoch, inbox, error)

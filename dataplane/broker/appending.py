@@ -23,6 +23,7 @@ from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.replica.ack_levels import ack_level
 from dataplane.replica.effects import LeaderEffect
 from dataplane.replica.leader import Leader
+from dataplane.replica.log_clock import LogClock
 from dataplane.replica.partitioning import stamped_version, takes_plain
 from dataplane.replica.quota import is_over_quota
 from dataplane.replica.refusals import told_without_epoch
@@ -64,7 +65,9 @@ class Appending:
         """To `.append` requests."""
         self.syncing = False
         """A sync is out that covers the newest records."""
-        self.repetitions = Repetitions(role, keeper)
+        context = role.context
+        self.log_clock = LogClock(role.log.producers.time, context.now(), context.metadata.agreed_time_ns)
+        self.repetitions = Repetitions(role, keeper, self.log_clock)
         """They begin when the message ids of the log are known, before the first publish is heard."""
         self._rules = PublishRules(role, core, self.repetitions, run, self._refuse_bare, self._refuse_envelope)
         self._ingest = Ingest(
@@ -179,7 +182,10 @@ class Appending:
         append; the caller tells the core. An error: nothing was stored for want of room, or the log has failed, and
         this replica withdraws."""
         parts, header = batch.stamp(
-            self._log.log_end_offset, self._role.leader_epoch, self._context.time_ns(), self._stamped_version
+            self._log.log_end_offset,
+            self._role.leader_epoch,
+            self.log_clock.time(self._context.now()),
+            self._stamped_version,
         )
         if self._role.view.config.encryption and not header.is_control:
             parts, header = self._role.cipher.encrypt(header, batch.parts)

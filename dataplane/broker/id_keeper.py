@@ -60,12 +60,12 @@ class IdKeeper:
         """The leader, which knew all, has added all ids up to the end of the log."""
         self._known_to = log.log_end_offset
 
-    def catch_up(self, log: PartitionLog, time_ns: int, decrypt: Callable[[Buffer], bytes]) -> None:
+    def catch_up(self, log: PartitionLog, decrypt: Callable[[Buffer], bytes]) -> None:
         """Learn the ids up to the log's end. Blocking, any thread. Raises LogDamaged, CorruptData (damage)."""
         with self._lock:
             end = log.log_end_offset
             marks = log.producers.id_marks
-            begin = marks.begin(self.table.cutoff(time_ns)) if self.table.is_on else None
+            begin = marks.begin(self.table.cutoff(log.producers.time)) if self.table.is_on else None
             offset = end if begin is None else max(begin, self._known_to)
             if marks.marks and end > log.log_start_offset:
                 offset = min(offset, Offset(end - 1))  # the last record's id is asked for, whatever its age

@@ -30,9 +30,7 @@ class IdLearning:
         if role.ids.is_current(role.log):
             return True
         try:
-            await context.loop.run_in_executor(
-                pool, role.ids.catch_up, role.log, context.time_ns(), role.cipher.decrypted
-            )
+            await context.loop.run_in_executor(pool, role.ids.catch_up, role.log, role.cipher.decrypted)
         except CorruptData as e:
             role.on_damage(f"reading message ids failed: {e}")
         except LogDamaged as e:

@@ -20,6 +20,7 @@ from wire.types import Offset
 if TYPE_CHECKING:
     from dataplane.broker.id_keeper import IdKeeper
     from dataplane.broker.reading import ReadableRole
+    from dataplane.replica.log_clock import LogClock
     from wire.batch import BatchHeader, EncodedBatch
 
 
@@ -31,10 +32,11 @@ class IdsOfAll:
 
 
 class Repetitions:
-    def __init__(self, role: ReadableRole, keeper: IdKeeper) -> None:
+    def __init__(self, role: ReadableRole, keeper: IdKeeper, clock: LogClock) -> None:
         self._role = role
         self._context = role.context
         self._keeper = keeper
+        self._clock = clock
         self._leads = False
         self._counted = 0
         """The number of our ids, in `context.message_ids`."""
@@ -54,13 +56,13 @@ class Repetitions:
         names a record which was deleted would acknowledge what is not there."""
         if not self.are_sought:
             return None
-        found = self._keeper.table.find(message_id, self._context.time_ns())
+        found = self._keeper.table.find(message_id, self._clock.time(self._context.now()))
         self._count()
         return None if found is None or found < self._role.first_record else found
 
     def may_hold(self, message_ids: Collection[bytes]) -> bool:
         """False: none of them is in the log."""
-        found = self.are_sought and self._keeper.table.may_hold(message_ids, self._context.time_ns())
+        found = self.are_sought and self._keeper.table.may_hold(message_ids, self._clock.time(self._context.now()))
         self._count()
         return found
 
@@ -73,7 +75,7 @@ class Repetitions:
         most = self._context.settings.max_message_ids_of_all
         if self._keeper.table.has_room(new) and self._context.message_ids.count + new <= most:
             return None
-        self._keeper.table.go_on_to(self._context.time_ns())
+        self._keeper.table.go_on_to(self._clock.time(self._context.now()))
         self._count()
         of_all = self._context.message_ids.count
         if not self._keeper.table.has_room(new):

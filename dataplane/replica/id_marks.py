@@ -40,6 +40,10 @@ class IdMarks(NamedTuple):
                 marks = (*marks[: MOST // 2 : 2], *marks[MOST // 2 :])
         return IdMarks(marks, max(self.newest, time))
 
+    def dated(self, time: int) -> IdMarks:
+        """The first time of the log: the batches so far have none, and count from it."""
+        return IdMarks(tuple((time, offset) for _, offset in self.marks), time) if self.marks else self
+
     def begin(self, cutoff: int) -> Offset | None:
         """No batch before this offset has message ids and a time of at least `cutoff`; None: no batch at all has."""
         if not self.marks or self.newest < cutoff:

@@ -5,9 +5,9 @@ one.
     add      a record was appended. Of two with one id (the first had left the window) the newer one counts
     cut      the log was cut: the ids above are forgotten
 
-The time is that of the log: `append_time` of the batches, which never goes back here, and that of the leader's clock
-where it is later. An id is remembered for the window and at most a thousandth of it longer: times are kept for groups
-of records (ticks), not for each.
+The time is that of the log: `append_time` of the batches, which never goes back, and at the leader that of its
+`LogClock`, whose stamps they are. What came before the first time of the log counts from there. An id is remembered for
+the window and at most a thousandth of it longer: times are kept for groups of records (ticks), not for each.
 
 Ids lie in dictionaries, each for an eighth of the window or of the bound: the oldest one is dropped as a whole. An id
 longer than LONG bytes is kept as its hash, so that the bound on their number bounds their memory.
@@ -83,7 +83,7 @@ class MessageIds:
         return self._window > 0
 
     def cutoff(self, time: int) -> int:
-        """Records that were appended before it have left the window at `time` (ns since 1970)."""
+        """Records that were appended before it have left the window at `time` (of the log, ns since 1970)."""
         return max(self._time, time) - self._window
 
     def has_room(self, new: int = 1) -> bool:
@@ -147,8 +147,13 @@ class MessageIds:
 
     def go_on_to(self, time: int) -> None:
         """Forget what has left the window."""
-        self._time = max(self._time, time)
         ticks = self._ticks
+        if not self._time:
+            for tick in ticks:
+                tick.began = tick.last_time = time
+            for part in self._parts:
+                part.began = time
+        self._time = max(self._time, time)
         if not ticks or ticks[0].last_time + self._window > self._time:
             return
         while ticks and ticks[0].last_time + self._window <= self._time:

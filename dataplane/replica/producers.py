@@ -5,8 +5,8 @@ sent again is recognised and answered with the offset of the original. A batch w
 one is refused, so that a lost batch cannot be overtaken by the one after it.
 
 A producer is forgotten when it has been silent for `expiration_ms`, or when more than `max_producers` others have
-written since. The time is that of the log: the newest `append_time` of its batches, so that each replica, and each
-recovery, forgets the same producers at the same batch. While nothing is appended no producer is forgotten, and
+written since. The time is that of the log: the newest `append_time` of its batches (R73), so that each replica, and
+each recovery, forgets the same producers at the same batch. While nothing is appended no producer is forgotten, and
 none by a batch of its own.
 
 A batch of a forgotten producer can be new, or a repetition of one that it wrote before. To tell that from the first
@@ -284,7 +284,7 @@ class ProducerTable:
 
     def refuse_transaction(self, producer_id: int, epoch: int, now_ns: int) -> TidelogError | None:
         """Why no batch of a transactional producer may be appended, that `check` has found to be fresh. `now_ns`: the
-        time of the append, since 1970."""
+        time of the log (`LogClock`)."""
         known = self._transactional.get(producer_id)
         if self.transactions.opened_at(producer_id) is not None:
             if known is None or known.epoch >= epoch:
@@ -371,6 +371,7 @@ class ProducerTable:
     def _go_on_to(self, time: int) -> None:
         if not self._time:  # all that is known was written by a leader that did not say when: the time begins here
             self._forgotten_at = time
+            self._id_marks = self._id_marks.dated(time)
             for producers in (self._producers, self._transactional):
                 for producer_id, producer in producers.items():
                     producers[producer_id] = producer._replace(written=time)

@@ -175,7 +175,7 @@ def _read(size: int, ids: int) -> float:
         keeper = IdKeeper()
         keeper.configure(WINDOW_MS, ids)
         began = time.process_time()
-        keeper.catch_up(log, 1, bytes)
+        keeper.catch_up(log, bytes)
         took = time.process_time() - began
         log.close()
     return took / ids * 1e6

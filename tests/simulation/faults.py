@@ -68,7 +68,7 @@ WEIGHTS: dict[str, float] = {
     "hung disk": 4,
     "slow link": 4,
     "late applies": 5,
-    "clock jump": 2,
+    "clock jump": 5,
     "wipe": 2,
     "failing fsync": 2,
     "full disk": 6,
@@ -86,8 +86,8 @@ WEIGHTS: dict[str, float] = {
 FORGER_SHARE = 0.5
 OPERATOR_SHARE = 0.4
 
-CLOCKS_APART_NS = 55 * 60 * 1_000_000_000
-"""Furthest that the wall clocks of two brokers are apart: clients presume that it is less than an hour."""
+CLOCK_JUMPS_NS = tuple(hours * 3600 * 1_000_000_000 for hours in (1, -1, 8 * 24, -8 * 24))
+"""The wall clock of one broker at a time is off by one of them, or by none."""
 SCENARIO_SHARE = 0.5
 LATER_SCENARIO_SHARE = 0.08
 """Of the other half."""
@@ -388,10 +388,12 @@ def _late_applies(fault: Fault, cluster: Cluster) -> bool:
 
 
 def _clock_jump(fault: Fault, cluster: Cluster) -> bool:
-    broker = cluster.brokers[fault.broker]
-    broker.wall_skew_ns = (fault.number - 2) * CLOCKS_APART_NS // 2
-    if broker.process is not None:
-        broker.process.wall_skew_ns = broker.wall_skew_ns
+    """Sometimes back to where it was."""
+    skew = CLOCK_JUMPS_NS[int(fault.at * 1000) % len(CLOCK_JUMPS_NS)] if fault.number > 1 else 0
+    for broker in cluster.brokers.values():
+        broker.wall_skew_ns = skew if broker.id == fault.broker else 0
+        if broker.process is not None:
+            broker.process.wall_skew_ns = broker.wall_skew_ns
     return True
 
 

@@ -10,7 +10,7 @@ from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
 
 WINDOW_MS = 24 * 3_600_000
-"""Of message ids: longer than a run, and than clocks are apart."""
+"""Of message ids: longer than a run."""
 
 TRANSACTIONS_SHARE = 0.12
 """Of the runs without a scenario: these take ten times as long as others."""

@@ -21,7 +21,7 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     56  i64 producer_id       -1 = none
     64  i32 producer_epoch
     68  i32 base_sequence
-    72  i64 append_time       stamped by the leader: its clock, in ns since 1970; 0 = not said
+    72  i64 append_time       stamped by the leader: the time of the log, in ns since 1970; 0 = not known
     80  u32 hints             bit 0: records may have message ids; versions before it write 0 and do not read it
     84  u32 partitioning version   stamped by the leader: of the stream (`wire.layouts`); 0 = the first, or not said
     88  4 bytes               0, not read

@@ -70,7 +70,7 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     base_sequence: int
     append_time: int = 0
-    """When the leader appended it, by its clock, in ns since 1970. 0: by a leader that does not say so."""
+    """When the leader appended it, by the time of the log (R73), in ns since 1970. 0: it was not known."""
     hints: int = 0
     """What saves a look into the body. A version that does not know one loses nothing but time."""
     partitioning_version: int = 0

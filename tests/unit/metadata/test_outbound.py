@@ -31,6 +31,7 @@ def requests_of(cluster: Cluster, wire: FakeTransport, incarnation: Incarnation)
             subjects=Subjects(),
             settings=MetadataSettings(),
             monotonic=lambda: 0.0,
+            clock=nothing,
             tasks=Tasks(BrokerId("a")),
             messages=Messages(BrokerId("a"), wire, lambda: 0.0),
             incarnation=incarnation,

@@ -56,7 +56,7 @@ class Replica:
         return self.keeper.lacks is not None
 
     def learn(self) -> None:
-        self.keeper.catch_up(self.log, self.now, self.cipher.decrypted)
+        self.keeper.catch_up(self.log, self.cipher.decrypted)
 
     def found(self, *ids: str) -> Sequence[Offset | None]:
         self.keeper.table.validate()

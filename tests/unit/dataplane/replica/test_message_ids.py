@@ -34,21 +34,33 @@ def test_a_clock_that_goes_back_forgets_nothing_and_keeps_nothing_longer() -> No
     assert ids.find(b"b", 6 * WINDOW) is None
 
 
-def test_an_id_that_was_stored_again_after_its_window_counts_anew() -> None:
+def test_ids_that_came_before_the_log_had_a_time_count_from_its_first_one() -> None:
     ids = MessageIds(WINDOW_MS, 100)
     ids.add(b"a", Offset(1), 0)
-    ids.add(b"other", Offset(2), WINDOW // 2)
-    assert ids.find(b"a", WINDOW) is None
-    ids.add(b"a", Offset(3), WINDOW)
-    assert ids.find(b"a", WINDOW) == 3
-    assert ids.find(b"a", 2 * WINDOW - 1) == 3
+    assert ids.find(b"a", 0) == 1
+    assert ids.find(b"a", 100 * WINDOW) == 1
+    ids.add(b"b", Offset(2), 100 * WINDOW + WINDOW // 2)
+    assert ids.find(b"a", 101 * WINDOW - 1) == 1
+    assert ids.find(b"a", 101 * WINDOW) is None
+    assert ids.find(b"b", 101 * WINDOW) == 2
+    ids.validate()
+
+
+def test_an_id_that_was_stored_again_after_its_window_counts_anew() -> None:
+    ids = MessageIds(WINDOW_MS, 100)
+    ids.add(b"a", Offset(1), WINDOW)
+    ids.add(b"other", Offset(2), 3 * WINDOW // 2)
+    assert ids.find(b"a", 2 * WINDOW) is None
+    ids.add(b"a", Offset(3), 2 * WINDOW)
+    assert ids.find(b"a", 2 * WINDOW) == 3
+    assert ids.find(b"a", 3 * WINDOW - 1) == 3
 
 
 def test_a_cut_that_leaves_only_ids_of_before_the_window_leaves_none() -> None:
     ids = MessageIds(WINDOW_MS, 100)
-    ids.add(b"old", Offset(0), 0)
-    ids.add(b"kept", Offset(1), 3 * TICK)
-    ids.add(b"cut", Offset(2), WINDOW + TICK)
+    ids.add(b"old", Offset(0), TICK)
+    ids.add(b"kept", Offset(1), 4 * TICK)
+    ids.add(b"cut", Offset(2), WINDOW + 2 * TICK)
     ids.cut(Offset(1))
     assert (ids.find(b"old", 0), ids.find(b"kept", 0), ids.count) == (None, None, 0)
     ids.validate()
@@ -107,7 +119,7 @@ class Ids(RuleBasedStateMachine):
         self.ids = MessageIds(WINDOW_MS, 10_000)
         self.log: list[tuple[bytes, int]] = []
         """(id, time) by offset."""
-        self.time = 0
+        self.time = 1
 
     def expected(self, message_id: bytes, age: int) -> int | None:
         """The newest record with the id that is not older than that."""
