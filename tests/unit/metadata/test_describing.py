@@ -156,6 +156,9 @@ async def test_the_cluster_status_counts_the_dropped_messages_of_each_broker() -
             "dropped_of_other_clusters": 0,
             "dropped_claims": 0,
             "dropped_presence_questions": 0,
+            "clock_off": 0,
+            "clocks_apart": 0,
+            "clock_jumps": 0,
             "refused_api_requests": 1,
             "dropped_api_requests": 0,
         }
@@ -167,6 +170,9 @@ async def test_the_cluster_status_counts_the_dropped_messages_of_each_broker() -
             "dropped_of_other_clusters": 0,
             "dropped_claims": 0,
             "dropped_presence_questions": 0,
+            "clock_off": 0,
+            "clocks_apart": 0,
+            "clock_jumps": 0,
             "refused_api_requests": 0,
             "dropped_api_requests": 0,
         }
