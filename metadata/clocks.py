@@ -41,7 +41,7 @@ _NS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class _Reading:
     offset_ns: int
-    """Of that broker's clock from the controller's monotonic one."""
+    """Distance of that broker's clock from the controller's monotonic one."""
     at: float
 
 
@@ -102,7 +102,7 @@ class AgreedClock:
         self._settle_s = settings.clock_settle_s
         self._fresh_s = settings.leader_lease_s
         self._offset_ns = 0
-        """Of the agreed time from the monotonic clock."""
+        """Distance of the agreed time from the monotonic clock."""
         self._told_at: float | None = None
         """None: no probe has told a time."""
         self._is_apart = False

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from math import inf
 
-from metadata.clocks import ClockSurvey, Survey
+from metadata.clocks import ClockSurvey
 from metadata.effects import (
     AskForClusters,
     BecomeController,
@@ -251,10 +251,6 @@ class ControllerCore:
         """`vouches`: see `Liveness.on_answer`."""
         self._liveness.on_answer(broker, number, generation, now, vouches=vouches)
         return [*self._failover.count_witnesses(now), *self._decide(now)]
-
-    def survey_clocks(self, now: float) -> Survey:
-        """Whether the clocks of the live brokers agree."""
-        return self.clocks.survey({broker for broker, known in self._state.brokers.items() if known.alive}, now)
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
         self._liveness.on_no_responders(broker, number, now)

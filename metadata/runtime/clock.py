@@ -32,7 +32,7 @@ class BrokerClock:
         self._times_apart = 0
 
     def wall_ns(self) -> int:
-        """Of this broker's own clock, for answers to probes."""
+        """This broker's own clock, for answers to probes."""
         return self._wall()
 
     def stamp_ns(self) -> int:
@@ -44,7 +44,7 @@ class BrokerClock:
         return self._agreed.time_ns(self._monotonic(), self._wall())
 
     def on_probe(self, probe: pb.Probe, age: float) -> None:
-        """Of the controller whose epoch is applied here; it was sent no longer ago than `age`."""
+        """A probe of the controller whose epoch is applied here came; it was sent no longer ago than `age`."""
         now = self._monotonic()
         jumps = self._agreed.jumps
         self._agreed.on_probe(probe.agreed_time_ns, is_apart=probe.clocks_are_apart, age=age, now=now)

@@ -231,7 +231,8 @@ class ControllerDriver:
     async def _probe(self, probe: SendProbe) -> None:
         context, broker = self._context, probe.broker
         sent = context.monotonic()
-        clocks = context.core.survey_clocks(sent)
+        live = {each for each, known in context.state.brokers.items() if known.alive}
+        clocks = context.core.clocks.survey(live, sent)
         payload = pb.Probe(
             controller=context.broker_id,
             controller_epoch=probe.controller_epoch,

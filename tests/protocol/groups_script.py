@@ -15,6 +15,7 @@ Commands; records, answers and unasked answers are printed one a line, by step:
     reset s/0=5 | delete
     pass 3.5                                  seconds, in which the timers fire
     sleep 60                                  seconds, in which the process stands still
+    clock 691200                              the coordinator's own is so far ahead of most brokers' clocks
     new-coordinator [compacted]               another one reads the log
     state                                     the group, as it is
 
@@ -76,6 +77,7 @@ class GroupsScript:
     def __init__(self) -> None:
         self._now = 0.0
         self._time_ns = 10**18
+        self._ahead_ns = 0
         self._log: list[tuple[bytes, bytes | None]] = []
         self._view = StreamsView(10, {"s": StreamLife(1, dict.fromkeys(range(4), 1))})
         self._shard = self._new()
@@ -93,6 +95,7 @@ class GroupsScript:
             "delete": lambda _: self._ask("delete", Admin(op.GROUP_DELETE, op.GroupRef(GROUP))),
             "pass": self._pass,
             "sleep": self._sleep,
+            "clock": self._clock,
             "new-coordinator": self._new_coordinator,
             "state": self._state,
         }
@@ -110,7 +113,8 @@ class GroupsScript:
     def _settle(self) -> list[str]:
         lines: list[str] = []
         while True:
-            settled = self._shard.settle(self._now, Times(self._time_ns, self._time_ns))
+            times = Times(self._time_ns + self._ahead_ns, None if self._ahead_ns else self._time_ns)
+            settled = self._shard.settle(self._now, times)
             self._shard.validate()
             self._log += settled.records
             lines += [f"  writes {_record(*record)}" for record in settled.records]
@@ -209,6 +213,10 @@ class GroupsScript:
     def _advance(self, to: float) -> None:
         self._time_ns += round((to - self._now) * 1e9)
         self._now = to
+
+    def _clock(self, command: Command) -> list[str]:
+        self._ahead_ns = int(command.words[0]) * 10**9
+        return self._settle()
 
     def _new_coordinator(self, command: Command) -> list[str]:
         log = self._log

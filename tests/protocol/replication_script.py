@@ -18,6 +18,7 @@
                                            a batch of transactional producer ID
     mark a ID/EPOCH commit|abort [as=TOKEN] [life=other]    a coordinator ends the transaction of a producer
     counted-on a                           a controller has counted on its leaderships by now
+    clock a SECONDS                        its wall clock is so far ahead of those of most brokers
     deliver                                everything on its way, and what comes of it, until all is quiet
     deliver a>b …                          what is on these links now
     step                                   everything that is on its way now, not what comes of it
@@ -128,6 +129,7 @@ class ReplicationScript:
             "publish": self._publish,
             "mark": self._mark,
             "counted-on": self._counted_on,
+            "clock": self._clock,
             "deliver": self._deliver,
             "step": self._step,
             "hold": self._hold,
@@ -462,6 +464,10 @@ class ReplicationScript:
     def _counted_on(self, command: Command) -> None:
         broker = self.world.brokers[command.words[0]]
         broker.counted_on_at = broker.life.process.time()
+
+    def _clock(self, command: Command) -> None:
+        broker = self.world.brokers[command.words[0]]
+        broker.clock_ahead_ns = broker.life.process.wall_skew_ns = int(command.words[1]) * 1_000_000_000
 
     def _consume(self, command: Command) -> None:
         command.check_options("offset", "wait", "last", "as")

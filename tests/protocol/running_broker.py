@@ -316,6 +316,8 @@ class Broker:
         self.has_lease = True
         self.counted_on_at = -math.inf
         """When a controller was last known to count on its leaderships."""
+        self.clock_ahead_ns = 0
+        """Its wall clock is not the one on which most brokers agree."""
         self.disk = SimDisk(crash=SimulatedCrash)
         self._set = replicas
         self._life: _Life | None = None
@@ -399,6 +401,7 @@ class _Life:
         name = broker.name
         process = self.process = ScriptedProcess.begun(replicas.world, name)
         process.on_call = self._on_call
+        process.wall_skew_ns = broker.clock_ahead_ns
         on_sent = partial(replicas.on_sent, broker)
         self.connection = Connection(f"{name}-{incarnation}", on_sent, replicas.acked_bare, process.time())
         self.connection.max_payload = replicas.max_payload
@@ -413,7 +416,7 @@ class _Life:
             report_loss=self._ask_meta,
             lease_valid=lambda _now: broker.has_lease,
             led_at=lambda moment: broker.counted_on_at >= moment,
-            agreed_time_ns=process.time_ns,
+            agreed_time_ns=lambda: None if process.wall_skew_ns else process.time_ns(),
         )
         storage = StorageSettings(
             min_free_bytes=MIN_FREE_BYTES,

@@ -10,6 +10,7 @@ from typing import Any
 
 from dataplane.broker import broker, snapshot_copying
 from dataplane.broker.append_requests import AppendRequests
+from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
 from dataplane.broker.follower_driver import FollowerDriver, _SettingAside
 from dataplane.broker.housekeeping import Housekeeping
@@ -79,6 +80,7 @@ from tidelog.client.membership import Membership
 from tidelog.client.producer import Producer
 from tidelog.client.rerouting import Routes
 from tidelog.client.stream_reading import StreamReading
+from tidelog.coordination.times import Times
 from tidelog.groups.group import Group
 from tidelog.groups.pending import PendingOffsets
 from tidelog.groups.shard import GroupShard
@@ -1293,6 +1295,27 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Group.heartbeat, "member.session_timeout * CLOCK_SLACK", "member.session_timeout"),
         ),
         "groups/a_member_that_dies",
+    ),
+    (
+        _mutant(
+            "the windows of a log end by its leader's own clock",
+            (Appending.__init__, "context.metadata.agreed_time_ns)", "context.time_ns)"),
+        ),
+        "replication/a_message_id_and_clocks_that_are_off",
+    ),
+    (
+        _mutant(
+            "a coordinator forgets groups by its own clock",
+            (Times.is_over, "return self.agreed is not None and date < self.agreed", "return date < self.wall"),
+        ),
+        "groups/a_coordinator_whose_clock_is_off",
+    ),
+    (
+        _mutant(
+            "a coordinator whose clock is off dates by it",
+            (Times.date, "return UNDATED if self.agreed is None else self.agreed", "return self.wall"),
+        ),
+        "groups/a_coordinator_whose_clock_is_off",
     ),
     (
         _mutant(

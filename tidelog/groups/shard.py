@@ -411,8 +411,6 @@ class GroupShard(Shard):
         if now < self._expires_at:
             return
         self._expires_at = now + EXPIRY_INTERVAL
-        if times.agreed is None:
-            return
         for name, group in [*self.groups.items()]:
             group.emptied_at = times.dated(group.emptied_at)
             is_old = not group.members and group.emptied_at and times.is_over(group.emptied_at, self._retention)
