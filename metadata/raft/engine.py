@@ -14,9 +14,11 @@ calls:
   So a node that was paused or cut off cannot depose the leader.
 * When the leader's connection closes, the followers ask for votes at once, in the order of their addresses,
   FAILOVER_STEP_S apart, so that they do not split the vote.
-* A voter that starts with an empty disk may have forgotten a vote. Until it has synchronised (or the whole group is
-  new) it votes only for candidates whose log is empty too. When it has set damaged files aside it does not vote at
-  all: its group is not new, and two such voters of three would forget the entries of the third.
+* A voter that starts with an empty disk may have forgotten a vote, and what it has confirmed. Until it has
+  synchronised it votes only where the whole group is new: each of the other voters is connected, and has said in its
+  questions for pre-votes that its disk is empty as well. So a group is founded by all of its voters. A majority with
+  empty disks waits for the others, whose entries it would make them forget. A voter that has set damaged files aside is
+  not new.
 * A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
   nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
   began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
@@ -47,15 +49,17 @@ from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
 from metadata.raft.tls import RaftTls
 from metadata.raft.transport import HardenedTransport
-from metadata.raft.types import MAX_PENDING_COMMANDS, ExitProcess, RaftConfig, RaftRole, RaftStatus, StateMachine
+from metadata.raft.types import (
+    MAX_PENDING_COMMANDS,
+    REGULAR,
+    ExitProcess,
+    RaftConfig,
+    RaftRole,
+    RaftStatus,
+    StateMachine,
+)
 
 _log = logging.getLogger(__name__)
-
-REGULAR = 0
-NO_OP = 1
-"""PySyncObj's command types that are used: the state machine's commands, and entries that only take a place in the
-log.
-"""
 
 BATCH_BYTES = 4 << 20
 """Commands of one append_entries message. Far above MAX_COMMAND_BYTES: stock breaks on a command that fills a batch."""
@@ -73,6 +77,11 @@ FAILOVER_STEP_S = 0.03
 
 PRE_VOTE_ROUND_S = 0.03
 """A round of pre-votes lasts so long and up to as much again; then the next begins."""
+
+LEADERLESS_INTERVAL_S = 5.0
+"""A voter without a leader says so often why, and at once when the reason is another."""
+LEADERLESS_PATIENCE_S = 2.0
+"""Before that, after its start, it says nothing."""
 
 STALLED_RETRY_S = 0.1
 """A journal that found no room is tried again so often."""
@@ -165,6 +174,12 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self._rng = rng
         self._leader_heard_at = float("-inf")
         self._pre_vote: _PreVoteRound | None = None
+        self._new_peers: dict[Node, bool] = {}
+        """Whether their disks are empty: the voters that are connected and have asked for pre-votes."""
+        self._group = config.group
+        self._warn_leaderless_at = monotonic() + LEADERLESS_INTERVAL_S + LEADERLESS_PATIENCE_S
+        self._said = ""
+        """Last, of the reasons for which no leader is elected."""
         self._last_tick = monotonic()
         self._has_set_aside = has_set_aside(config.directory)
         self._snapshots = SnapshotStore(
@@ -270,6 +285,12 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
             dropped_introductions=self._SyncObj__transport.dropped_introductions,
             unverified=tuple(sorted(self._SyncObj__transport.unverified.items())),
+            is_new=self.is_new,
+            not_connected=tuple(
+                sorted(node.address for node in self._SyncObj__otherNodes if not self.isNodeConnected(node))
+            ),
+            new_peers=tuple(sorted(node.address for node, is_new in self._new_peers.items() if is_new)),
+            old_peers=tuple(sorted(node.address for node, is_new in self._new_peers.items() if not is_new)),
         )
 
     def _role(self) -> RaftRole:
@@ -377,11 +398,20 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     def leader_heard(self) -> None:
         self._leader_heard_at = monotonic()
 
-    def may_vote_for(self, last_log_index: int) -> bool:
-        """False while this node may have forgotten a vote and the candidate has entries that such a vote could have
-        concerned, or this node had entries itself.
-        """
-        return self.journal.joined or (last_log_index <= 1 and not self._has_set_aside)
+    def may_vote(self) -> bool:
+        """False while this node may have forgotten a vote, or entries that it confirmed."""
+        return self.journal.joined or (
+            self.is_new and all(self._new_peers.get(node, False) for node in self._SyncObj__otherNodes)
+        )
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing says that this voter belongs to a group that has ever committed a command."""
+        return not (self.journal.joined or self._has_set_aside or self._group or self.journal.has_commands)
+
+    def peer_told(self, node: Node, *, is_new: bool) -> None:
+        """A voter that looks for a leader told whether its disk is empty."""
+        self._new_peers[node] = is_new
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None:
         """A leader was heard. When all it has committed is here, this node may vote from the next term on."""
@@ -403,11 +433,24 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             self._pre_vote = None
             return True
         self._pre_vote = _PreVoteRound(self.term, now + PRE_VOTE_ROUND_S * (1 + self._rng.random()), set())
+        self._say_why_leaderless(now)
         last = self.journal.last
-        question = {"type": "pre_vote", "term": self.term, "last_log_index": last.index, "last_log_term": last.term}
+        question = {
+            "type": "pre_vote",
+            "term": self.term,
+            "last_log_index": last.index,
+            "last_log_term": last.term,
+            "is_new": self.is_new,
+        }
         for node in self._SyncObj__otherNodes:
             self._SyncObj__transport.send(node, question)
         return False
+
+    def _say_why_leaderless(self, now: float) -> None:
+        words = self.status().why_no_leader()
+        if words and now >= self._warn_leaderless_at - LEADERLESS_INTERVAL_S * (words != self._said):
+            self._warn_leaderless_at, self._said = now + LEADERLESS_INTERVAL_S, words
+            _log.warning("No Raft leader is elected yet: %s.", words)
 
     def grants_pre_vote(self, term: int, last_log_term: int, last_log_index: int) -> bool:
         """Whether this node would vote for such a candidate now: it hears no leader and has nothing that the
@@ -422,7 +465,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             and up_to_date
             and not self.is_leader
             and not heard_recently
-            and self.may_vote_for(last_log_index)
+            and self.may_vote()
         )
 
     def on_pre_vote_granted(self, node: Node, term: int) -> None:
@@ -460,6 +503,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def peer_disconnected(self, node: Node) -> None:
         """When it was the leader: fail the commands that were forwarded to it and run for leader soon."""
+        self._new_peers.pop(node, None)
         if node != self._SyncObj__raftLeader:
             return
         self._SyncObj__raftLeader = None

@@ -47,7 +47,7 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 import crc32c
 
-from metadata.raft.types import ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
+from metadata.raft.types import REGULAR, ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
 
 _log = logging.getLogger(__name__)
 
@@ -320,6 +320,11 @@ class Journal:
     def joined(self) -> bool:
         """False: this node's disk was empty and it has not yet synchronised, so it may have forgotten votes."""
         return self._joined
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether there is, or was, an entry that is more than a place in the log."""
+        return self._entries[0].index > 1 or any(entry.command[0] == REGULAR for entry in self._entries)
 
     # ---------------------------------------------------------------------------- durability
 

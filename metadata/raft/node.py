@@ -27,11 +27,13 @@ from typing import Any, NoReturn, TypeVar
 from pysyncobj import FAIL_REASON
 from pysyncobj.monotonic import monotonic
 
-from metadata.raft.engine import NO_OP, REGULAR, ApplyFailure, RaftEngine
+from metadata.raft.engine import ApplyFailure, RaftEngine
 from metadata.raft.set_aside import open_or_set_aside
 from metadata.raft.types import (
     MAX_COMMAND_BYTES,
     MAX_PENDING_COMMANDS,
+    NO_OP,
+    REGULAR,
     CommandTooLarge,
     ExitProcess,
     RaftApplyFailed,
@@ -331,7 +333,7 @@ class RaftNode:
 
     def _refusals(self) -> str:
         """The rest of a sentence."""
-        words = "" if self._engine is None else self._engine.status().unverified_words()
+        words = "" if self._engine is None else self._engine.status().why_no_leader()
         return f"; {words}" if words else ""
 
     async def _submit(self, kind: int, command: bytes, deadline: float, timeout: float) -> tuple[object, int]:

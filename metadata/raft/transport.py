@@ -69,7 +69,7 @@ _SHAPES: dict[str, dict[str, tuple[type, ...]]] = {
     "next_node_idx": {"term": _INT, "next_node_idx": _INT, "reset": (bool,), "success": (bool,)},
     "request_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT},
     "response_vote": {"term": _INT},
-    "pre_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT},
+    "pre_vote": {"term": _INT, "last_log_index": _INT, "last_log_term": _INT, "is_new": (bool,)},
     "pre_vote_granted": {"term": _INT},
     "apply_command": {"command": (bytes,)},
     "apply_command_response": {"request_id": _INT},
@@ -158,7 +158,9 @@ class RaftPort(Protocol):
 
     def leader_heard(self) -> None: ...
 
-    def may_vote_for(self, last_log_index: int) -> bool: ...
+    def may_vote(self) -> bool: ...
+
+    def peer_told(self, node: Node, *, is_new: bool) -> None: ...
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None: ...
 
@@ -290,9 +292,10 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             case "next_node_idx":
                 self._on_acknowledgement(node, message)
             case "request_vote":
-                if self._engine.may_vote_for(message["last_log_index"]):
+                if self._engine.may_vote():
                     super()._onMessageReceived(node, message)
             case "pre_vote":
+                self._engine.peer_told(node, is_new=message["is_new"])
                 if self._engine.grants_pre_vote(message["term"], message["last_log_term"], message["last_log_index"]):
                     self._send_now(node, {"type": "pre_vote_granted", "term": message["term"]})
             case "pre_vote_granted":

@@ -24,6 +24,12 @@ MAX_PENDING_COMMANDS = 1024
 CONNECTION_TIMEOUT_S = 1.0
 """Default of `RaftConfig.connection_timeout_s`."""
 
+REGULAR = 0
+NO_OP = 1
+"""PySyncObj's command types that are used: the state machine's commands, and entries that only take a place in the
+log.
+"""
+
 
 class StateMachine(Protocol):
     """The state machine that the group replicates. All three methods run on the event loop and must not await."""
@@ -205,6 +211,42 @@ class RaftStatus:
     unverified: tuple[tuple[str, int], ...] = ()
     """How many connections ended at their first frame since the start, because it does not verify: address of the voter
     that this node connected to, or ACCEPTED; count."""
+
+    is_new: bool = False
+    """Nothing says that this voter belongs to a group that has ever committed a command."""
+    not_connected: tuple[str, ...] = ()
+    """Addresses of the other voters without a live connection with this one, sorted."""
+    new_peers: tuple[str, ...] = ()
+    """Voters that have looked for a leader and are new as well."""
+    old_peers: tuple[str, ...] = ()
+    """Voters that have looked for a leader and are not new."""
+
+    def why_no_leader(self) -> str:
+        """The middle of a sentence, as far as it shows here; empty: nothing is known."""
+        if self.leader is not None or self.role is RaftRole.OBSERVER:
+            return self.unverified_words()
+        return self.unverified_words() or self._empty_folders()
+
+    def _empty_folders(self) -> str:
+        if self.is_new and self.old_peers:
+            return (
+                f"this voter's data folder is empty, and {' and '.join(self.old_peers)} has one of a cluster that was"
+                " founded before: so many of its voters lack theirs that none may be elected; start them with the"
+                " folders that they had"
+            )
+        if self.is_new and self.not_connected:
+            return (
+                "a cluster is founded by all of its voters, with empty data folders, and"
+                f" {' and '.join(self.not_connected)} cannot be reached yet; start what is missing (later a majority is"
+                " enough); if this cluster was founded before, start this voter with the folder that it had"
+            )
+        if not self.is_new and self.new_peers:
+            return (
+                f"{' and '.join(self.new_peers)} started with empty data folders, and may not vote before a leader is"
+                " elected without them; start the missing voters with the folders that they had, and keep the folder of"
+                " this one"
+            )
+        return ""
 
     def unverified_words(self) -> str:
         """Why voters that run may not be reached, as far as it shows here; empty: nothing of the kind has happened."""

@@ -312,10 +312,10 @@ class MetadataService:
         except RaftError:  # it has not started
             return None
 
-    def unverified_words(self) -> str:
-        """See RaftStatus."""
+    def why_no_leader(self) -> str:
+        """A sentence, as far as the Raft node knows; empty: it knows nothing."""
         status = self._raft_status()
-        return "" if status is None else status.unverified_words()
+        return "" if status is None else status.why_no_leader()
 
     def _on_peer_lost(self, address: str) -> None:
         self._controller.on_peer_lost(address)

@@ -263,6 +263,28 @@ async def test_a_voter_whose_disk_was_emptied_gets_a_snapshot(tmp_path: Path) ->
             assert again.machine.commands == leader.machine.commands
 
 
+async def test_a_majority_with_empty_disks_makes_no_group(tmp_path: Path) -> None:
+    """It would make the third voter, which comes later, forget what was committed."""
+    members = group(tmp_path)
+    async with running(*members[:2]):
+        await until(lambda: all(member.node.status().connected for member in members[:2]))
+        with pytest.raises(RaftUnavailable, match="founded by all of its voters"):
+            await members[0].node.propose(b"x", timeout=2)
+        async with running(members[2]):
+            assert await members[0].node.propose(b"one", timeout=LIMIT) == 1
+            await until(lambda: all(member.machine.commands == [b"one"] for member in members))
+    for member in members[:2]:
+        shutil.rmtree(member.config.directory)
+    members = [Member(member.config) for member in members]
+    async with running(*members):
+        await until(lambda: len(members[2].node.status().new_peers) == 2)
+        with pytest.raises(RaftUnavailable, match="started with empty data folders, and may not vote"):
+            await members[2].node.propose(b"two", timeout=2)
+        with pytest.raises(RaftUnavailable, match=r"data folder is empty, and .* has one of a cluster"):
+            await members[0].node.propose(b"three", timeout=2)
+        assert [member.node.status().term for member in members] == [0, 0, members[2].node.status().term]
+
+
 async def test_without_a_majority_nothing_is_queued(tmp_path: Path) -> None:
     members = group(tmp_path)
     async with running(members[0]):
@@ -287,6 +309,10 @@ async def test_a_leader_alone_gives_up_and_the_outcome_is_unknown(tmp_path: Path
 
 async def test_a_voter_with_another_secret_stays_outside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     members = group(tmp_path, secret=b"the secret of the group")
+    async with running(*members):
+        await leader_of(members)  # all of them found the group
+        await until(lambda: all(member.node.status().leader for member in members))
+    members = [Member(member.config) for member in members]
     members[2] = Member(
         replace(members[2].config, secrets=ClusterSecrets([ClusterSecret(b"the secret of a stranger")]))
     )

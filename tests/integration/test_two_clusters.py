@@ -166,3 +166,36 @@ async def test_two_clusters_that_meet_are_told_to_everybody(cluster: DevCluster,
         # The second one has gone: everything is as it was.
         async with await tidelog.connect(cluster.nats_url) as newcomer:
             assert {stream["name"] for stream in await newcomer.streams()} == {"before", "after"}
+
+
+async def test_a_majority_with_empty_folders_founds_no_cluster(tmp_path: Path) -> None:
+    """They start first, and the voter with the data comes later."""
+    with dev_cluster(tmp_path / "cluster") as cluster:
+        own = cluster_id(cluster.broker_dir("b3"))
+        async with await tidelog.connect(cluster.nats_url) as client:
+            await client.create_stream("kept")
+            for broker in cluster.broker_ids:
+                cluster.kill(broker)
+            unmounted = [cluster.broker_dir(broker) for broker in ("b1", "b2")]
+            for folder in unmounted:
+                folder.rename(folder.with_suffix(".disk"))
+            seen = {broker: len(cluster.log_file(broker).read_bytes()) for broker in cluster.broker_ids}
+
+            def says(broker: str, words: str) -> bool:
+                return words in cluster.log_file(broker).read_bytes()[seen[broker] :].decode()
+
+            for broker in ("b1", "b2"):
+                cluster.start_broker(broker, replace=True)
+            wait_until(lambda: says("b1", "founded by all of its voters"), "b1 waits for b3")
+            cluster.start_broker("b3")
+            wait_until(lambda: says("b3", "started with empty data folders, and may not vote"), "b3 says why")
+            wait_until(lambda: says("b1", "has one of a cluster that was founded before"), "b1 says why")
+            assert [cluster_id(folder) for folder in unmounted] == ["", ""]
+            for folder in unmounted:
+                cluster.kill(folder.name)
+                folder.rename(folder.with_suffix(".wrong"))
+                folder.with_suffix(".disk").rename(folder)
+                cluster.start_broker(folder.name)
+            cluster.wait_ready(2 * LIMIT)
+            assert [stream["name"] for stream in await client.streams()] == ["kept"]
+            assert (await client.cluster_status())["cluster_id"] == own

@@ -327,7 +327,7 @@ class Node:
                 )
             others = ", ".join(config.raft_peers.values())
             found = await _ask_for_cluster(config.broker, data_dir, asking, subjects, life_id)
-            remedy = runtime.metadata.unverified_words() or "start the other voters"
+            remedy = runtime.metadata.why_no_leader() or "start the other voters"
             raise TidelogError(
                 Code.UNAVAILABLE,
                 f"{config.broker} could not register within {REGISTRATION_TIMEOUT:.0f} s: no Raft majority of"

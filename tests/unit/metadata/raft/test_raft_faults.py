@@ -13,6 +13,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Iterator
+from itertools import combinations_with_replacement
 from math import inf
 from pathlib import Path
 from random import Random
@@ -25,9 +26,10 @@ from pysyncobj.node import Node, TCPNode
 
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
-from metadata.raft.engine import BATCH_BYTES, REGULAR, ApplyFailure, RaftEngine
+from metadata.raft.engine import BATCH_BYTES, ApplyFailure, RaftEngine
 from metadata.raft.set_aside import set_aside
 from metadata.raft.transport import well_formed
+from metadata.raft.types import REGULAR
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
 from wire.cluster_secrets import public_secrets
 
@@ -60,12 +62,14 @@ class Wire:
 class Bench:
     """An engine and its two peers' ends of the wires."""
 
-    def __init__(self, directory: Path, *, joined: bool = True) -> None:
+    def __init__(self, directory: Path, *, joined: bool = True, group: str = "") -> None:
         self.directory = directory
         directory.mkdir(exist_ok=True)
         self.machine = Recorder()
         self.lost_peers: list[str] = []
-        config = RaftConfig(address=SELF, peers=(PEER, OTHER), directory=directory, secrets=public_secrets())
+        config = RaftConfig(
+            address=SELF, peers=(PEER, OTHER), directory=directory, secrets=public_secrets(), group=group
+        )
         self.engine = RaftEngine(
             config,
             self.machine,
@@ -429,7 +433,13 @@ def test_l_no_election_without_a_majority_of_pre_votes(bench: Bench) -> None:
 def pre_vote(bench: Bench, *, term: int, last_index: int, last_term: int) -> bool:
     wire = bench.wires[bench.other]
     wire.sent.clear()
-    question = {"type": "pre_vote", "term": term, "last_log_index": last_index, "last_log_term": last_term}
+    question = {
+        "type": "pre_vote",
+        "term": term,
+        "last_log_index": last_index,
+        "last_log_term": last_term,
+        "is_new": False,
+    }
     bench.receive(bench.other, question)
     return bool(wire.of("pre_vote_granted"))
 
@@ -499,9 +509,72 @@ def test_a_voter_with_an_emptied_disk_votes_only_after_it_has_synchronised(tmp_p
     again.close()
 
 
-def test_a_new_group_elects_although_no_voter_has_synchronised(tmp_path: Path) -> None:
+def tells(bench: Bench, node: Node, *, is_new: bool) -> None:
+    """It looks for a leader."""
+    question = {"type": "pre_vote", "term": 0, "last_log_index": 1, "last_log_term": 0, "is_new": is_new}
+    bench.receive(node, question)
+
+
+def test_a_new_group_elects_once_each_of_its_voters_has_said_that_it_is_new(tmp_path: Path) -> None:
+    """A majority of empty disks may be what is left of a group whose third voter has its commands."""
     bench = Bench(tmp_path / "raft", joined=False)
+    assert not vote(bench, term=1, last_index=1)
+    tells(bench, bench.other, is_new=True)
+    assert not vote(bench, term=1, last_index=1)
+    tells(bench, bench.peer, is_new=True)
     assert vote(bench, term=1, last_index=1)
+    tells(bench, bench.peer, is_new=False)
+    assert not vote(bench, term=2, last_index=1)
+    bench.close()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("others", [*combinations_with_replacement((None, False, True), 2)])
+def test_a_voter_votes_if_it_has_synchronised_or_if_all_are_new(
+    tmp_path: Path, joined: bool, others: tuple[bool | None, bool | None]
+) -> None:
+    """Whoever starts first: `others` are absent (None), or told that they are new."""
+    bench = Bench(tmp_path / "raft", joined=joined)
+    for node, is_new in zip((bench.peer, bench.other), others, strict=True):
+        if is_new is not None:
+            tells(bench, node, is_new=is_new)
+    may = joined or others == (True, True)
+    assert vote(bench, term=1, last_index=1) is may
+    assert pre_vote(bench, term=2, last_index=1, last_term=9) is joined, "it tells that it is not new"
+    bench.close()
+
+
+def test_a_voter_that_was_new_may_come_back_with_another_disk(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=False)
+    for node in (bench.peer, bench.other):
+        tells(bench, node, is_new=True)
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    assert not vote(bench, term=1, last_index=1)
+    bench.close()
+
+
+@pytest.mark.parametrize("group", ["", "0a1b"])
+def test_a_disk_is_new_while_it_holds_no_command_and_belongs_to_no_cluster(tmp_path: Path, group: str) -> None:
+    bench = Bench(tmp_path / "raft", joined=False, group=group)
+    assert bench.engine.is_new is (group == "")
+    bench.engine.journal.add(b"\1", 2, 1)
+    assert bench.engine.is_new is (group == ""), "an election that came to nothing"
+    bench.engine.journal.add(b"\0command", 3, 1)
+    assert not bench.engine.is_new
+    bench.close()
+
+
+def test_a_voter_says_which_folders_keep_a_leader_from_being_elected(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=False)
+    assert bench.engine.status().why_no_leader() == "", "the others are connected, and may not have started to look"
+    tells(bench, bench.peer, is_new=False)
+    assert f"data folder is empty, and {PEER} has one of a cluster" in bench.engine.status().why_no_leader()
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    assert f"by all of its voters, with empty data folders, and {PEER} cannot" in bench.engine.status().why_no_leader()
+    bench.engine.journal.mark_joined()
+    assert bench.engine.status().why_no_leader() == ""
+    tells(bench, bench.other, is_new=True)
+    assert f"{OTHER} started with empty data folders, and may not vote" in bench.engine.status().why_no_leader()
     bench.close()
 
 
