@@ -4,6 +4,7 @@ so."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import tidelog
 from tests.integration.command_line import start_tidelog, tidelog_command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until, wait_until
+from tests.integration.workload import wait_in_sync
 from tidelog.client.errors import WrongCluster
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
@@ -199,3 +201,47 @@ async def test_a_majority_with_empty_folders_founds_no_cluster(tmp_path: Path) -
             cluster.wait_ready(2 * LIMIT)
             assert [stream["name"] for stream in await client.streams()] == ["kept"]
             assert (await client.cluster_status())["cluster_id"] == own
+
+
+async def test_a_lost_majority_is_recovered_from_one_voter(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path / "cluster") as cluster:
+        async with await tidelog.connect(cluster.nats_url) as client:
+            await client.create_stream("kept", config={"min_isr": 2})
+            async with client.producer("kept") as producer:
+                for number in range(100):
+                    await producer.send(str(number).encode())
+            before = await client.cluster_status()
+            for broker in cluster.broker_ids:
+                cluster.kill(broker)
+            lost, left = [cluster.broker_dir(broker) for broker in ("b1", "b2")], cluster.broker_dir("b3")
+            for folder in lost:
+                folder.rename(folder.with_suffix(".lost"))
+            told = tidelog_command("cluster", "recover", str(left))
+            assert (told.returncode, "nothing was changed" in told.stderr) == (1, True)
+            assert before["cluster_id"] in told.stderr
+            done = tidelog_command("cluster", "recover", str(left), "--accept-loss")
+            assert done.returncode == 0, done.stderr
+            for folder in lost:
+                folder.mkdir()
+                shutil.copytree(left / "raft", folder / "raft")
+                cluster.start_broker(folder.name, replace=True)
+            cluster.start_broker("b3")
+            cluster.wait_ready(2 * LIMIT)
+
+            async def all_of_it() -> bool:
+                read = [record.value async for record in client.consume("kept", stop="latest")]
+                return read == [str(number).encode() for number in range(100)]
+
+            await until(all_of_it, "the records")
+            after = await client.cluster_status()
+            assert (after["cluster_id"], after["unclean_elections"]) == (before["cluster_id"], 0)
+            assert after["generation"] > before["generation"] + 1_000_000
+
+            # A voter that was given up comes back, with the metadata of before: it takes over the present ones.
+            cluster.kill("b1")
+            lost[0].rename(lost[0].with_suffix(".second"))
+            lost[0].with_suffix(".lost").rename(lost[0])
+            cluster.start_broker("b1")
+            cluster.wait_ready(2 * LIMIT)
+            await wait_in_sync(cluster.nats_url, "kept", timeout=LIMIT)
+            assert await all_of_it()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of
+from tidelog.cli.recover import recover
 from tidelog.cli.rotate_secret import rotate_secret
 from tidelog.cli.session import cluster_options, console, counted, print_json, run
 from tidelog.cli.shown import shown
@@ -22,6 +23,7 @@ def cluster() -> None:
     """The state of the cluster, its defaults for new streams, and its secret."""
 
 
+cluster.add_command(recover)
 cluster.add_command(rotate_secret)
 
 
