@@ -60,15 +60,13 @@ OPENED_AT_ONCE = 4
 async def open_replicas(
     data_dir: DataDir, executor: Executor, space: SpaceWatch, producers: ProducerLimits
 ) -> tuple[list[Replica], tuple[PartitionKey, ...]]:
-    """Open and recover every log in the data folder, before this broker registers. Returns the replicas, and the
-    unsound ones of them: they must be out of every ISR before anything is cut or served from them."""
+    """Open and recover every log that is in the data folder, or must be there, before this broker registers. Returns
+    the replicas, and the unsound ones of them: they must be out of every ISR before anything is cut or served from
+    them. Raises DataDirError."""
     loop = asyncio.get_running_loop()
     survived = data_dir.proof().page_cache_survived
     config = LogConfig(producers=producers)
-    replicas = [
-        Replica(key, data_dir.partition_directory(key), config, files=data_dir.files, pool=data_dir.pool)
-        for key in data_dir.list_partitions()
-    ]
+    replicas = [_replica(key, config, data_dir) for key in data_dir.known_partitions()]
     turns = asyncio.Semaphore(OPENED_AT_ONCE)
 
     async def open_one(replica: Replica) -> bool:
@@ -77,7 +75,16 @@ async def open_replicas(
             return await _is_sound(replica, space.when_there_is_room(partial(loop.run_in_executor, executor, opening)))
 
     sound = await asyncio.gather(*map(open_one, replicas))
+    await space.when_there_is_room(partial(loop.run_in_executor, executor, data_dir.write_manifest))
     return replicas, tuple(r.key for r, is_sound in zip(replicas, sound, strict=True) if not is_sound)
+
+
+def _replica(key: PartitionKey, config: LogConfig, data_dir: DataDir) -> Replica:
+    entry = data_dir.manifest_entry(key)
+    if data_dir.manifest.is_lost:  # nothing tells that its log was not here before
+        entry.add()
+    directory = data_dir.partition_directory(key)
+    return Replica(key, directory, config, files=data_dir.files, pool=data_dir.pool, entry=entry)
 
 
 async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> bool:
@@ -112,7 +119,7 @@ class Broker:
         compaction = Compaction(context.storage, context.keyring, lambda: context.max_batch_bytes)
         jobs = (SnapshotJob(), Retention(), compaction, self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
-        self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas)
+        self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas, data_dir.manifest)
         self._gaps = PublishGaps(context, self._led)
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         self._removing = asyncio.Lock()
@@ -195,6 +202,7 @@ class Broker:
                 self._reconcile(change)
         if self._first_views:
             self._first_views = False
+            self._data_dir.manifest.settled()
             known = {change.key for change in changes if isinstance(change, PartitionView)}
             for key in [k for k in self._replicas if k not in known]:
                 _log.info("partition %s is not this broker's any more", key)
@@ -215,10 +223,7 @@ class Broker:
         replica = self._replicas.get(view.key)
         if replica is None:
             config = LogConfig(segment_bytes=view.config.segment_bytes, producers=self.context.storage.producers)
-            data_dir = self._data_dir
-            replica = Replica(
-                view.key, data_dir.partition_directory(view.key), config, files=data_dir.files, pool=data_dir.pool
-            )
+            replica = _replica(view.key, config, self._data_dir)
             self._add(replica)
         try:
             replica.on_view(view, self.context)
@@ -247,6 +252,7 @@ class Broker:
         try:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
+            await replica.leave_manifest(self.context)
             async with self._removing:
                 await self.context.loop.run_in_executor(
                     self.context.executor, self._data_dir.remove_partition, replica.key

@@ -6,6 +6,9 @@ acknowledged records. Where the high watermark on disk lags, more of the log is 
 after a crash, and after a loss of power damage there looks like a torn write (docs/storage.md). Syncs of `accepted`
 streams do not wait.
 
+The manifest of the data folder (`dataplane.log.manifest`) follows them: it is written when the checkpoints of a turn
+are on disk, once for all of them.
+
 A scheduler of its own (`BrokerContext.checkpoints`) writes CHECKPOINTS_AT_ONCE logs at a time, so that a log on a
 hanging disk holds up no other log. A log that is asked for is not asked for again before its outcome is known: one that
 hangs keeps one thread until the disk answers.
@@ -22,7 +25,9 @@ from weakref import WeakKeyDictionary
 
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.replica import Owed, Replica
+from dataplane.log.errors import NoSpace
 from dataplane.log.group_commit import Syncable
+from dataplane.log.manifest import Manifest
 from wire.types import Offset, PartitionKey
 
 _log = logging.getLogger(__name__)
@@ -49,9 +54,10 @@ class _Checkpoint(Syncable):
 
 
 class HighWatermarkCheckpoints:
-    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica]) -> None:
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica], manifest: Manifest) -> None:
         self._context = context
         self._replicas = replicas
+        self._manifest = manifest
         self._asked: set[Replica] = set()
         """Logs whose checkpoint waits for a thread, or is being written."""
         self._rounds = 0
@@ -74,6 +80,7 @@ class HighWatermarkCheckpoints:
             self._look()
 
     def _look(self) -> None:
+        self._keep_manifest()
         owed = {replica: _owed_by(replica) for replica in self._replicas.values() if replica not in self._asked}
         waiting = [replica for replica, what in owed.items() if what is not Owed.NOTHING]
         count = max(HIGH_WATERMARKS, -(-len(waiting) // LONGEST_TURN))
@@ -89,6 +96,19 @@ class HighWatermarkCheckpoints:
     def _written(self, replica: Replica, outcome: Offset | Exception) -> None:
         self._asked.discard(replica)
         replica.on_checkpoint(outcome, self._context)
+        if not self._asked:
+            self._keep_manifest()
+
+    def _keep_manifest(self) -> None:
+        if self._manifest.is_due:
+            self._context.checkpoints.request(self._manifest, self._on_manifest)
+
+    def _on_manifest(self, outcome: Offset | Exception) -> None:
+        """One that could not be written vouches for less, and is written in the next round."""
+        if isinstance(outcome, NoSpace):
+            self._context.space.refused(outcome)
+        elif isinstance(outcome, Exception):
+            _log.error("%s; it is tried again", outcome)
 
 
 def _owed_by(replica: Replica) -> Owed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -27,6 +28,7 @@ from dataplane.broker.role import Role, RoleSetup
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import REAL_FILES, FileSystem
+from dataplane.log.manifest import ManifestEntry
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.pool import LogPool
 from dataplane.log.quarantine import MAX_EVENTS, Quarantine
@@ -82,6 +84,7 @@ class Replica:
         *,
         files: FileSystem = REAL_FILES,
         pool: LogPool | None = None,
+        entry: ManifestEntry | None = None,
     ) -> None:
         self.key = key
         self.directory = directory
@@ -91,6 +94,8 @@ class Replica:
         self._config = config
         self._files = files
         self._pool = pool
+        self.entry = entry
+        """That of the log in the manifest of the data folder."""
         self._quarantined: list[dict[str, Any]] = []
         """Reports of the bytes that were cut out of the log, oldest first."""
         self._log: PartitionLog | None = None
@@ -105,19 +110,29 @@ class Replica:
     def open(self, *, page_cache_survived: bool = False) -> RecoveryReport:
         """Open and recover the log, before the first view. Blocking; called in a thread. Raises LogDamaged when there
         is nothing to work with."""
-        report = self._open_log(page_cache_survived=page_cache_survived)
+        partition_log, report = self._open_log(page_cache_survived=page_cache_survived)
+        self._take_log(partition_log)
         self.life.on_opened(report.damaged)
         return report
 
-    def _open_log(self, *, page_cache_survived: bool = False) -> RecoveryReport:
-        self._log, report = PartitionLog.open(
-            self.directory, self._config, files=self._files, pool=self._pool, page_cache_survived=page_cache_survived
+    def _open_log(self, *, page_cache_survived: bool = False) -> tuple[PartitionLog, RecoveryReport]:
+        """Blocking. Damage is recorded. Raises LogDamaged, NoSpace."""
+        partition_log, report = PartitionLog.open(
+            self.directory,
+            self._config,
+            files=self._files,
+            pool=self._pool,
+            page_cache_survived=page_cache_survived,
+            entry=self.entry,
         )
-        self._high_watermark = self._log.high_watermark
         self._quarantined = Quarantine(self._files, self.directory).reports()
         if report.damaged is not None:
             mark(self._files, self.directory, report.damaged, self.key)
-        return report
+        return partition_log, report
+
+    def _take_log(self, partition_log: PartitionLog) -> None:
+        self._log = partition_log
+        self._high_watermark = partition_log.high_watermark
 
     @property
     def log(self) -> PartitionLog | None:
@@ -314,8 +329,13 @@ class Replica:
         life = self.life
         match step:
             case OpenLog():
-                report = await context.loop.run_in_executor(context.executor, self._open_log)
-                return life.on_opened(report.damaged)
+                if self._log is None:  # else it was opened, and the manifest found no room
+                    partition_log, report = await context.loop.run_in_executor(context.executor, self._open_log)
+                    self._take_log(partition_log)
+                    if report.damaged is not None:  # the manifest comes with the repair
+                        return life.on_opened(report.damaged)
+                await self._write_manifest(context)  # before anything is appended
+                return life.on_opened(None)
             case PrepareLog(kind, view):
                 await self._prepare(kind, view, context)
                 return life.on_prepared()
@@ -330,6 +350,29 @@ class Replica:
             case Repair(mode):
                 await self._repair(mode, context)
                 return life.on_repaired()
+
+    async def leave_manifest(self, context: BrokerContext) -> None:
+        """Before the folder of the log is removed. One that could not leave is looked for at the next start, and leaves
+        then."""
+        if self.entry is not None:
+            self.entry.remove()
+            with suppress(LogDamaged, NoSpace):
+                await self._write_manifest(context)
+
+    async def _write_manifest(self, context: BrokerContext) -> None:
+        """Raises LogDamaged, NoSpace."""
+        if self.entry is None:
+            return
+        written = context.loop.create_future()
+
+        def done(outcome: Offset | Exception) -> None:
+            if isinstance(outcome, Exception):
+                written.set_exception(outcome)
+            else:
+                written.set_result(None)
+
+        context.checkpoints.request(self.entry.manifest, done)
+        await written
 
     async def _prepare(self, kind: RoleKind, view: PartitionView, context: BrokerContext) -> None:
         partition_log = self._log

@@ -87,8 +87,8 @@ class Checking:
 
     def examine(self, *, without_beginning: bool = False) -> Damage:
         """Reads and checks the whole log, body by body, and returns where its sound part ends. In a sound log that is
-        its end; in a log that has lost its first segments it is the log start, unless `without_beginning` is set: then
-        the log is taken to begin at its first segment.
+        its end; in a log that has lost its first segments, or is of another history, it is the log start, unless
+        `without_beginning` is set: then the log is taken to begin at its first segment, and for what it is.
 
         Blocking; no append may run meanwhile. Raises LogDamaged (the disk).
         """
@@ -106,7 +106,7 @@ class Checking:
         file, size = "", 0
         reason = state.unsound or f"{state.directory} was read and is sound"
         try:
-            for segment in state.segments:
+            for segment in state.segments if without_beginning or not state.is_of_another_history else ():
                 if segment.base_offset != end:
                     reason = f"{state.directory} ends at offset {end}, the next segment begins at {segment.base_offset}"
                     break
@@ -149,11 +149,13 @@ class Checking:
         state = self._state
         number = next((at for at, each in enumerate(state.segments) if each.path.name == damage.file), -1)
         report = self._into_quarantine(damage, self._behind(number, damage.first_byte), when_ns, lost=lost)
+        state.vouch_less(damage.sound_end, anew=True)
         for segment in reversed(state.beyond):
             remove_segment(state.files, state.handles, segment)
         state.beyond = []
         newest = self._newest_timestamp(number, damage.first_byte, damage.sound_end)
         state.unsound = None
+        state.is_of_another_history = False
         self._sync_again(number, damage.first_byte)
         self._cutting.cut_to(number, damage.first_byte, damage.sound_end, newest)
         if state.checkpoint is None:

@@ -14,7 +14,7 @@ All are text for the eyes of an operator, a line per fact, the CRC-32C of everyt
 
 They are written as a temporary file, fsync, rename, fsync of the folder: after a crash the old content or the new one
 is there, never a mixture. A file that is missing or damaged reads as None: the log then finds out for itself by
-scanning.
+scanning. The manifest of the data folder (`dataplane.log.manifest`) has the same form.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def replace_file(files: FileSystem, path: Path, content: bytes) -> None:
 
 
 def read_offsets(files: FileSystem, directory: Path) -> OffsetCheckpoint | None:
-    lines = _read(files, directory / OFFSETS_FILE)
+    lines = read_lines(files, directory / OFFSETS_FILE)
     if lines is None:
         return None
     facts = dict(line.split(" ", 1) for line in lines)
@@ -177,11 +177,11 @@ def read_offsets(files: FileSystem, directory: Path) -> OffsetCheckpoint | None:
 
 def write_offsets(files: FileSystem, directory: Path, checkpoint: OffsetCheckpoint) -> None:
     facts = checkpoint._asdict().items()
-    _write(files, directory / OFFSETS_FILE, (f"{name} {value}" for name, value in facts if value is not None))
+    write_lines(files, directory / OFFSETS_FILE, (f"{name} {value}" for name, value in facts if value is not None))
 
 
 def read_epochs(files: FileSystem, directory: Path) -> tuple[EpochEntry, ...] | None:
-    lines = _read(files, directory / EPOCHS_FILE)
+    lines = read_lines(files, directory / EPOCHS_FILE)
     if lines is None:
         return None
     try:
@@ -192,7 +192,7 @@ def read_epochs(files: FileSystem, directory: Path) -> tuple[EpochEntry, ...] | 
 
 
 def write_epochs(files: FileSystem, directory: Path, entries: Iterable[EpochEntry]) -> None:
-    _write(files, directory / EPOCHS_FILE, (f"{entry.epoch} {entry.start}" for entry in entries))
+    write_lines(files, directory / EPOCHS_FILE, (f"{entry.epoch} {entry.start}" for entry in entries))
 
 
 def remove_epochs(files: FileSystem, directory: Path) -> None:
@@ -204,7 +204,7 @@ def remove_epochs(files: FileSystem, directory: Path) -> None:
 def read_compaction(files: FileSystem, directory: Path, high_watermark: Offset) -> CompactionPoint:
     """`high_watermark`: as checkpointed, and not above the end of the log. When the file is damaged everything is to be
     compacted anew, and no tombstone below the HW can be relied on to be here; nothing was compacted above it."""
-    lines = _read(files, directory / COMPACTION_FILE)
+    lines = read_lines(files, directory / COMPACTION_FILE)
     if lines is not None:
         facts = dict(line.split(" ", 1) for line in lines)
         return CompactionPoint(
@@ -222,24 +222,24 @@ def read_compaction(files: FileSystem, directory: Path, high_watermark: Offset) 
 
 
 def write_compaction(files: FileSystem, directory: Path, point: CompactionPoint) -> None:
-    _write(files, directory / COMPACTION_FILE, (f"{name} {value}" for name, value in point._asdict().items()))
+    write_lines(files, directory / COMPACTION_FILE, (f"{name} {value}" for name, value in point._asdict().items()))
 
 
 def is_sound(files: FileSystem, path: Path) -> bool:
     """Whether one of these files is there and can be read."""
-    return _read(files, path) is not None
+    return read_lines(files, path) is not None
 
 
 def _title(path: Path) -> str:
     return f"tidelog {path.name} {_VERSION}"
 
 
-def _write(files: FileSystem, path: Path, lines: Iterable[str]) -> None:
+def write_lines(files: FileSystem, path: Path, lines: Iterable[str]) -> None:
     body = "".join(f"{line}\n" for line in (_title(path), *lines)).encode("ascii")
     replace_file(files, path, b"%scrc32c %08x\n" % (body, crc32c(body)))
 
 
-def _read(files: FileSystem, path: Path) -> list[str] | None:
+def read_lines(files: FileSystem, path: Path) -> list[str] | None:
     """The lines between title and CRC; None when the file is missing, damaged or of another version."""
     content = read_file(files, path)
     if content is None:

@@ -83,6 +83,7 @@ class Cutting:
     def cut_to(self, number: int, size: int, new_end: Offset, newest: int) -> None:
         """The arguments are as `cut_point` gives them."""
         state = self._state
+        state.vouch_less(new_end)
         self._swapping.cut_compaction_point(new_end)
         state.derived.cut(new_end)
         high_watermark = min(state.high_watermark, new_end)
@@ -152,6 +153,7 @@ class Cutting:
         state = self._state
         with state.io_lock:
             state.check_writable()
+            state.vouch_less(snapshot.offset, anew=state.unsound is not None)
             with state.cutting():
                 state.rewrite_epoch += 1
                 point = state.compaction_point
@@ -192,7 +194,9 @@ class Cutting:
         state.segments[0].name_synced = True
         state.index_due = state.next_index_position()
         state.unsound = None
+        state.is_of_another_history = False
         state.once_known_end = Offset(0)
+        state.vouch()
 
     def remove_before(self, offset: Offset) -> tuple[Segment, ...]:
         """Removes the segments that lie wholly below `offset`, which must be committed; never the last one. They are

@@ -4,6 +4,7 @@
     <data>/broker.json                                 the identity below, with its CRC-32C
     <data>/broker.json.copy                            the same once more, written first: it is read where the other one
                                                        is damaged
+    <data>/manifest                                    the logs that must be here: see `dataplane.log.manifest`
     <data>/<stream>-<incarnation>/<partition>-<partition incarnation>/    one log each
 
 What the identity is for. Records that this broker reported are still there after a restart if the folder is the one it
@@ -11,15 +12,19 @@ had (`folder_same`: it holds an incarnation, or the id of a life, which the meta
 registered), and, for records that were reported before they were synced, if the page cache was not lost in between
 (`page_cache_survived`): either the folder was left in order, with everything synced, or the operating system is still
 in the same boot. The clean marker is removed, durably, before the first append of a life.
+
+That is a proof of the folder as a whole. Of each log in it the manifest has one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
@@ -27,15 +32,17 @@ from crc32c import crc32c
 from dataplane.log.checkpoints import read_file, replace_file
 from dataplane.log.errors import DataDirError, NoSpace
 from dataplane.log.files import REAL_FILES, is_no_space
+from dataplane.log.manifest import MANIFEST_FILE, Manifest, ManifestEntry, read_manifest
 from dataplane.log.pool import LogPool
 from wire.errors import InvariantViolation
 from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from dataplane.log.files import FileSystem
+
+_log = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
 IDENTITY_FILE = "broker.json"
@@ -70,19 +77,29 @@ class Identity:
     have been registered, and killed before it heard of that. It wrote nothing."""
     boot_id: str = ""
     clean: bool = False
+    manifest: bool = False
+    """The folder has one. False: an earlier version wrote this, and a manifest that is there may be out of date."""
 
 
 class DataDir:
     """An open, locked data folder. Blocking; used by one thread at a time."""
 
     def __init__(
-        self, path: Path, files: FileSystem, lock: int, identity: Identity, proof: Proof, pool: LogPool
+        self,
+        path: Path,
+        files: FileSystem,
+        lock: int,
+        identity: Identity,
+        proof: Proof,
+        manifest: Manifest,
+        pool: LogPool,
     ) -> None:
         """Use `open`."""
         self.path = path
         self.files = files
         self.pool = pool
         """Shared by all logs in the folder."""
+        self.manifest = manifest
         self._lock = lock
         self._identity = identity
         self._proof = proof
@@ -140,7 +157,8 @@ class DataDir:
         if found is not None:
             same_boot = found.boot_id != "" and found.boot_id == boot_id
             proof = Proof(found.last_incarnation is not None or found.lives != (), found.clean or same_boot)
-        data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof, pool)
+        manifest = _find_manifest(files, path, is_expected=found is not None and found.manifest)
+        data_dir = cls(path, files, lock, found or Identity(_VERSION, broker_id), proof, manifest, pool)
         if found is None:
             data_dir._write(data_dir._identity)
         data_dir._finish_removals()
@@ -189,7 +207,7 @@ class DataDir:
 
     def mark_dirty(self) -> None:
         """Removes the clean marker; called before the first append of a life. From now on a loss of power may lose
-        records that were not synced.
+        records that were not synced. Where there was no manifest, there is one.
 
         This replaces the basis of the proof, so the registration that carried the proof must have been applied and
         recorded before: otherwise a crash in between would turn a lost page cache into one that survived. Raises
@@ -197,10 +215,12 @@ class DataDir:
         """
         if not self._recorded:
             raise InvariantViolation(f"{self.path}: marked dirty before this life's registration was recorded")
-        self._write(replace(self._identity, clean=False, boot_id=self.files.boot_id()))
+        self.write_manifest()
+        self._write(replace(self._identity, clean=False, boot_id=self.files.boot_id(), manifest=True))
 
     def mark_clean(self) -> None:
         """Writes the clean marker; called after all logs were synced and closed. Raises DataDirError, NoSpace."""
+        self.write_manifest()
         self._write(replace(self._identity, clean=True))
 
     def _write(self, identity: Identity) -> None:
@@ -212,13 +232,22 @@ class DataDir:
             replace_file(self.files, self.path / COPY_FILE, content)
             replace_file(self.files, self.path / IDENTITY_FILE, content)
         except OSError as error:
-            if is_no_space(error):
-                raise NoSpace(f"{self.path / IDENTITY_FILE} cannot be written ({error})") from error
-            raise DataDirError(
-                f"{self.path / IDENTITY_FILE} cannot be written ({error.strerror or error}): "
-                "check its rights and the disk"
-            ) from error
+            raise self._not_written(IDENTITY_FILE, error) from error
         self._identity = identity
+
+    def _not_written(self, name: str, error: OSError) -> NoSpace | DataDirError:
+        if is_no_space(error):
+            return NoSpace(f"{self.path / name} cannot be written ({error})")
+        return DataDirError(
+            f"{self.path / name} cannot be written ({error.strerror or error}): check its rights and the disk"
+        )
+
+    def write_manifest(self) -> None:
+        """Makes durable what has changed in the manifest. Raises DataDirError, NoSpace."""
+        try:
+            self.manifest.write()
+        except OSError as error:
+            raise self._not_written(MANIFEST_FILE, error) from error
 
     # ---- partitions
 
@@ -229,6 +258,15 @@ class DataDir:
     def list_partitions(self) -> list[PartitionKey]:
         """The partitions that have a folder, sorted."""
         return list_partitions(self.files, self.path)
+
+    def known_partitions(self) -> list[PartitionKey]:
+        """The partitions that have a folder, or must have one, sorted."""
+        named = (partition_of(self.path / name) for name in self.manifest.names)
+        return sorted({*self.list_partitions(), *(key for key in named if key is not None)})
+
+    def manifest_entry(self, key: PartitionKey) -> ManifestEntry:
+        """That of the partition's log; it need not exist."""
+        return self.manifest.entry(str(partition_directory(Path(), key)))
 
     def remove_partition(self, key: PartitionKey) -> None:
         """Removes the partition's folder durably, and that of its stream with the last one; its log must be closed. A
@@ -262,6 +300,19 @@ class DataDir:
         """Lets go of the lock."""
         self.pool.reading.close()
         self.files.close(self._lock)
+
+
+def _find_manifest(files: FileSystem, path: Path, *, is_expected: bool) -> Manifest:
+    if not is_expected:
+        return Manifest(files, path, {})
+    entries = read_manifest(files, path)
+    if entries is None:
+        _log.error(
+            "%s is missing or damaged: the logs that are here count as whole, and those that are missing as lost; the"
+            " manifest is written anew",
+            path / MANIFEST_FILE,
+        )
+    return Manifest(files, path, entries or {}, is_lost=entries is None)
 
 
 def _encode(identity: Identity) -> bytes:
@@ -308,6 +359,7 @@ def _decode(content: bytes, path: Path) -> Identity:
             "start the version that wrote it"
         )
     values["lives"] = tuple(values.get("lives", ()))  # folders of earlier versions have none
+    values["manifest"] = values.get("manifest", False)
     return Identity(**{field.name: values[field.name] for field in fields(Identity)})
 
 

@@ -10,7 +10,8 @@ Three ends, three orders of writing, which together are the promise that a crash
 
   - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
     now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
-  - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut.
+  - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut; the
+    manifest of the data folder never for more than the checkpoint, and is lowered before it (`dataplane.log.manifest`).
   - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: the rest that a crash leaves is
     removed at open.
   - `truncate`: snapshots, checkpoint, segments from the newest down, index, bytes, epochs. Beginning anew elsewhere:
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dataplane.log.files import FileSystem
+    from dataplane.log.manifest import ManifestEntry
     from dataplane.log.recovery import RecoveryReport
     from dataplane.log.segment import Segment
     from dataplane.log.snapshot import Snapshot
@@ -103,9 +105,9 @@ class PartitionLog:
     them hand over to the part that does the work, or tell one fact of the common state.
     """
 
-    def __init__(self, recovery: Recovery, config: LogConfig) -> None:
+    def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:
         """Use `open`."""
-        state = self._state = LogState(recovery, config)
+        state = self._state = LogState(recovery, config, entry)
         self._appending = Appending(state)
         self._syncing = Syncing(state)
         self._reading = Reading(state)
@@ -132,13 +134,15 @@ class PartitionLog:
         files: FileSystem = REAL_FILES,
         pool: LogPool | None = None,
         page_cache_survived: bool = False,
+        entry: ManifestEntry | None = None,
     ) -> tuple[PartitionLog, RecoveryReport]:
         """Opens the log in `directory`, or makes an empty one there, and recovers it (see `dataplane.log.recovery`).
 
         `pool`: what many logs share. What is found is durable when this returns, except in a damaged log: there nothing
         is written, and appends are refused until `Checking.cut_damage` or `drop_all`. `page_cache_survived`: whatever
-        was written by an earlier life, synced or not, must still be here. Raises LogDamaged when the disk fails,
-        NoSpace when it is full.
+        was written by an earlier life, synced or not, must still be here. `entry`: what the manifest of the data folder
+        says of this log; it is added where it is missing, durable with the next write of the manifest. Raises
+        LogDamaged when the disk fails, NoSpace when it is full.
         """
         recovery = Recovery(
             files,
@@ -147,12 +151,13 @@ class PartitionLog:
             config.index_interval_bytes,
             DerivedState(files, directory, config.producers),
             nothing_torn=page_cache_survived and not config.preallocate_bytes,
+            expected=entry.committed if entry is not None else None,
         )
         log: PartitionLog | None = None
         try:
             installation.finish(files, directory)
             recovery.run()
-            log = cls(recovery, config)
+            log = cls(recovery, config, entry)
             log._start()
         except (OSError, LogDamaged, NoSpace) as error:
             for segment in log.segments if log is not None else recovery.segments:
@@ -165,6 +170,9 @@ class PartitionLog:
             replayed_from, damaged = log._capturing.restore_producers(), None
         except CorruptData as error:  # where recovery had no reason to look
             replayed_from, damaged = log.log_start_offset, str(error)
+        if entry is not None:
+            entry.add()
+            log._vouch()
         report = recovery.report()
         return log, replace(report, replayed_from=replayed_from, damaged=report.damaged or damaged)
 
@@ -194,6 +202,13 @@ class PartitionLog:
             if state.vouched() != state.durable_end:
                 self._syncing.write_checkpoint(state.high_watermark, state.durable_end)
             self._appending.put_aside_locked()
+
+    def _vouch(self) -> None:
+        """For a log of which the manifest knows nothing, or less than it holds."""
+        state = self._state
+        with state.io_lock:
+            if state.unsound is None:
+                state.vouch()
 
     def close(self) -> None:
         """Syncs, checkpoints, and lets go of all files: the next open has nothing to scan. Raises LogDamaged, NoSpace

@@ -25,6 +25,10 @@ process was killed, the operating system was not) every written byte is there, s
 beginning of one; anything else is damage. After a loss of power a flipped bit behind the checkpoint cannot be told from
 a torn write: see `docs/storage.md`.
 
+The manifest of the data folder says of each log how far it was committed here (`dataplane.log.manifest`). A log of
+which nothing is left, that ends before that, or that holds another record there is damaged: its folder was lost,
+emptied or replaced by an older copy.
+
 Damage as well: a log without its offset checkpoint (it is written before the first segment) after a loss of power, for
 nothing says how far it reached; and a log that carries the mark of `dataplane.log.damage`.
 
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.derived_state import DerivedState
     from dataplane.log.files import FileSystem, ReadHandles
+    from dataplane.log.manifest import Committed
     from dataplane.log.pool import LogPool
 
 
@@ -86,6 +91,8 @@ class Recovery:
     derived: DerivedState
     nothing_torn: bool = False
     """All that was written is there: the page cache has survived, and no room was reserved ahead."""
+    expected: Committed | None = None
+    """What the manifest says of this log; None: it does not name it."""
     segments: list[Segment] = field(default_factory=list)
     beyond: list[Segment] = field(default_factory=list)
     """Segments behind the damage; not part of the log."""
@@ -96,6 +103,8 @@ class Recovery:
     truncated_bytes: int = 0
     scanned_bytes: int = 0
     damaged: str | None = None
+    is_of_another_history: bool = False
+    """Its committed records are others than those that were committed here."""
     _batches: list[tuple[LeaderEpoch, Offset]] = field(default_factory=list)
     """Leader epoch and base offset of scanned batches, one for each run of an epoch."""
     _scanned_from: Offset | None = None
@@ -118,12 +127,33 @@ class Recovery:
         self._mark = read_mark(self.files, self.directory)
         if self.checkpoint is not None:
             self._vouched = self.checkpoint.vouched_end
+        if self.expected is not None:
+            self._vouched = max(self._vouched, self.expected.high_watermark)
         self._check_start()
         self._check_segments()
         self._recover_epochs()
+        self._check_history()
         self.damaged = self._mark or self.damaged or self._too_short()
 
+    def _check_history(self) -> None:
+        """Whether the last record that was committed here is still the same."""
+        if self.expected is None or not self._start < self.expected.high_watermark <= self.log_end_offset:
+            return
+        end, epoch = self.expected
+        found = self.epochs.epoch_at(Offset(end - 1))
+        if epoch and found is not None and found != epoch:
+            self.is_of_another_history = True
+            self.damaged = self.damaged or (
+                f"{self.directory} is not the log that was here: its record at offset {end - 1} is of LeaderEpoch "
+                f"{found}, and the one that was committed here of LeaderEpoch {epoch}"
+            )
+
     def _too_short(self) -> str | None:
+        if self.expected is not None and self.checkpoint is None and not self.segments:
+            return (
+                f"{self.directory} is missing or empty, but a log was there, "
+                f"and its records up to offset {self.expected.high_watermark} were committed"
+            )
         if self.log_end_offset < self._vouched:
             return (
                 f"{self.directory} ends at offset {self.log_end_offset}, "

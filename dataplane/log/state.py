@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from dataplane.log.checkpoints import CompactionPoint, OffsetCheckpoint, read_compaction
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.files import is_no_space
+from dataplane.log.manifest import Committed
 from dataplane.log.segment import Segment
 from dataplane.log.tail import Tail
 from dataplane.replica.producers import DEFAULT_LIMITS
-from wire.types import Offset
+from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
+    from dataplane.log.manifest import ManifestEntry
     from dataplane.log.recovery import Recovery
     from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
     from dataplane.replica.producers import ProducerLimits
@@ -42,8 +44,10 @@ class LogConfig:
 class LogState:
     """One log's; changed by its parts only."""
 
-    def __init__(self, recovery: Recovery, config: LogConfig) -> None:
+    def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:
         self.directory = recovery.directory
+        self.entry = entry
+        """That of this log in the manifest of the data folder; None: it lies in none."""
         self.config = config
         self.files = recovery.files
         self.pool = recovery.pool
@@ -64,6 +68,8 @@ class LogState:
         """An installation was begun and found no room to end: the next `install`, or the next open, does."""
         self.unsound = recovery.damaged
         """Nothing is written until the damage is cut."""
+        self.is_of_another_history = recovery.is_of_another_history
+        """The log is damaged in that its committed records are others than those that were committed here."""
 
         self.segments: tuple[Segment, ...] = tuple(recovery.segments)
         """Oldest first; not empty once opened. The last one is written to."""
@@ -129,6 +135,26 @@ class LogState:
     def vouched(self) -> Offset:
         """How far the checkpoint on disk says that the log is durable."""
         return self.checkpoint.recovery_point if self.checkpoint else Offset(0)
+
+    def vouch(self) -> None:
+        """The manifest may say from now on what the checkpoint on disk says. The holder of the I/O lock calls it."""
+        checkpoint = self.checkpoint
+        if self.entry is not None and checkpoint is not None:
+            self.entry.raise_to(self._committed(min(checkpoint.high_watermark, checkpoint.recovery_point)))
+
+    def vouch_less(self, end: Offset, *, anew: bool = False) -> None:
+        """The log is about to be cut to `end`, or begun anew there: the manifest says so first, durably. `anew`: what
+        it says of the records below `end` does not hold either. Raises LogDamaged, NoSpace."""
+        if self.entry is None or (known := self.entry.committed) is None:
+            return
+        if anew or end < known.high_watermark:
+            try:
+                self.entry.replace(self._committed(min(end, known.high_watermark)))
+            except OSError as error:
+                raise self.not_replaced(f"writing the manifest for {self.directory} failed", error) from error
+
+    def _committed(self, high_watermark: Offset) -> Committed:
+        return Committed(high_watermark, self.epochs.epoch_at(Offset(high_watermark - 1)) or LeaderEpoch(0))
 
     def new_segment(self, base_offset: int) -> Segment:
         segment = Segment(self.files, self.directory, base_offset)

@@ -166,3 +166,4 @@ class Syncing:
             except OSError as error:
                 raise state.not_replaced(f"writing the checkpoint of {state.directory} failed", error) from error
         state.checkpoint = checkpoint
+        state.vouch()

@@ -36,6 +36,8 @@ class Registration:
     folder_same: bool
     page_cache_survived: bool
     unsound: tuple[PartitionKey, ...] = ()
+    held: frozenset[PartitionKey] | None = None
+    """Partitions that have a log, where the folder does not tell which have lost theirs. None: it does."""
     last_incarnation: Incarnation = Incarnation(0)
     earlier_lives: tuple[str, ...] = ()
     """Ids of lives since then, of which one may have been registered without hearing of it."""
@@ -180,7 +182,7 @@ class Registrar:
     def _command(self) -> pb.Command:
         context, known = self._context, self._registration
         again = context.incarnation is not None
-        unsound = (*(() if again else known.unsound), *self._unsound())
+        unsound = (*(() if again else (*known.unsound, *self._not_held())), *self._unsound())
         return pb.Command(
             register_broker=pb.RegisterBroker(
                 broker=context.broker_id,
@@ -198,3 +200,11 @@ class Registrar:
                 silent_life=self._silent_life,
             )
         )
+
+    def _not_held(self) -> list[PartitionKey]:
+        """Partitions that this broker has to hold and does not, as far as is known here before it is registered; the
+        data plane withdraws the others when it is told of them."""
+        held = self._registration.held
+        if held is None:
+            return []
+        return [key for key in self._context.state.keys_of(self._context.broker_id) if key not in held]

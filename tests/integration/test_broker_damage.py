@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +26,7 @@ from wire.batch import BatchBuilder, RecordBatch, iter_batches
 from wire.errors import Code, CorruptData, TidelogError
 from wire.replication import HEADER_SIZE
 from wire.tidelog_pb2 import AppendRequest, SnapshotRequest
-from wire.types import Offset
+from wire.types import Incarnation, Offset, StreamName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,6 +156,72 @@ async def test_a_restart_does_not_forget_it(
         assert again.broker.status()["damaged"] == [str(KEY)]
     finally:
         await again.close()
+
+
+@pytest.mark.parametrize("what", ["missing", "emptied"])
+async def test_a_follower_whose_folder_was_lost_leaves_the_isr_first_and_copies_the_log_anew(
+    a: Node, client: NatsConnection, nats_server: EmbeddedNatsServer, tmp_path: Path, what: str
+) -> None:
+    """Without a restart; and the next start finds nothing amiss."""
+    await a.leads(view(isr=(A, B)))
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    b.data_dir.record("cluster", Incarnation(10))
+    b.data_dir.mark_dirty()
+    role = await b.follows(view(isr=(A, B)))
+    await publish_all(client, 0, 60)
+    await until(lambda: role.high_watermark == 60)
+    folder = b.replica.directory
+    await b.close()
+    if what == "missing":
+        shutil.rmtree(folder.parent)
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        assert b.unsound == (KEY,)
+        b.broker.on_partitions([view(isr=(A, B))])
+        assert b.replica.life.step is None
+        assert b.replica.role is None
+        for node in (a, b):
+            node.broker.on_partitions([view(isr=(A,), epoch=2, leader_epoch=2)])
+        await until(lambda: b.replica.log_end_offset == 60 and b.replica.failure is None)
+    finally:
+        await b.close()
+    b = await Node(B, tmp_path / "b").start(nats_server.url)
+    try:
+        assert b.unsound == ()
+        assert b.replica.log_end_offset == 60
+    finally:
+        await b.close()
+
+
+async def test_a_replica_that_was_lost_together_with_the_manifest_withdraws_when_it_hears_of_its_partition(
+    nats_server: EmbeddedNatsServer, tmp_path: Path
+) -> None:
+    """Nothing tells it from one that was never here. The others, whose logs are there, go on."""
+    other = replace(KEY, stream=StreamName("other"))
+    node = await Node(A, tmp_path / "a").start(nats_server.url)
+    node.data_dir.record("cluster", Incarnation(10))
+    node.data_dir.mark_dirty()
+    node.broker.on_partitions([view(), view(key=other)])
+    await until(lambda: all(isinstance(r.role, LeaderDriver) for r in node.broker._replicas.values()))
+    folder = node.replica.directory
+    await node.close()
+    shutil.rmtree(folder.parent)
+    (tmp_path / "a" / "manifest").unlink()
+    for _ in range(2):
+        node = await Node(A, tmp_path / "a").start(nats_server.url)
+        try:
+            assert set(node.broker._replicas) <= {KEY, other}
+            node.broker.on_partitions([view(), view(key=other)])
+            await until(lambda: node.metadata.withdrawals or KEY in node.unsound)  # noqa: B023 - waited for here
+            await until(lambda: isinstance(node.broker._replicas[other].role, LeaderDriver))  # noqa: B023
+            assert node.replica.role is None
+            assert node.replica.is_damaged
+        finally:
+            await node.close()
+    assert node.unsound == (KEY,), "the manifest is whole again"
 
 
 async def test_it_is_written_down_before_others_hear_of_it(a: Node, client: NatsConnection) -> None:

@@ -239,14 +239,15 @@ class BrokerRuntime:
             await space.when_there_is_room(
                 lambda: needs.loop.run_in_executor(needs.executor, data_dir.begin_life, needs.life_id)
             )
+            replicas, unsound = await open_replicas(data_dir, needs.executor, space, needs.storage_settings.producers)
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-        replicas, unsound = await open_replicas(data_dir, needs.executor, space, needs.storage_settings.producers)
         proof = data_dir.proof()
         registration = Registration(
             folder_same=proof.folder_same,
             page_cache_survived=proof.page_cache_survived,
             unsound=unsound,
+            held=frozenset(replica.key for replica in replicas) if data_dir.manifest.is_lost else None,
             last_incarnation=data_dir.last_incarnation or Incarnation(0),
             earlier_lives=earlier_lives,
             cluster_id=data_dir.cluster_id or "",

@@ -344,3 +344,20 @@ async def test_what_a_person_may_have_to_mend_is_a_warning_once(caplog: pytest.L
         service._on_raft_status(replace(lost, has_quorum=True))
         service._on_raft_status(lost)
         assert len(warnings("broker b is connected to no majority")) == 2
+
+
+async def test_a_broker_that_cannot_tell_which_logs_it_has_lost_leaves_the_isr_of_those_it_does_not_hold() -> None:
+    """Its manifest is lost; the logs that are there prove themselves."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 2}))
+        await until(lambda: len(world.brokers["c"].views) == 2)
+        held, lost = sorted(world.brokers["c"].views)
+        incarnation = world.brokers["c"].service.incarnation
+        assert incarnation is not None
+        await world.brokers["c"].kill()
+        registration = Registration(
+            folder_same=True, page_cache_survived=True, last_incarnation=incarnation, held=frozenset({held})
+        )
+        await world.start("c", registration, life="2")
+        await until(lambda: "c" not in world.view(lost.partition).isr)
+        assert "c" in world.view(held.partition).isr

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from dataplane.broker.broker import Broker
+from dataplane.log.manifest import Manifest
 from dataplane.replica.replica_settings import ReplicaSettings
+from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench
 from tests.views import KEY
 from wire.types import PartitionKey
@@ -48,7 +52,8 @@ def broker_with(*replicas: FakeReplica) -> Broker:
         replica_max_leader_timeout=0.1,
     )
     context.space = cast(Any, Nothing())
-    return Broker(context, cast(Any, None), cast(Any, replicas))
+    data_dir = SimpleNamespace(manifest=Manifest(SimDisk(), Path("/"), {}))
+    return Broker(context, cast(Any, data_dir), cast(Any, replicas))
 
 
 async def test_a_close_gives_up_the_logs_whose_disk_hangs_and_names_them(caplog: pytest.LogCaptureFixture) -> None:

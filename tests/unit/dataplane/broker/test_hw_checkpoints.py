@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +16,17 @@ from dataplane.broker import hw_checkpoints
 from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
 from dataplane.broker.replica import Owed
 from dataplane.log.group_commit import Syncable, SyncScheduler
+from dataplane.log.manifest import Committed, Manifest
+from tests.simulation.disk import SimDisk
 from tests.views import KEY
-from wire.types import Offset
+from wire.types import LeaderEpoch, Offset
+
+
+def manifest() -> Manifest:
+    """A written one."""
+    made = Manifest(SimDisk(), Path("/"), {})
+    made.write()
+    return made
 
 
 class FakeReplica:
@@ -57,7 +67,7 @@ async def test_a_log_that_cannot_say_whether_it_owes_a_checkpoint_keeps_none_fro
     scheduler = SyncScheduler(loop.call_soon_threadsafe)
     context = SimpleNamespace(loop=loop, checkpoints=scheduler)
     replicas = {replica.key: replica for replica in (broken, sound)}
-    checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas))
+    checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas), manifest())
     checkpoints.start()
     async with asyncio.timeout(10):
         for _ in range(3):
@@ -93,7 +103,7 @@ async def test_a_checkpoint_that_hangs_is_not_asked_for_again_and_keeps_none_fro
     scheduler = SyncScheduler(loop.call_soon_threadsafe, threads=2)
     context = SimpleNamespace(loop=loop, checkpoints=scheduler)
     replicas = {replica.key: replica for replica in (hanging, sound)}
-    checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas))
+    checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas), manifest())
     checkpoints.start()
     async with asyncio.timeout(10):
         for _ in range(5):
@@ -138,7 +148,9 @@ def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkey
     logs = [CountedReplica(number, Owed.SYNC if number % 2 else Owed.HIGH_WATERMARK) for number in range(6)]
     idle = CountedReplica(6, Owed.NOTHING)
     replicas = {replica.key: replica for replica in (*logs, idle)}
-    checkpoints = HighWatermarkCheckpoints(cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas))
+    checkpoints = HighWatermarkCheckpoints(
+        cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()
+    )
     for number in range(6):
         checkpoints._look()
         assert [log.synced for log in logs] == [0, number + 1] * 3
@@ -150,7 +162,47 @@ def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkey
 def test_no_log_waits_longer_than_ten_rounds() -> None:
     logs = [CountedReplica(number, Owed.HIGH_WATERMARK) for number in range(1000)]
     replicas = {replica.key: replica for replica in logs}
-    checkpoints = HighWatermarkCheckpoints(cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas))
+    checkpoints = HighWatermarkCheckpoints(
+        cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()
+    )
     for _ in range(10):
         checkpoints._look()
     assert {log.high_watermarks for log in logs} == {1}
+
+
+def test_the_manifest_is_written_once_for_all_checkpoints_of_a_round() -> None:
+    """And not at all where none has changed it."""
+    kept = manifest()
+    names = [f"s-1/{number}-1" for number in range(100)]
+    for name in names:
+        kept.entry(name).add()
+    kept.write()
+
+    class Scheduler:
+        def __init__(self) -> None:
+            self.waiting: list[tuple[Syncable, Callable[[Offset | Exception], None]]] = []
+            self.manifests = 0
+
+        def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> None:
+            self.waiting.append((log, done))
+
+        def run(self) -> None:
+            while self.waiting:
+                log, done = self.waiting.pop(0)
+                self.manifests += log is kept
+                done(log.sync())
+
+    class Checkpointed(FakeReplica):
+        def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
+            kept.entry(names[self.key.partition]).raise_to(Committed(Offset(5), LeaderEpoch(1)))
+            return Offset(5)
+
+    scheduler = Scheduler()
+    replicas = {replica.key: replica for replica in map(Checkpointed, range(10))}
+    context = SimpleNamespace(checkpoints=scheduler)
+    checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas), kept)
+    for _ in range(3):
+        checkpoints._look()
+        scheduler.run()
+    assert scheduler.manifests == 1
+    assert not kept.is_due

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.partition_log import LogConfig
 from tests.simulation.disk import SimDisk
-from tests.unit.dataplane.log.crash_workload import HOME, Promises, Workload, check
+from tests.unit.dataplane.log.crash_workload import Promises, Workload, check, open_log
 
 if TYPE_CHECKING:
     from tests.unit.dataplane.log.crash_workload import Step
@@ -82,7 +82,7 @@ def try_second_crashes(
             first += 1
             if first % every == 0:
                 left.before_call = lambda: in_recovery(left, workload.promises, what)  # noqa: B023 - called here
-                PartitionLog.open(HOME, config, files=left)
+                open_log(left, config)
 
     def in_recovery(disk: SimDisk, promises: Promises, what: str) -> None:
         nonlocal tried

@@ -12,16 +12,19 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
+from dataplane.log.manifest import Manifest, read_manifest
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from tests.unit.dataplane.log.conftest import Batches
 from wire.batch import iter_batches
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
+    from dataplane.log.recovery import RecoveryReport
     from tests.simulation.disk import SimDisk
     from tests.unit.dataplane.log.conftest import Stamped
 
-HOME = Path("/log")
+DATA = Path("/data")
+HOME = DATA / "log"
 BATCHES = Batches()
 
 Step: TypeAlias = tuple[str, *tuple[int, ...]]
@@ -45,6 +48,20 @@ class Promises:
     """(epoch, start) that assign_epoch returned for and that no record or cut has replaced."""
     unknown_epoch: tuple[int, int] | None = None
     """Being assigned, or cut away, at this moment: there or not."""
+    is_in_manifest: bool = False
+    """The loss of the whole log would be told."""
+
+
+def open_log(
+    disk: SimDisk, config: LogConfig, *, page_cache_survived: bool = False
+) -> tuple[PartitionLog, RecoveryReport, Manifest]:
+    """Opens it as a broker does, with what the manifest says."""
+    manifest = Manifest(disk, DATA, read_manifest(disk, DATA) or {})
+    log, report = PartitionLog.open(
+        HOME, config, files=disk, page_cache_survived=page_cache_survived, entry=manifest.entry(HOME.name)
+    )
+    manifest.write()
+    return log, report, manifest
 
 
 class Workload:
@@ -55,6 +72,7 @@ class Workload:
         self.config = config
         self.promises = Promises()
         self._log: PartitionLog | None = None
+        self._manifest: Manifest | None = None
         self._epoch = 1
 
     def run(self, steps: list[Step]) -> None:
@@ -70,7 +88,8 @@ class Workload:
     # ---- steps
 
     def open(self) -> None:
-        self._log, report = PartitionLog.open(HOME, self.config, files=self.disk)
+        self._log, report, self._manifest = open_log(self.disk, self.config)
+        self.promises.is_in_manifest = True
         assert report.damaged is None
         assert self.log.log_end_offset >= self.promises.durable
         self.promises.durable = self.log.log_end_offset
@@ -91,6 +110,11 @@ class Workload:
         """By age; nothing happens to an empty segment. Its handle is wanted elsewhere."""
         self.log.roll()
         self.log.put_aside()
+
+    def manifest(self) -> None:
+        """Write it, as it is after the checkpoints of a round."""
+        assert self._manifest is not None
+        self._manifest.write()
 
     def snapshots(self) -> None:
         """Write the derived state at the beginnings of segments."""
@@ -154,6 +178,7 @@ class Workload:
 
     def restart(self) -> None:
         self.log.close()
+        self.manifest()
         self.promises.durable = self.log.log_end_offset
         self.open()
 
@@ -170,6 +195,8 @@ class Workload:
                     self.append(rng.randint(1, 8), rng.randint(1, 4))
                 case "checkpoint":
                     self.checkpoint(rng.randint(self.promises.high_watermark, max(start, end)))
+                    if rng.random() < 0.5:
+                        self.manifest()
                 case "cut":
                     self.cut(rng.randint(start, end))
                 case "remove":
@@ -195,12 +222,14 @@ WORKLOADS: dict[str, list[Step]] = {
         ("roll",),
         ("snapshots",),
         ("checkpoint", 25),
+        ("manifest",),
         ("append", 6, 2),
         ("cut", 35),
         ("lead",),
         ("append", 8, 1),
         ("sync",),
         ("checkpoint", 36),
+        ("manifest",),
         ("append", 5, 1),
         ("remove", 30),
         ("cut", 31),
@@ -215,6 +244,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("remove", 45),
         ("sync",),
         ("checkpoint", 50),
+        ("manifest",),
         ("append", 9, 3),
         ("remove", 60),
         ("drop", 1000),
@@ -222,6 +252,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("append", 10, 2),
         ("sync",),
         ("checkpoint", 1010),
+        ("manifest",),
         ("append", 3, 1),
     ],
 }
@@ -229,7 +260,12 @@ WORKLOADS: dict[str, list[Step]] = {
 
 def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_survived: bool) -> None:
     """Check the disk after a crash. Raises AssertionError."""
-    log, report = PartitionLog.open(HOME, config, files=disk)
+    if promises.is_in_manifest and disk.calls % 7 == 0:
+        lost = disk.copy()
+        lost.remove_tree(HOME)
+        assert open_log(lost, config)[1].damaged is not None, "the whole log is lost, and nothing tells"
+
+    log, report, _ = open_log(disk, config, page_cache_survived=page_cache_survived)
     assert (report.damaged, report.damaged_snapshots) == (None, ())
     assert not page_cache_survived or log.log_end_offset >= promises.appended, "in the page cache and lost"
     assert log.log_end_offset >= promises.durable, "reported durable and lost"
@@ -245,7 +281,7 @@ def check(disk: SimDisk, config: LogConfig, promises: Promises, *, page_cache_su
     # The durable end that recovery reports is durable: power is lost once more, at once. Only a cut that was
     # interrupted may have to be made again.
     disk.lose_power("nothing", Random(0))
-    again, second = PartitionLog.open(HOME, config, files=disk)
+    again, second, _ = open_log(disk, config)
     assert second.damaged is None
     assert again.log_start_offset == start
     stored_again = BATCHES.stored(again)
