@@ -252,6 +252,32 @@ class SimDisk:
         self.kill_process()
         self._folders = {Path("/"): _Folder()}
 
+    def lose(self, path: Path, *, emptied: bool = False) -> None:
+        """A file, or a folder with all that is in it, is gone while no process runs. `emptied`: the folders stay."""
+        self.has_failed = True
+        self.losses += 1
+        for folder in [folder for folder in self._folders if path in (folder, *folder.parents)]:
+            if emptied:
+                self._folders[folder] = _Folder()
+            else:
+                del self._folders[folder]
+        around = self._folders[path.parent]
+        for names in (around.now, around.synced):
+            names.pop(path.name, None)
+        around.changes.clear()
+        around.synced = dict(around.now)
+
+    def restore(self, path: Path, older: SimDisk) -> None:
+        """A file or a folder is as it was on a copy of this disk, while no process runs."""
+        self.lose(path)
+        for folder, names in older._folders.items():
+            if path in (folder, *folder.parents):
+                self._folders[folder] = names.copy()
+        before = older._folders[path.parent].now.get(path.name)
+        if before is not None:
+            around = self._folders[path.parent]
+            around.now[path.name] = around.synced[path.name] = before.copy()
+
     def flip_bit(self, path: Path, position: int, bit: int) -> None:
         """In a file at rest or in use."""
         self.has_failed = True

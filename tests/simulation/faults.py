@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
 from tests.simulation.forger import Forger
 from tests.simulation.keyed import READERS
+from tests.simulation.lost_files import HARMS, PARTS, lose_files
 from tests.simulation.members import MEMBERS
 from tests.simulation.messaging import Weather
 from tests.simulation.repartitions import CHANGES
@@ -85,6 +86,9 @@ WEIGHTS: dict[str, float] = {
 
 FORGER_SHARE = 0.5
 OPERATOR_SHARE = 0.4
+LOST_FILES_SHARE = 0.15
+OLDER_BY = 3.0
+"""Seconds between a copy of files and their return: the manifest has been written since."""
 
 CLOCK_JUMPS_NS = tuple(hours * 3600 * 1_000_000_000 for hours in (1, -1, 8 * 24, -8 * 24))
 """The wall clock of one broker at a time is off by one of them, or by none."""
@@ -155,6 +159,23 @@ def draw_operator(rng: Random, duration: float) -> list[Fault]:
     return [
         Fault(at=rng.random() * duration, kind=rng.choice(kinds), lasts=rng.choice((0.05, 0.3, 1.0)))
         for _ in range(rng.randrange(1, 5))
+    ]
+
+
+def draw_lost_files(rng: Random, brokers: tuple[str, ...], duration: float) -> list[Fault]:
+    """As `draw_forger`."""
+    if rng.random() >= LOST_FILES_SHARE:
+        return []
+    return [
+        Fault(
+            at=rng.random() * duration,
+            kind="lost files",
+            broker=rng.choice((*brokers, LEADER)),
+            lasts=rng.choice((0.02, 0.3, 1.0)) * (0.5 + rng.random()),
+            detail=f"{rng.choice(PARTS)}, {rng.choice(HARMS)}",
+            number=rng.randrange(1, 5),
+        )
+        for _ in range(rng.randrange(1, 3))
     ]
 
 
@@ -406,6 +427,34 @@ def _wipe(fault: Fault, cluster: Cluster) -> bool:
     return True
 
 
+def _lost_files(fault: Fault, cluster: Cluster) -> bool:
+    """While the broker is down, alone or with all others. `number`: who goes down, and who is back first."""
+    broker = cluster.brokers[fault.broker]
+    part, harm = fault.detail.split(", ")
+    older = broker.disk.copy() if harm == "older" else None
+
+    def strike() -> None:
+        was_sound = broker.id not in cluster.fragile
+        if cluster.is_calm or not cluster.may_lose_disk(broker):
+            return
+        others = [other for other in cluster.brokers.values() if other is not broker] if fault.number > 1 else []
+        for each in (broker, *others):
+            each.kill()
+        done = lose_files(broker.disk, cluster.data, part, older, cluster.world.rng, emptied=harm == "emptied")
+        broker.replaces_folder |= done and part == "identity" and harm != "older"
+        cluster.world.say(f"{broker.id} {'has lost' if done else 'keeps'} its files: {fault.detail}")
+        if not done and was_sound:
+            cluster.disk_is_sound(broker)
+        for number, each in enumerate([*others, broker] if fault.number == 2 else [broker, *others]):
+            cluster.start_later(each, fault.lasts * (1 + number))
+
+    if older is None:
+        strike()
+    else:
+        cluster.world.after(OLDER_BY, strike)
+    return True
+
+
 def _failing_fsync(fault: Fault, cluster: Cluster) -> bool:
     broker = cluster.brokers[fault.broker]
     if not broker.is_running or not cluster.may_lose_disk(broker):
@@ -652,6 +701,7 @@ _DO: dict[str, Callable[[Fault, Cluster], bool]] = {
     "late applies": _late_applies,
     "clock jump": _clock_jump,
     "wipe": _wipe,
+    "lost files": _lost_files,
     "failing fsync": _failing_fsync,
     "full disk": _full_disk,
     "bit flip": _bit_flip,

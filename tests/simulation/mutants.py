@@ -31,6 +31,7 @@ from dataplane.log.compaction import CompactionPass
 from dataplane.log.cutting import Cutting
 from dataplane.log.data_dir import DataDir
 from dataplane.log.recent_states import RecentStates
+from dataplane.log.recovery import Recovery
 from dataplane.log.segment import Segment
 from dataplane.log.state import LogState
 from dataplane.log.swapping import Swapping
@@ -71,6 +72,7 @@ from metadata.relief import Relief
 from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
 from metadata.runtime.controller_driver import ControllerDriver
+from metadata.runtime.registration import Registrar
 from metadata.runtime.service import MetadataService
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import group_partitions
@@ -180,6 +182,27 @@ MUTANTS: tuple[Mutant, ...] = (
             "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
             "if False:",
         ),
+    ),
+    _mutant(
+        "a log of which nothing is left counts as one that never held anything",
+        (
+            Recovery._too_short,
+            "self.expected is not None and self.checkpoint is None and not self.segments",
+            "False",
+        ),
+        (Recovery.run, "if self.expected is not None:", "if False:"),
+        scenario="lost files",
+    ),
+    _mutant(
+        "a log that ends before what was committed here counts as sound",
+        (Recovery.run, "if self.expected is not None:", "if False:"),
+        scenario="lost files",
+    ),
+    _mutant(
+        "logs that were lost with the manifest count as logs that were never here",
+        (broker._replica, "if data_dir.manifest.is_lost:", "if False:"),
+        (Registrar._not_held, "held = self._registration.held", "held = None"),
+        scenario="lost files",
     ),
     _mutant(
         "every restart counts as one that lost nothing",

@@ -34,6 +34,7 @@ from tests.simulation.faults import (
     draw_around,
     draw_forger,
     draw_later_scenario,
+    draw_lost_files,
     draw_operator,
     draw_scenario,
     with_programs,
@@ -162,6 +163,7 @@ class Cluster:
                     chance = Random(f"transactors of {world.seed}")
                     schedule = with_programs(schedule, chance, names, self.plan.duration, "transactor")
                 schedule += draw_operator(Random(f"operator of {world.seed}"), self.plan.duration)
+                schedule += draw_lost_files(Random(f"lost files of {world.seed}"), names, self.plan.duration)
             if self.plan.has_repartitions and scenario is None:
                 schedule = with_repartitions(schedule, Random(f"changes of {world.seed}"), self.plan.duration)
         self.schedule = schedule

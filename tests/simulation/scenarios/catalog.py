@@ -52,6 +52,7 @@ LATER_SCENARIOS: dict[str, Scenario] = {
 ASKED_SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
     for scenario in (
+        disks.lost_files,
         partitions.repartitioned_while_records_go,
         programs.stopped_while_it_joins,
         programs.ends_that_groups_hear_late,
@@ -109,6 +110,7 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     },
     "repartitioned under kills": _REPARTITIONED | {"adoption_timeout_s": 0.3, "duration": 12.0},
     "late source": _REPARTITIONED,
+    "lost files": {"min_isr": 2, "keys": 0, "retention": (), "duration": 14.0, "identifies": False},
     "repartitioned while records go": _REPARTITIONED
     | {
         "streams": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
+from tests.simulation.lost_files import lose_files
 from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 
 
@@ -152,6 +153,34 @@ def silent_damage(run: ScenarioRun) -> Steps:
         run.kill(leader)
         yield 0.5
         run.start(leader)
+
+
+def lost_files(run: ScenarioRun) -> Steps:
+    """All brokers die; of one of them the files of its logs are gone, emptied, or as they were before. It is the first
+    to come back, and the others come when it may lead."""
+    rng = run.rng
+    yield from run.in_sync()
+    victim = rng.choice(run.replicas)
+    broker = run.broker(victim)
+    run.flood(1.0)
+    yield 2.0 + rng.random()
+    older = broker.disk.copy() if rng.random() < 0.4 else None
+    run.flood(1.0)
+    yield 3.0 + rng.random()
+    if not run.cluster.may_lose_disk(broker):
+        return
+    others = run.others(victim)
+    for name in (victim, *others):
+        run.broker(name).kill()
+        run.cluster.start_later(run.broker(name), LONG)
+    part = rng.choice(("partition", "partition", "stream", "manifest and partition"))
+    lose_files(broker.disk, run.cluster.data, part, older, rng, emptied=rng.random() < 0.5)
+    yield rng.random() * 0.2
+    run.start(victim)
+    run.start(others[0])
+    yield rng.random()
+    run.start(others[1])
+    yield Until(lambda: len(run.isr) == 3, 10.0)
 
 
 def hung_leader(run: ScenarioRun) -> Steps:
