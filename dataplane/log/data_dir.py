@@ -331,13 +331,12 @@ def _is_written(files: FileSystem, path: Path, identity: Identity) -> bool:
 
 def _read_identity(files: FileSystem, path: Path) -> Identity | None:
     """None: there is none. Raises DataDirError."""
-    content = read_file(files, path / IDENTITY_FILE)
-    if content is None:
+    content, copy = (read_file(files, path / name) for name in (IDENTITY_FILE, COPY_FILE))
+    if content is None and copy is None:
         return None
     try:
-        return _decode(content, path / IDENTITY_FILE)
+        return _decode(content or b"", path / IDENTITY_FILE)
     except (ValueError, KeyError, TypeError) as error:
-        copy = read_file(files, path / COPY_FILE)
         try:
             return _decode(copy or b"", path / COPY_FILE)
         except (ValueError, KeyError, TypeError):
@@ -392,7 +391,7 @@ def list_partitions(files: FileSystem, path: Path) -> list[PartitionKey]:
 def kept_from_brokers(path: Path) -> Iterator[None]:
     """Keeps brokers from starting on the data folder `path` while a tool works in it. A folder that never belonged to a
     broker, or that cannot be written, needs no lock. Raises DataDirError when a broker is running on it."""
-    if IDENTITY_FILE not in REAL_FILES.names(path):
+    if not {IDENTITY_FILE, COPY_FILE}.intersection(REAL_FILES.names(path)):
         yield
         return
     try:

@@ -129,6 +129,17 @@ def test_a_flipped_bit_of_an_identity_changes_nothing(tmp_path: Path, name: str)
         (tmp_path / "broker.json.copy").write_bytes(whole)
 
 
+@pytest.mark.parametrize("name", ["broker.json", "broker.json.copy"])
+def test_an_identity_is_in_both_files(tmp_path: Path, name: str) -> None:
+    lived(tmp_path, Boots(), clean=True)
+    (tmp_path / name).unlink()
+    again = DataDir.open(tmp_path, B1)
+    assert (again.cluster_id, again.last_incarnation) == ("cluster-1", 5)
+    again.begin_life("next")
+    again.close()
+    assert (tmp_path / "broker.json").read_bytes() == (tmp_path / "broker.json.copy").read_bytes()
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}'])
 def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
     DataDir.open(tmp_path, B1).close()
