@@ -17,7 +17,8 @@ STREAM = "left"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    settings = {"storage": {"housekeeping_interval": 0.1}, "metadata": {"repartition_adoption_timeout_s": 1.0}}
+    metadata = {"repartition_adoption_timeout_s": 1.0, "clock_settle_s": 0.5}
+    settings = {"storage": {"housekeeping_interval": 0.1}, "metadata": metadata}
     with dev_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as running:
         yield running
 
