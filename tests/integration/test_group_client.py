@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -240,6 +241,25 @@ async def test_records_that_a_member_printed_are_committed_when_it_is_interrupte
     member.stdout.close()
     assert member.stderr is not None
     member.stderr.close()
+
+
+async def test_a_pipe_that_is_closed_commits_what_was_read_from_it(cluster: DevCluster, client: tidelog.Client) -> None:
+    await fill(client, "piped", 1, 4000)
+    member = start_tidelog(
+        "subscribe", "piped", "--group", "piped", "--format", "raw", "--server", cluster.nats_url,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert member.stdout is not None
+    assert member.stderr is not None
+    read = b""
+    while read.count(b"\n") < 5:
+        read += await asyncio.to_thread(os.read, member.stdout.fileno(), 7)
+    member.stdout.close()
+    assert await asyncio.to_thread(member.wait, LIMIT) == 0
+    assert not member.stderr.read()
+    member.stderr.close()
+    found = await client.describe_group("piped")
+    assert (found["members"], [entry["committed"] for entry in found["progress"]]) == (0, [read.count(b"\n")])
 
 
 async def test_without_asyncio(cluster: DevCluster, client: tidelog.Client) -> None:

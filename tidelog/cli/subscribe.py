@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
+import os
+import select
+import stat
 import sys
-from itertools import islice
+import termios
+from bisect import bisect_right
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import IO, TYPE_CHECKING, Literal, cast
 
 import click
 
@@ -21,12 +29,15 @@ if TYPE_CHECKING:
     from tidelog.client.connection import Client
     from tidelog.client.consumer import Consumer
     from tidelog.client.group_consumer import GroupConsumer
+    from tidelog.client.records import Record
 
 KEPT_EVERY = 1.0
 """Seconds between two writes of the file of `--resume`."""
 
 _AT_ONCE = 1000
 """Records of a group's member that are printed, and then finished, together."""
+_LONGEST_PAUSE = 0.05
+"""Seconds between two looks at a pipe whose reader is slow."""
 _GROUP_STARTS = ("earliest", "latest", "new")
 _POSITION = "[{words}|OFFSET|TIME]"
 
@@ -157,9 +168,9 @@ def subscribe(
     The values of one partition, to a pipe tidelog subscribe STREAM --partition 0 --format raw | ...
     Share the work with others             tidelog subscribe STREAM STREAM --group NAME
 
-    Records that a member of a group has printed are committed once they have left the process: every second, when a
-    partition goes to another member, and at the end, also after Ctrl-C. After a crash, those of up to a second are
-    printed again.
+    Records that a member of a group has printed are committed once they have left the process, and those in a pipe
+    once they were read: every second, when a partition goes to another member, and at the end, also after Ctrl-C, and
+    where the reader of the pipe ends. After a crash, those of up to a second are printed again.
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
@@ -226,15 +237,58 @@ def subscribe(
 
 
 async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | None) -> None:
-    """A call for more finishes what has left this process."""
+    """A call for more finishes what has left this process, and, where it went into a pipe, was read."""
     out = sys.stdout.buffer
+    pipe = _pipe(out)
     left = sys.maxsize if limit is None else limit
     while left:
         records = await member.getmany(min(left, _AT_ONCE))
-        for record in records:
-            out.write(show(record))
-        out.flush()
+        lines = [show(record) for record in records]
+        if pipe is None:
+            out.writelines(lines)
+            out.flush()
+        else:
+            await _pass_on(pipe, lines, records, member)
         left -= len(records)
+
+
+def _pipe(out: IO[bytes]) -> int | None:
+    """Its file descriptor, if it is a pipe."""
+    try:
+        return out.fileno() if stat.S_ISFIFO(os.fstat(out.fileno()).st_mode) else None
+    except (OSError, ValueError):  # it is no file
+        return None
+
+
+async def _pass_on(pipe: int, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
+    """Returns when all of it was read. Raises BrokenPipeError where the reader has gone before: the member goes back
+    to the first record that was not read whole."""
+    data = memoryview(b"".join(lines))
+    written, pause = 0, 0.001
+    try:
+        while written < len(data):
+            written += os.write(pipe, data[written:])
+    except BrokenPipeError:
+        pass
+    while (unread := _unread(pipe)) and not _has_no_reader(pipe):
+        await asyncio.sleep(pause)  # a reader that reads is no event
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    read = written - unread
+    if read == len(data):
+        return
+    first = bisect_right([*accumulate(map(len, lines))], read)
+    await member.seek(records[first].stream, records[first].partition, records[first].offset)
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _has_no_reader(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
 
 
 async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, Position]) -> None:
@@ -262,8 +316,6 @@ def _positions(consumer: Consumer) -> dict[int, Position]:
 
 
 async def _print_and_keep(consumer: Consumer, show: RecordFormat, limit: int | None, file: PositionsFile) -> None:
-    import asyncio
-
     await consumer.start()
     printed = _positions(consumer)
     file.write(printed)
