@@ -202,7 +202,7 @@ class GroupConsumer(Generic[K, V]):
 
     @property
     def paused(self) -> frozenset[Name]:
-        """The partitions that `pause` has named, and that are read."""
+        """The partitions that `pause` has named, and that are assigned still."""
         return _names(self._reading.paused)
 
     @property
@@ -371,13 +371,14 @@ class GroupConsumer(Generic[K, V]):
         claims.went_back()
 
     def pause(self, *partitions: Name) -> None:
-        """Hand out no records of these (none given: of all that are read) until they are resumed. What was fetched
-        ahead stays, and no more than that is fetched. A partition that goes and comes back is not paused any more."""
-        self._reading.pause(self._read(partitions))
+        """Hand out no records of these (none given: of all that are assigned) until they are resumed. In `on_assigned`,
+        it holds from the first record on. What was fetched ahead stays, and no more than that is fetched. Partitions
+        that stay through a rebalance stay paused; one that goes and comes back is not paused any more."""
+        self._reading.pause(self._named(partitions))
 
     def resume(self, *partitions: Name) -> None:
         """Hand out records of these (none given: of all) again."""
-        self._reading.resume(self._read(partitions))
+        self._reading.resume(self._named(partitions))
 
     async def aclose(self) -> None:
         """Give up all partitions (`on_revoked`), commit what is finished if commits are automatic, and leave the group.
@@ -488,15 +489,11 @@ class GroupConsumer(Generic[K, V]):
             if self._session.is_member:
                 await self._commits.try_to_commit(self._partitions.marks(), COMMIT_TIMEOUT)
 
-    def _read(self, partitions: tuple[Name, ...]) -> list[StreamPartition]:
-        """Those of `partitions` (none: of all) that are read. Raises BadRequest for one that is not."""
+    def _named(self, partitions: tuple[Name, ...]) -> Iterable[StreamPartition]:
+        """None: all that are assigned. Raises BadRequest for one that is not."""
         if not partitions:
-            return [of for of in self._partitions.assignment if self._reading.is_read(of)]
-        found = [self._partitions.found(checked_name(name)) for name in partitions]
-        for of in found:
-            if not self._reading.is_read(of):
-                raise bad(f"{of} is assigned, and not read yet; ask again")
-        return found
+            return self._partitions.assignment
+        return [self._partitions.found(checked_name(name)) for name in partitions]
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -37,6 +37,8 @@ class GroupReading:
         self._readings: dict[_Life, StreamReading] = {}
         self._incarnations: dict[StreamPartition, int] = {}
         """The incarnations of the partitions that are read, or whose starts are being looked up."""
+        self._paused: set[StreamPartition] = set()
+        """They are read, or are about to be."""
         self._turns: deque[_Life] = deque()
         """In which order readings are asked for records."""
         self._current: _Life | None = None
@@ -87,6 +89,8 @@ class GroupReading:
         self._incarnations[of] = stream.partitions[of.partition].incarnation
         self._share()
         await reading.add(of.partition, start, stream)
+        if of in self._paused:
+            reading.ahead.pause((of.partition,))
         self.beginnings[of] = reading.ahead.positions[of.partition]
         if self.on_partition is not None:
             self.on_partition(of)
@@ -105,6 +109,7 @@ class GroupReading:
 
     def remove(self, of: StreamPartition) -> None:
         """Safe to call twice."""
+        self._paused.discard(of)
         if self._incarnations.pop(of, None) is None:
             return
         self._readings[of.stream, of.incarnation].remove(of.partition)
@@ -188,22 +193,23 @@ class GroupReading:
 
     @property
     def paused(self) -> frozenset[StreamPartition]:
-        return frozenset(
-            StreamPartition(*life, partition)
-            for life, reading in self._readings.items()
-            for partition in reading.ahead.paused
-        )
+        return frozenset(self._paused)
 
     def partition_incarnation(self, of: StreamPartition) -> int | None:
         return self._incarnations.get(of)
 
     def pause(self, partitions: Iterable[StreamPartition]) -> None:
+        """Until `resume`, or `remove`; also of partitions that are added later."""
         for of in partitions:
-            self._readings[of.stream, of.incarnation].ahead.pause((of.partition,))
+            self._paused.add(of)
+            if self.is_read(of):
+                self._readings[of.stream, of.incarnation].ahead.pause((of.partition,))
 
     def resume(self, partitions: Iterable[StreamPartition]) -> None:
         for of in partitions:
-            self._readings[of.stream, of.incarnation].ahead.resume((of.partition,))
+            self._paused.discard(of)
+            if self.is_read(of):
+                self._readings[of.stream, of.incarnation].ahead.resume((of.partition,))
         self.progress.set()
 
     def raise_failure(self) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.fake_nats import FakeTransport, delivered
-from tests.unit.tidelog.client.fake_broker import FakeBroker, make
-from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator, ModelGroup
+from tests.unit.tidelog.client.members_world import S0, S1, World, members_world, take, until
 from tidelog.client import coordinator_link, group_session, partition_reader
-from tidelog.client.connection import Client
 from tidelog.client.errors import BadRequest, Closed, FencedInstance, NoServer, NotAssigned, UnknownMember
-from tidelog.client.group_consumer import Committed, GroupConsumer
+from tidelog.client.group_consumer import Committed
 from tidelog.client.group_session import session_clock
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, StreamPartition
@@ -24,67 +21,11 @@ from wire.operations import GROUP_COORDINATOR
 from wire.transport import Message
 from wire.types import StreamName
 
-S0, S1 = ("s", 0), ("s", 1)
-
-
-@dataclass
-class World:
-    transport: FakeTransport
-    broker: FakeBroker
-    coordinator: FakeCoordinator
-    clients: list[Client] = field(default_factory=list)
-
-    @property
-    def group(self) -> ModelGroup:
-        return self.coordinator.group("g")
-
-    @property
-    def committed(self) -> dict[tuple[str, int], int]:
-        return {(of.stream, of.partition): offset.offset for of, offset in self.group.offsets.items()}
-
-    def client(self) -> Client:
-        """Each member has a connection of its own."""
-        transport = FakeTransport(self.transport.hub)
-        client = Client(transport, self.broker.subjects, server="nats://fake:4222", name="test", api_timeout=1.0)
-        self.clients.append(client)
-        return client
-
-    def seed(self, stream: str, partition: int, count: int) -> None:
-        end = self.broker.logs[stream, partition].end
-        self.broker.seed(stream, partition, [b"%d" % offset for offset in range(end, end + count)])
-
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """With ten records in each of the two partitions of `s`, and `t`."""
-    transport, broker, client = make()
-    broker._api[GROUP_COORDINATOR.name] = lambda _: {"partition": 0}
-    transport.listen(broker.subjects.api(GROUP_COORDINATOR.name), lambda m: broker._on_api(GROUP_COORDINATOR.name, m))
-    broker.create("s", 2)
-    broker.create("t", 2)
-    streams = {name: (made["incarnation"], len(made["partitions"])) for name, made in broker.streams.items()}
-    world = World(transport, broker, FakeCoordinator(transport, streams), [client])
-    for stream in ("s", "t"):
-        for partition in range(2):
-            world.seed(stream, partition, 10)
-    yield world
-    for client in world.clients:
-        await client.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - many things may change it
-            await asyncio.sleep(0.001)
-
-
-async def take(consumer: GroupConsumer, count: int) -> list[tuple[str, int, int]]:
-    found: list[tuple[str, int, int]] = []
-    while len(found) < count:
-        record = await consumer.getone(timeout=5)
-        assert record is not None, f"only {found} came"
-        found.append((record.stream, record.partition, record.offset))
-    return found
+    async with members_world() as made:
+        yield made
 
 
 async def test_one_member_reads_everything_and_commits_what_it_finished(world: World) -> None:
@@ -238,50 +179,6 @@ async def test_a_removed_member_drops_everything_and_joins_anew(world: World) ->
         await until(lambda: consumer.member_id != before and len(consumer.assignment) == 2)
         assert lost == [{S0, S1}]
         assert len(await take(consumer, 20)) == 20
-
-
-@pytest.mark.parametrize("auto_commit", [True, False])
-async def test_a_commit_says_of_which_partitions_nothing_is_committed(world: World, auto_commit: bool) -> None:
-    """Work that took longer than `max_poll_interval`: the partitions are another member's."""
-    options: Any = {"group": "g", "max_poll_interval": 0.2, "auto_commit": auto_commit}
-    async with world.client().subscribe("s", **options) as one:
-        await take(one, 12)
-        await until(lambda: not world.group.members)
-        before = {**world.committed}
-        with pytest.raises(NotAssigned, match="s/0, s/1 went to others before"):
-            await one.commit()
-        assert world.committed == before
-        with pytest.raises(UnknownMember):
-            await one.getone()
-        assert len(await take(one, 20)) == 20
-        await one.commit()
-        assert world.committed == {S0: 10, S1: 10}
-
-
-async def test_a_commit_of_a_part_raises_too(world: World) -> None:
-    async with world.client().subscribe("s", group="g", auto_commit=False) as one:
-        await take(one, 20)
-        async with world.client().subscribe("s", group="g", auto_commit=False) as two:
-            await until(lambda: len(two.assignment) == 1)
-            (gone,), (kept,) = two.assignment, one.assignment
-            with pytest.raises(NotAssigned, match=f"^{gone[0]}/{gone[1]} went"):
-                await one.commit()
-            assert world.committed.get(kept) == 10, "what it has is committed"
-            assert world.committed.get(gone, 0) in (-1, 0)
-            await one.commit()
-
-
-async def test_a_commit_in_on_revoked_is_in_time(world: World) -> None:
-    async def commit(_: object) -> None:
-        await one.commit()
-
-    one = world.client().subscribe("s", group="g", auto_commit=False, on_revoked=commit)
-    async with one:
-        await take(one, 20)
-        async with world.client().subscribe("s", group="g", auto_commit=False) as two:
-            await until(lambda: len(two.assignment) == 1)
-            assert world.committed == {S0: 10, S1: 10}
-            await one.commit()
 
 
 async def test_a_coordinator_that_moves_is_ridden_out(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
-from tests.unit.tidelog.client.test_group_consumer import World, take, until
+from tests.unit.tidelog.client.members_world import World, take, until
 from tidelog.client import group_gate, group_partitions, layout_watch
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError

@@ -23,7 +23,7 @@ from tests.simulation.world import Process, inhabited
 from tests.simulation.world import World as SimulatedWorld
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
-from tests.unit.tidelog.client.test_group_consumer import World
+from tests.unit.tidelog.client.members_world import World
 from tidelog.client import group_gate, group_session, layout_watch
 from tidelog.client.connection import Client
 from tidelog.client.errors import NotAssigned
