@@ -322,8 +322,8 @@ class AdminRequests:
             if asked > end:
                 raise TidelogError(
                     Code.OFFSET_AHEAD,
-                    f"{key} is committed up to offset {end}, and only that can be deleted, not up to {asked};"
-                    " nothing was deleted",
+                    f"{key} is committed up to offset {end}, or has a transaction open there, and only that can be"
+                    f" deleted, not up to {asked}; nothing was deleted",
                     [END.of(end)],
                 )
             items.append(

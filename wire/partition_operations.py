@@ -81,7 +81,7 @@ STREAM_RESUME = Operation(
 
 
 LATEST = -1
-"""In place of an offset: the end of the committed log."""
+"""In place of an offset: the end of the committed log, in front of a transaction that is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class ReplicaReport(TypedDict, total=False):
     partition_epoch: int | None
     """The partition epoch of the metadata that its role acts by."""
     committed_end: int | None
-    """Exclusive; of a leader inside its lease that knows it, else null."""
+    """Exclusive; what readers are told as the end, in front of a transaction that is open; of a leader inside its lease
+    that knows it, else null."""
     high_watermark: int
     """Inclusive, -1 = none."""
     last_stable_offset: int | None

@@ -523,7 +523,7 @@ class Replica:
             "stopped": role.core.stopped.message if isinstance(role, FollowerDriver) and role.core.stopped else None,
         }
         if isinstance(role, LeaderDriver) and role.is_serving:
-            latest = role.latest(read_uncommitted=True)
+            latest = role.latest(read_uncommitted=False)
             out["committed_end"] = None if isinstance(latest, TidelogError) else latest
             out["replicas_progress"] = {
                 replica: {"log_end_offset": end, "in_sync": in_sync}

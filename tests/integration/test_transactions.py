@@ -70,6 +70,25 @@ async def test_a_commit_is_visible_when_it_returns_and_an_abort_never(client: ti
     assert await values(client, "orders", read_from="follower") == sorted(expected)
 
 
+async def test_deleting_all_records_leaves_those_of_a_transaction_that_is_open(client: tidelog.Client) -> None:
+    """ "latest" is what `offsets` calls the end."""
+    await client.create_stream("purged")
+    async with client.producer("purged") as plain, client.producer(transactional_id="purges") as producer:
+        await plain.send(b"before")
+        await producer.begin()
+        await producer.send("purged", b"within")
+        await plain.send(b"behind")
+        assert await client.offsets("purged", "latest") == {0: 1}
+        (changed,) = await client.delete_records("purged", {0: "latest"})
+        assert changed["log_start_offset"] == 1
+        with pytest.raises(tidelog.OffsetOutOfRange, match="has a transaction open there"):
+            await client.delete_records("purged", {0: 2})
+        await producer.commit()
+    assert await values(client, "purged") == [b"behind", b"within"]
+    await client.delete_records("purged", {0: "latest"})
+    assert await values(client, "purged") == []
+
+
 async def test_many_records_of_pipelined_sends(client: tidelog.Client) -> None:
     await client.create_stream("many", partitions=3)
     async with client.producer(transactional_id="many", streams="many") as producer:

@@ -122,7 +122,8 @@ class PartitionChanges(ABC):
     async def delete_records(
         self, stream: str, before: Mapping[int, int | Literal["latest"]]
     ) -> list[ChangedPartition]:
-        """Delete the records below an offset, by partition; "latest": all that are committed. They are served no more,
+        """Delete the records below an offset, by partition; "latest": all that are committed, up to what `offsets`
+        calls the end, which is in front of a transaction that is open. They are served no more,
         whatever happens to brokers; their bytes go with the segments that hold nothing else. An offset below the first
         record changes nothing. Returns the partitions, with their `log_start_offset`, when all live replicas know it,
         or after 3 s: `not_yet` names those that do not.
