@@ -647,13 +647,15 @@ async def test_a_damaged_replica_copies_from_the_leader_once_it_is_out_of_the_is
     again = await Node(A, tmp_path / "a").start(nats_server.url)
     try:
         assert again.unsound == (KEY,)
-        await b.leads(view(leader=B, leader_epoch=2, epoch=2, isr=(B,)))
+        # Nothing of a's log is in b's: an operator has let b lead all the same.
+        elected = partial(view, leader=B, leader_epoch=2, loss_epoch=2)
+        await b.leads(elected(epoch=2, isr=(B,)))
         for _ in range(7):
             await publish(client)
-        again.broker.on_partitions([view(leader=B, leader_epoch=2, epoch=2, isr=(A, B))])
+        again.broker.on_partitions([elected(epoch=2, isr=(A, B))])
         await asyncio.sleep(0.1)
         assert again.replica.role is None, "first it leaves the ISR, then it cuts"
-        role = await again.follows(view(leader=B, leader_epoch=2, epoch=3, isr=(B,)))
+        role = await again.follows(elected(epoch=3, isr=(B,)))
         await until(lambda: role.log.log_end_offset == 7)
         assert again.replica.failure is None
         assert role.log.epochs.latest == 2
