@@ -12,11 +12,13 @@ cuts that into offset ranges; a task fetches exactly its range and hands it to S
     inline_files ─ certificates given as text    plain_errors ─ errors of one sentence
     java ─ a runtime for Spark to run on         batch_reader, stream_reader, source ─ called by Spark
     values ─ JSON, Avro and Protobuf, for users  freezing ─ a worker collects less garbage
+    sql ─ views of streams, for users
 
 Writes:
 
     sink_options ─ parsed text of the user       sink_rows ─ which columns, and Arrow batches as records
     sink_delivery ─ a task: sends its rows       sinks ─ called by Spark, and the commit on the driver
+    committed_batch ─ knows a batch again
 
 It takes no filters from Spark (`pushFilters`). All queries of one `load()` share the reader that Spark hands the
 filters to, so a filter of one query would take records from another one. `assign`, offsets and timestamps narrow a

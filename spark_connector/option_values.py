@@ -51,6 +51,15 @@ def did_you_mean(key: str, known: Collection[str]) -> str:
     return next((f" (did you mean {name}?)" for name in known if [name.lower()] == close), "")
 
 
+def kafka_login_hint(key: str) -> str | None:
+    """What stands here in place of an option of Kafka's logins and certificates. None: it is none of these."""
+    if key.lower().startswith("kafka.ssl."):
+        return "certificates are nats.ca, nats.cert and nats.key here, in PEM, and nats.tls asks for TLS"
+    if key.lower().startswith(("kafka.sasl.", "kafka.security.")):
+        return "a login is nats.user and nats.password, nats.token, nats.creds or nats.nkey here; nats.tls asks for TLS"
+    return None
+
+
 def has_servers(values: Mapping[str, str]) -> bool:
     return "servers" in values or "context" in values
 

@@ -25,6 +25,7 @@ from spark_connector.option_values import (
     did_you_mean,
     duration,
     has_servers,
+    kafka_login_hint,
     of_connection,
     one_of,
     or_default,
@@ -43,7 +44,8 @@ DEFAULT_FETCH_MAX_BYTES = 4 << 20
 DEFAULT_MAX_TRIGGER_DELAY_SECONDS = 900.0
 EARLIEST_IN_JSON = -2
 LATEST_IN_JSON = -1
-_MAX_COUNT = 1 << 62
+_MAX_COUNT = (1 << 63) - 1
+"""Java's Long.MaxValue, which programs give for "no limit" or "no end"."""
 _END_OF_TIME_NS = 1 << 63
 """Since 1970, in either direction."""
 
@@ -69,7 +71,7 @@ class AtTimestamps:
     timestamps_ns: Mapping[StreamName, Mapping[int, int]]
 
 
-ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge]]
+ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge] | Edge]
 Point = Edge | AtTimestamp | AtTimestamps | ExplicitOffsets
 """Where a query starts, or ends."""
 
@@ -161,7 +163,9 @@ class SourceOptions(ConnectionOptions):
             )
         if isinstance(self.starting, Mapping):
             for stream, partitions in self.starting.items():
-                for partition, offset in partitions.items():
+                if partitions is Edge.LATEST:
+                    refuse(f"startingOffsets: the latest offset of {stream} leaves nothing for a batch query to read")
+                for partition, offset in [] if isinstance(partitions, Edge) else partitions.items():
                     if offset is Edge.LATEST:
                         refuse(
                             f"startingOffsets: the latest offset ({LATEST_IN_JSON}) of {stream}/{partition} leaves "
@@ -237,8 +241,9 @@ def _refuse_unknown(key: str) -> NoReturn:
         refuse('a stream is not a path: use .option("subscribe", "NAME") and load() without an argument')
     if key.lower() in _OF_A_TABLE or key.lower().startswith("option."):
         refuse(f"a table in Spark's catalog cannot be a stream, because Spark keeps its options from it: {_VIEW}")
-    if key.lower() in _OF_KAFKA:
-        refuse(f"{key} is an option of Spark's Kafka source: {_OF_KAFKA[key.lower()]}")
+    hint = _OF_KAFKA.get(key.lower()) or kafka_login_hint(key)
+    if hint is not None:
+        refuse(f"{key} is an option of Spark's Kafka source: {hint}")
     meant = did_you_mean(key, KNOWN_OPTIONS)
     refuse(f"unknown option {key!r} of the tidelog data source{meant}; known: {', '.join(KNOWN_OPTIONS)}")
 
@@ -320,24 +325,27 @@ def _parse_timestamp(name: str, text: str) -> AtTimestamp:
             timestamp_ns = timestamp_from_text(text, UTC)
         except ValueError:
             refuse(f"{name}={text!r} is neither milliseconds since 1970 nor a time such as 2030-01-31T12:00:00Z")
-    _check_time(f"{name}={text!r}", timestamp_ns)
-    return AtTimestamp(timestamp_ns)
+    return AtTimestamp(_checked_time(f"{name}={text!r}", timestamp_ns))
 
 
-def _check_time(told: str, timestamp_ns: int) -> None:
+def _checked_time(told: str, timestamp_ns: int) -> int:
+    """Long.MaxValue ms are the last time that there is."""
+    if timestamp_ns == _MAX_COUNT * 1_000_000:
+        return _END_OF_TIME_NS - 1
     if not -_END_OF_TIME_NS <= timestamp_ns < _END_OF_TIME_NS:
         refuse(f"{told} is outside the years 1678 to 2261, which records can have: a number is in milliseconds")
+    return timestamp_ns
 
 
 def _parse_timestamps(name: str, text: str) -> AtTimestamps:
     """`{"flights": {"0": 1893456000000}}`: milliseconds since 1970."""
     form = 'milliseconds since 1970 per partition such as {"flights": {"0": 1893456000000}}'
     parsed: dict[StreamName, dict[int, int]] = {}
-    for stream, partition, timestamp in _by_partition(name, text, form):
+    for stream, partition, timestamp in _by_partition(name, _by_stream(name, text, form), form):
         if type(timestamp) is not int or timestamp < 0:
             refuse(f"{name}: time {timestamp!r} of {stream}/{partition} is not in milliseconds since 1970")
-        _check_time(f"{name}: time {timestamp} of {stream}/{partition}", timestamp * 1_000_000)
-        parsed.setdefault(stream, {})[partition] = timestamp * 1_000_000
+        told = f"{name}: time {timestamp} of {stream}/{partition}"
+        parsed.setdefault(stream, {})[partition] = _checked_time(told, timestamp * 1_000_000)
     return AtTimestamps(parsed)
 
 
@@ -355,8 +363,13 @@ def _parse_ending(name: str, text: str) -> Point:
 def _parse_offsets(name: str, text: str, words: str) -> ExplicitOffsets:
     """`{"flights": {"0": 23, "1": -1}}`; -2 is the earliest and -1 the latest, as in Kafka's connector."""
     form = f'{words} or offsets per partition such as {{"flights": {{"0": 23, "1": 0}}}}'
+    streams = _by_stream(name, text, form)
+    whole = {StreamName(stream): value.lower() for stream, value in streams.items() if isinstance(value, str)}
+    if not {*whole.values()} <= {*words.split(", ")}:
+        refuse(f"{name}={text!r} is not {form}")
     parsed: dict[StreamName, dict[int, Offset | Edge]] = {}
-    for stream, partition, offset in _by_partition(name, text, form):
+    split = {stream: value for stream, value in streams.items() if not isinstance(value, str)}
+    for stream, partition, offset in _by_partition(name, split, form):
         if type(offset) is not int or offset < EARLIEST_IN_JSON:
             refuse(
                 f"{name}: offset {offset!r} of {stream}/{partition} is not a number from 0 up "
@@ -365,17 +378,23 @@ def _parse_offsets(name: str, text: str, words: str) -> ExplicitOffsets:
         if offset == EARLIEST_IN_JSON and name == "endingOffsets":
             refuse(f"{name}: the earliest offset ({offset}) of {stream}/{partition} would end before it begins")
         parsed.setdefault(stream, {})[partition] = _IN_JSON.get(offset, Offset(offset))
-    return parsed
+    return parsed | {stream: Edge(word) for stream, word in whole.items()}
 
 
-def _by_partition(name: str, text: str, form: str) -> Iterator[tuple[StreamName, int, Any]]:
-    """(stream, partition, value) of `{"flights": {"0": value}}`."""
+def _by_stream(name: str, text: str, form: str) -> Mapping[str, Any]:
     try:
         streams = json.loads(text)
     except ValueError:
         refuse(f"{name}={text!r} is not {form}")
-    if not isinstance(streams, dict) or not all(isinstance(value, dict) and value for value in streams.values()):
+    if not isinstance(streams, dict):
         refuse(f"{name}={text!r} is not {form}")
+    return streams
+
+
+def _by_partition(name: str, streams: Mapping[str, Any], form: str) -> Iterator[tuple[StreamName, int, Any]]:
+    """(stream, partition, value) of `{"flights": {"0": value}}`."""
+    if not all(isinstance(value, dict) and value for value in streams.values()):
+        refuse(f"{name}={json.dumps(streams)!r} is not {form}")
     for stream, partitions in streams.items():
         for partition, value in partitions.items():
             if not partition.isdecimal():

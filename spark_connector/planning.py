@@ -8,8 +8,8 @@ Invariants:
 - a position is only ever compared with the same life of the same partition.
 
 When the log no longer holds the record of a position, records are lost to this query. With `failOnDataLoss` (the
-default) that is an error; without, the query goes on at the nearest record that exists. A recreated stream is an error
-either way: its offsets are other records.
+default) that is an error; without, the query goes on at the nearest record that exists. A recreated stream is another
+one: its offsets are other records, so without `failOnDataLoss` it joins where its log begins.
 """
 
 from __future__ import annotations
@@ -66,11 +66,17 @@ def positions_at(extents: Extents, edge: Edge) -> Positions:
 
 def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fail_on_data_loss: bool) -> Positions:
     """The user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
-    check_names_all(explicit, extents, option)
+    by_partition = {
+        stream: dict.fromkeys(extents[stream].partitions if stream in extents else (), given)
+        if isinstance(given, Edge)
+        else given
+        for stream, given in explicit.items()
+    }
+    check_names_all(by_partition, extents, option)
 
     def chosen(stream: StreamName, partition: int, end: Offset) -> Offset:
         log_start = extents[stream].partitions[partition].log_start
-        match explicit[stream][partition]:
+        match by_partition[stream][partition]:
             case Edge.EARLIEST:
                 return log_start
             case Edge.LATEST:
@@ -141,7 +147,8 @@ def carried_on(
             _lost(Code.UNKNOWN_STREAM, f"stream {stream!r}", fail_on_data_loss=fail_on_data_loss)
             continue
         if at.incarnation != extent.incarnation:
-            raise _recreated(stream, at.incarnation, extent.incarnation)
+            _recreated(stream, at.incarnation, extent.incarnation, fail_on_data_loss=fail_on_data_loss)
+            continue
         partitions: dict[int, Position] = {}
         for partition, position in at.partitions.items():
             name = f"{stream}/{partition}"
@@ -170,7 +177,9 @@ def _lost(code: Code, what: str, *, fail_on_data_loss: bool) -> None:
     )
     if fail_on_data_loss:
         raise TidelogError(
-            code, f"{told}: set failOnDataLoss=false to go on without it, or start with a new checkpointLocation"
+            code,
+            f"{told}: set failOnDataLoss=false to go on without it, and, when there is one of that name again, to read "
+            "that from its beginning; or start with a new checkpointLocation",
         )
     _log.warning("%s; the query goes on without it (failOnDataLoss=false)", told)
 
@@ -219,12 +228,20 @@ def before_log(name: str, offset: Offset, log_start: Offset) -> TidelogError:
     )
 
 
-def _recreated(stream: StreamName, then: Incarnation, now: Incarnation) -> TidelogError:
-    return TidelogError(
-        Code.WRONG_INCARNATION,
+def _recreated(stream: StreamName, then: Incarnation, now: Incarnation, *, fail_on_data_loss: bool) -> None:
+    told = (
         f"stream {stream!r} was deleted and created again since the checkpoint was written (incarnation {then} then, "
-        f"{now} now), so its offsets are other records: start with a new checkpointLocation",
+        f"{now} now), so its offsets are other records"
     )
+    if now < then:
+        raise TidelogError(Code.WRONG_INCARNATION, f"{told}, of an earlier stream: start with a new checkpointLocation")
+    if fail_on_data_loss:
+        raise TidelogError(
+            Code.WRONG_INCARNATION,
+            f"{told}: start with a new checkpointLocation, or set failOnDataLoss=false to read the new one from its "
+            "beginning",
+        )
+    _log.warning("%s; the query reads the new one from its beginning (failOnDataLoss=false)", told)
 
 
 def _made_anew(name: str, position: Position, held: PartitionExtent, *, fail_on_data_loss: bool) -> None:
@@ -417,6 +434,7 @@ def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
         found
         for stream, at in end.items()
         for partition, position in sorted(at.partitions.items())
+        if stream in start and start[stream].incarnation == at.incarnation
         if (began := _offset_in(start, stream, partition, position.incarnation)) is not None
         and len(found := OffsetRange(stream, at.incarnation, partition, position.incarnation, began, position.offset))
     ]

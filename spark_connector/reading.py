@@ -40,6 +40,8 @@ JOIN_BYTES = 4 << 20
 RANGES_AHEAD = 4
 """Ranges that are being fetched at once: most of a small one's time is the way to its leader and back."""
 
+_GONE = frozenset({Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED})
+"""The stream, or the partition, was deleted after the range was planned."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +98,9 @@ def _records(
                         return
                 return
         except TidelogError as error:
+            if error.code in _GONE and not settings.fail_on_data_loss:
+                _log.warning("%s is not read to its end: %s (failOnDataLoss=false)", wanted, error.message)
+                return
             cut = error.detail(OFFSET)
             if error.code is Code.LOG_TRUNCATED and cut is not None and not settings.fail_on_data_loss:
                 _log.warning("%s (failOnDataLoss=false)", error.message)

@@ -19,6 +19,7 @@ from spark_connector.option_values import (
     did_you_mean,
     duration,
     has_servers,
+    kafka_login_hint,
     of_connection,
     one_of,
     or_default,
@@ -157,7 +158,8 @@ _OF_OTHERS: Final[Mapping[str, str]] = {
 
 
 def _refuse_unknown(key: str) -> NoReturn:
-    if key.lower() in _OF_OTHERS:
-        refuse(f"{key} is no option of a write: {_OF_OTHERS[key.lower()]}")
+    hint = _OF_OTHERS.get(key.lower()) or kafka_login_hint(key)
+    if hint is not None:
+        refuse(f"{key} is no option of a write: {hint}")
     meant = did_you_mean(key, SINK_OPTIONS)
     refuse(f"unknown option {key!r} of a write to tidelog{meant}; known: {', '.join(SINK_OPTIONS)}")

@@ -3,13 +3,14 @@
 value      binary or string; null deletes the key in a compacted stream
 key        binary or string; null: none
 headers    array<struct<key string, value binary>>; null: none
-stream     string; or the option `stream`, for all
+stream     string; the option `stream`, for all, goes before it
 partition  int; null: by the key, or any
 timestamp  timestamp; null: the time at which the record is sent
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,6 +29,9 @@ CHUNK_RECORDS: Final = 10_000
 CHUNK_BYTES: Final = 8 << 20
 """Bytes of a chunk of more than one record."""
 
+_COLLATION: Final = re.compile(r" collate \w+")
+"""Part of a string's type that says how strings are compared, and not what they are."""
+_END_OF_TIME_US: Final = ((1 << 63) - 1) // 1000
 _TYPES: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -58,7 +62,7 @@ def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
             raise _bad(
                 f"a record has no column {column.name!r}: select the columns to be written, of {', '.join(_TYPES)}"
             )
-        found = column.dataType.simpleString()
+        found = _COLLATION.sub("", column.dataType.simpleString())
         if found not in _TYPES[column.name]:
             raise _bad(
                 f"column {column.name!r} is {found}, and is to be {' or '.join(_TYPES[column.name])}: cast it, or make"
@@ -69,8 +73,6 @@ def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
         raise _bad("column 'value' is missing: name the column that holds the records' values so")
     if stream is None and "stream" not in names:
         raise _bad('nothing says which stream the rows go to: add .option("stream", "NAME"), or a column stream')
-    if stream is not None and "stream" in names:
-        raise _bad(f"option stream={stream} and a column 'stream' both say where the rows go: leave one out")
 
 
 def chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -90,7 +92,7 @@ def records_of(batch: pa.RecordBatch, stream: StreamName | None) -> dict[Target,
     values = _binary(batch.column("value"))
     keys = _binary(batch.column("key")) if "key" in names and _has_some(batch, "key") else None
     headers = _headers(batch.column("headers")) if "headers" in names and _has_some(batch, "headers") else None
-    timestamps = _nanoseconds(batch.column("timestamp")) if "timestamp" in names else None
+    timestamps = _nanoseconds(batch, keys, values) if "timestamp" in names else None
     whole = Records(values, keys, headers, timestamps)
     streams = batch.column("stream").to_pylist() if stream is None else None
     partitions = (
@@ -132,10 +134,19 @@ def _binary(column: pa.Array) -> list[bytes | None]:
     return found
 
 
-def _nanoseconds(column: pa.Array) -> list[int | None] | None:
-    if column.null_count == len(column):
+def _nanoseconds(
+    batch: pa.RecordBatch, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
+) -> list[int | None] | None:
+    if not _has_some(batch, "timestamp"):
         return None
-    times = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    for at, each in enumerate(times):
+        if each is not None and not -_END_OF_TIME_US <= each <= _END_OF_TIME_US:
+            key = b"" if keys is None else keys[at]
+            raise _bad(
+                f"a timestamp is outside the years 1678 to 2261, which records can have: {each} microseconds since"
+                f" 1970, in the row with key {key!r:.60} and value {values[at]!r:.60}"
+            )
     return [None if each is None else each * 1000 for each in times]
 
 

@@ -12,11 +12,11 @@ from spark_connector.options import SourceOptions
 from spark_connector.plain_errors import plain_errors
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import check_written_schema
-from spark_connector.stream_reader import TidelogStreamReader
+from spark_connector.stream_reader import RefusedStreamReader, TidelogStreamReader
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
     from spark_connector.log_port import CommittedLog, OpenLog
@@ -50,8 +50,12 @@ class TidelogDataSource(DataSource):
     def reader(self, schema: StructType) -> TidelogBatchReader:
         return TidelogBatchReader(self._checked(schema).for_batch(), schema, self.open_log)
 
-    def streamReader(self, schema: StructType) -> TidelogStreamReader:  # noqa: N802 - Spark's name
-        return TidelogStreamReader(self._checked(schema).for_stream(), schema, self.open_log)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        try:
+            options = self._checked(schema).for_stream()
+        except TidelogError as error:
+            return RefusedStreamReader(error)
+        return TidelogStreamReader(options, schema, self.open_log)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_connector.sinks import TidelogBatchWriter

@@ -55,6 +55,7 @@ from spark_connector.planning import (
     within_logs,
 )
 from spark_connector.positions import Positions, from_json, to_json
+from wire.errors import Code, TidelogError
 from wire.types import Offset, StreamName
 
 if TYPE_CHECKING:
@@ -213,7 +214,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for partition, position in at.partitions.items()
         }
         if offsets and offsets != self._committed:
-            self._connected().commit_group(group, offsets)
+            try:
+                self._connected().commit_group(group, offsets)
+            except TidelogError as error:
+                if error.code is not Code.GROUP_NOT_EMPTY:
+                    raise
+                # The query reads by its checkpoint, and goes on.
+                _log.warning("tidelog: the positions of the query are not committed: %s", error.message)
             self._committed = offsets
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -228,3 +235,30 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log is None:
             self._log = self._open_log(self._options)
         return self._log
+
+
+@plain_errors
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises why there is no reader, whatever Spark asks first. Of an error that `streamReader` raises itself Spark
+    shows another one: its runner stops a reader that it does not have."""
+
+    def __init__(self, why: TidelogError) -> None:
+        self._why = why
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
+        raise self._why
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._why
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        raise self._why
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        raise self._why
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
+        raise self._why
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        raise self._why

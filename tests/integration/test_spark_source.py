@@ -470,9 +470,8 @@ class TestStream:
         query.run()
         logs.create("flights", 1, incarnation=9)
         logs.fill("flights", 0, 20, per_batch=5)
-        for fail_on_data_loss in ("true", "false"):
-            with pytest.raises(PySparkException, match=r"deleted and created again .*7 then, 9 now"):
-                query.run(failOnDataLoss=fail_on_data_loss)
+        with pytest.raises(PySparkException, match=r"deleted and created again .*7 then, 9 now"):
+            query.run()
         assert query.rows() == expected("flights", (0, 0, 10))
 
     def test_streams_are_added_and_removed_under_a_checkpoint(

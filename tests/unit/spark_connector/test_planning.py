@@ -79,11 +79,29 @@ class TestPositions:
 
 
 class TestContinue:
-    def test_a_recreated_stream_is_refused_whatever_the_option_says(self) -> None:
+    def test_a_recreated_stream_is_refused_or_joins_where_its_log_begins(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        again = extents((2, 9), incarnation=8)
+        with pytest.raises(TidelogError, match="stream 'flights' was deleted and created again") as caught:
+            carried_on(at(5), again, fail_on_data_loss=True)
+        assert caught.value.code is Code.WRONG_INCARNATION
+        begin = carried_on(at(5), again, fail_on_data_loss=False)
+        assert "reads the new one from its beginning" in caplog.text
+        joined = reachable_ends(begin, again, None)
+        assert offsets(joined) == [2]
+        assert ranges_between(at(5), joined) == []
+        assert spans(ranges_between(joined, positions_at(again, Edge.LATEST))) == [(0, 2, 9)]
+
+    def test_a_stream_of_which_an_earlier_life_is_told_is_refused_whatever_the_option_says(self) -> None:
         for strict in (True, False):
-            with pytest.raises(TidelogError, match="stream 'flights' was deleted and created again") as caught:
-                carried_on(at(5), extents((0, 9), incarnation=8), fail_on_data_loss=strict)
-            assert caught.value.code is Code.WRONG_INCARNATION
+            with pytest.raises(TidelogError, match="of an earlier stream"):
+                carried_on(at(5), extents((0, 9), incarnation=6), fail_on_data_loss=strict)
+
+    def test_positions_of_two_lives_of_a_stream_are_no_range(self) -> None:
+        """Also where the partitions have the same incarnation."""
+        other = {FLIGHTS: replace(at(9)[FLIGHTS], incarnation=Incarnation(8))}
+        assert ranges_between(at(5), other) == []
 
     def test_a_partition_of_which_an_earlier_life_is_told_is_refused_whatever_the_option_says(self) -> None:
         newer = {FLIGHTS: StreamPosition(LIFE, {0: Position(Incarnation(8), Offset(5))})}

@@ -124,6 +124,28 @@ def test_records_lost_under_the_task() -> None:
     assert offsets(task(losing(), 0, 22, strict=False)) == [*range(10)]
 
 
+class GoneLog(OneLog):
+    """The stream is deleted after the first batch was read."""
+
+    code = Code.UNKNOWN_STREAM
+
+    def fetch(self, wanted: OffsetRange, max_bytes: int) -> Generator[RecordBatch, None, None]:
+        yield self.batches[0]
+        raise TidelogError(self.code, "there is no stream 'flights'")
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED])
+def test_a_stream_that_is_deleted_under_the_task(code: Code, caplog: pytest.LogCaptureFixture) -> None:
+    log = GoneLog()
+    log.code = code
+    log.add(3)
+    log.add(3)
+    with pytest.raises(TidelogError, match="there is no stream"):
+        task(log, 0, 6)
+    assert sum(batch.num_rows for batch in task(log, 0, 6, strict=False)) == 3
+    assert "is not read to its end: there is no stream 'flights' (failOnDataLoss=false)" in caplog.text
+
+
 class CutLog(OneLog):
     """Its last records are gone: whoever asks for them hears so, before the ones that are there were handed out."""
 

@@ -149,7 +149,6 @@ def test_only_the_name_of_an_unnamed_batch_is_used_once(monkeypatch: pytest.Monk
         ("value bigint", ORDERS, "column 'value' is bigint, and is to be binary or string"),
         ("key string", ORDERS, "column 'value' is missing"),
         ("value string", None, "nothing says which stream"),
-        ("value string, stream string", ORDERS, "both say where the rows go"),
         ("value string, partition bigint", ORDERS, "column 'partition' is bigint, and is to be int"),
         ("value string, timestamp timestamp_ntz", ORDERS, "column 'timestamp' is timestamp_ntz"),
         ("value string, headers map", ORDERS, "column 'headers' is map<string,binary>"),
@@ -158,6 +157,28 @@ def test_only_the_name_of_an_unnamed_batch_is_used_once(monkeypatch: pytest.Monk
 def test_columns_that_are_no_records_are_refused(schema: str, stream: StreamName | None, sentence: str) -> None:
     with pytest.raises(TidelogError, match=sentence):
         check_written_schema(_schema(schema), stream)
+
+
+def test_strings_may_have_a_collation() -> None:
+    collated = StringType("UTF8_LCASE")
+    headers = ArrayType(StructType([StructField("key", collated), StructField("value", BinaryType())]))
+    fields = [StructField(name, collated) for name in ("key", "value")] + [StructField("headers", headers)]
+    check_written_schema(StructType(fields), ORDERS)
+
+
+def test_the_option_goes_before_the_column() -> None:
+    """As in Kafka's sink."""
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(["1"]), "stream": pa.array(["other"])})
+    assert [*records_of(batch, ORDERS)] == [Target(ORDERS, None)]
+    check_written_schema(StructType([StructField(name, StringType()) for name in ("value", "stream")]), ORDERS)
+
+
+@pytest.mark.parametrize("microseconds", [(1 << 63) // 1000 + 1, -(1 << 63) // 1000 - 1, (1 << 63) - 1])
+def test_a_timestamp_out_of_range_names_its_row(microseconds: int) -> None:
+    times = pa.array([0, microseconds], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_pydict({"key": pa.array(["a", "b"]), "value": pa.array(["1", "2"]), "timestamp": times})
+    with pytest.raises(TidelogError, match=rf"{microseconds} microseconds since 1970, in the row with key b'b'"):
+        records_of(batch, ORDERS)
 
 
 def test_columns_that_are_records() -> None:

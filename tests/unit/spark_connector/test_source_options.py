@@ -190,6 +190,38 @@ def test_refusals_name_the_option_and_the_value(given: dict[str, str], says: str
     assert says in refusal(given)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kafka.security.protocol", "a login is nats.user"),
+        ("kafka.sasl.jaas.config", "a login is nats.user"),
+        ("kafka.ssl.truststore.location", "certificates are nats.ca"),
+    ],
+)
+def test_logins_of_kafka_are_refused_with_what_stands_in_their_place(name: str, says: str) -> None:
+    assert says in refusal(GIVEN | {name: "x"})
+
+
+FLIGHTS = StreamName("flights")
+
+
+def test_the_highest_number_of_java_is_no_limit_and_no_end() -> None:
+    most = str((1 << 63) - 1)
+    assert parse(maxOffsetsPerTrigger=most).max_offsets_per_trigger == (1 << 63) - 1
+    assert parse(endingTimestamp=most).ending == AtTimestamp((1 << 63) - 1)
+    by_partition = parse(endingOffsetsByTimestamp=f'{{"flights": {{"0": {most}}}}}').ending
+    assert by_partition == AtTimestamps({FLIGHTS: {0: (1 << 63) - 1}})
+
+
+def test_a_position_for_all_of_a_stream() -> None:
+    assert parse(startingOffsets='{"flights": "Earliest"}').starting == {FLIGHTS: Edge.EARLIEST}
+    assert parse(endingOffsets='{"flights": "latest"}').ending == {FLIGHTS: Edge.LATEST}
+    assert "endingOffsets=" in refusal(GIVEN | {"endingOffsets": '{"flights": "earliest"}'})
+    assert "startingOffsets=" in refusal(GIVEN | {"startingOffsets": '{"flights": "first"}'})
+    with pytest.raises(TidelogError, match="the latest offset of flights leaves nothing"):
+        parse(startingOffsets='{"flights": "latest"}').for_batch()
+
+
 def test_options_of_one_kind_of_query_are_refused_by_the_other() -> None:
     for name, value in (
         ("endingOffsets", "latest"),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from spark_connector import stream_reader
 from spark_connector.columns import spark_schema
 from spark_connector.log_port import OffsetRange, PartitionName, Span
 from spark_connector.options import SourceOptions
+from spark_connector.source import TidelogDataSource
 from spark_connector.stream_reader import TidelogStreamReader
 from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream, flights
 from wire.errors import Code, TidelogError
@@ -530,14 +531,33 @@ class TestGroup:
         query.reader.commit({"v": 1, "streams": older})
         assert query.log.commits == [("billing", {("flights", 0): 10})]
 
-    def test_a_group_with_members_is_refused(self) -> None:
+    def test_a_group_with_members_keeps_its_positions_and_the_query_goes_on(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         query = Query(flights({0: (0, 10)}), groupId="billing")
         query.log.has_members = True
-        with pytest.raises(TidelogError, match="has 1 members"):
-            query.step()
+        query.step()
+        query.step()
+        assert "the positions of the query are not committed: group 'billing' has 1 members" in caplog.text
 
     def test_nothing_is_committed_without_one(self) -> None:
         query = Query(flights({0: (0, 10)}))
         query.step()
         query.step()
         assert query.log.commits == []
+
+
+def test_whatever_spark_asks_of_a_reader_that_was_refused_says_why() -> None:
+    """Spark's runner shows an UnboundLocalError in place of what `streamReader` raises itself."""
+    options = {"servers": "nats://127.0.0.1:1", "subscribe": "flights", "endingOffsets": "latest"}
+    reader = TidelogDataSource(options).streamReader(spark_schema(include_headers=False))
+    calls: list[Callable[[], object]] = [
+        reader.initialOffset,
+        reader.getDefaultReadLimit,
+        lambda: reader.latestOffset({}, ReadAllAvailable()),
+        lambda: reader.partitions({}, {}),
+    ]
+    for call in calls:
+        with pytest.raises(TidelogError, match="have no meaning in a streaming query"):
+            call()
+    reader.stop()
