@@ -194,7 +194,7 @@ class ControllerCore:
                 return self._start_epoch(now)
         if self._phase is not Phase.ACTIVE:
             return []
-        self._failover.on_applied(changes)
+        self._failover.on_applied(changes, now)
         self.repartitioning.on_applied(changes)
         return self._decide(now)
 
@@ -212,6 +212,7 @@ class ControllerCore:
             self._liveness.restart(now, self._connected_at)
             self.clocks.restart()
             self.repartitioning.begin()
+            self._failover.begin(now)
             self._handed_over = False
             if self._unheard_since < inf:
                 self._unheard_since = now
@@ -402,6 +403,7 @@ class ControllerCore:
             self._unheard_patience = min(2 * self._unheard_patience, MOST_UNHEARD_PATIENCE_S)
             effects += _hand_over("clients cannot ask it")
         effects += self._failover.declare_dead(verdict.dead, now)
+        effects += self._failover.end_waits(now)
         for broker in verdict.behind:
             why = f"broker {broker} lags behind the metadata by more than its lease"
             effects += self._failover.replace(broker, now, why)

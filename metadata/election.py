@@ -2,8 +2,12 @@
 
 A partition is led (leader in the ISR) or offline (no leader). Leaders come from the live ISR, then from the live
 `eligible` replicas (KIP-966: they left the ISR when it fell below min ISR, after which nothing more was committed, so
-they hold everything that ever was). With neither, the partition is offline: ISR and eligible are kept, and the first of
-them to come back sound leads it.
+they hold everything that ever was). With neither, the partition is offline: ISR and eligible are kept.
+
+Among these, replicas whose brokers have lived on since a leader saw them in sync come first: the one whose broker leads
+the fewest partitions. All others are `returned`: their brokers have begun a new life meanwhile. Of these the one leads
+whose log reaches furthest, by the LeaderEpoch of its last record and its end; and while others are on their way, whose
+logs may reach further, nobody does (R71), until the controller has waited long enough.
 
 The ISR never empties: a member leaves it only when another one remains, or an eligible replica takes its place.
 
@@ -12,12 +16,12 @@ None of these functions raises `epoch`: their caller does, once per command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from metadata.model import Partition, Withdrawn
+from metadata.model import Partition, Returned, Withdrawn
 from wire.errors import InvariantViolation
-from wire.types import BrokerId, LeaderEpoch
+from wire.types import BrokerId, LeaderEpoch, LogEnd
 
 IsAlive = Callable[[BrokerId], bool]
 
@@ -41,7 +45,13 @@ def with_isr(
         )
     # Out of the ISR, a withdrawn replica is an ordinary one that has to catch up.
     withdrawn = tuple(entry for entry in partition.withdrawn if entry.replica in isr)
-    return replace(partition, isr=isr, eligible=eligible, withdrawn=withdrawn)
+    returned = tuple(entry for entry in partition.returned if entry.replica in (*isr, *eligible))
+    return replace(partition, isr=isr, eligible=eligible, withdrawn=withdrawn, returned=returned)
+
+
+def caught_up(partition: Partition, members: Collection[BrokerId]) -> Partition:
+    """A leader has seen these members of the ISR in sync, in their present lives."""
+    return replace(partition, returned=tuple(entry for entry in partition.returned if entry.replica not in members))
 
 
 def with_min_isr(partition: Partition, min_isr: int) -> Partition:
@@ -73,8 +83,46 @@ def lead(
         isr = tuple(broker for broker in partition.isr if alive(broker) and broker != drop)
     else:
         isr = (leader,)
-    led = with_isr(partition, isr, min_isr=min_isr)
+    led = caught_up(with_isr(partition, isr, min_isr=min_isr), (leader,))
     return replace(led, leader=leader, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
+
+
+def preferred(
+    partition: Partition,
+    *,
+    alive: IsAlive,
+    led: Mapping[BrokerId, int],
+    others_than: BrokerId | None = None,
+    avoid: BrokerId | None = None,
+) -> BrokerId | None:
+    """The replica that should lead, of those that may, and are not `others_than`; None: there is none. `avoid` leads
+    only where it is alone, or its log reaches furthest."""
+    returned = {entry.replica: entry.log for entry in partition.returned}
+    order = partition.replicas.index
+
+    def load(broker: BrokerId) -> tuple[bool, int, int]:
+        return broker == avoid, led.get(broker, 0), order(broker)
+
+    able = [
+        [b for b in group if alive(b) and not partition.is_withdrawn(b) and b != others_than]
+        for group in (partition.isr, partition.eligible)
+    ]
+    for group in able:
+        lived_on = [broker for broker in group if broker not in returned]
+        if lived_on:
+            return min(lived_on, key=load)
+    back = [broker for group in able for broker in group]
+    return min(back, key=lambda b: (-returned[b].leader_epoch, -returned[b].offset, *load(b)), default=None)
+
+
+def awaited(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
+    """Replicas on their way that may hold more than those that are back: all live ones are in lives that no leader has
+    seen in sync."""
+    returned = {entry.replica for entry in partition.returned}
+    known = [b for b in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(b)]
+    if any(alive(broker) and broker not in returned for broker in known):
+        return ()
+    return tuple(broker for broker in known if not alive(broker))
 
 
 def elect(
@@ -85,12 +133,9 @@ def elect(
     min_isr: int,
     avoid: BrokerId | None = None,
 ) -> Partition:
-    """Choose a leader: the candidate that leads the fewest partitions, the earlier replica among equals; `avoid` only
-    when it is alone. Without a candidate: offline, in a new LeaderEpoch if there was a leader."""
-    able = candidates(partition, alive)
-    if able:
-        order = partition.replicas.index
-        chosen = min(able, key=lambda broker: (broker == avoid, led.get(broker, 0), order(broker)))
+    """Choose a leader. Without one, or while others are awaited: offline, in a new LeaderEpoch if it had a leader."""
+    chosen = preferred(partition, alive=alive, led=led, avoid=avoid)
+    if chosen is not None and not awaited(partition, alive):
         return lead(partition, chosen, alive=alive, min_isr=min_isr)
     if partition.leader is None:
         return partition
@@ -102,9 +147,9 @@ def after_death(
 ) -> Partition:
     """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
     offline."""
-    if not any(broker in partition.isr for broker in dead):
-        return partition
-    if partition.leader is not None and partition.leader in dead:
+    if not any(broker in partition.isr for broker in dead) or partition.leader is None:
+        return partition  # offline, each member may be the one that holds most
+    if partition.leader in dead:
         return elect(partition, alive=alive, led=led, min_isr=min_isr)
     live = tuple(broker for broker in partition.isr if alive(broker))
     # With no live member all of them stay: each holds everything committed, and the first to return may lead.
@@ -127,7 +172,8 @@ def leave(
     lead when only the proof is missing. The leader is left as it is: the caller elects.
     """
     if broker in partition.eligible:
-        return replace(partition, eligible=tuple(other for other in partition.eligible if other != broker))
+        eligible = tuple(other for other in partition.eligible if other != broker)
+        return replace(caught_up(partition, (broker,)), eligible=eligible)
     if broker not in partition.isr:
         return partition
     others = tuple(other for other in partition.isr if other != broker)
@@ -152,9 +198,10 @@ def after_registration(
     proven: bool,
     unsound: Withdrawn | None,
     proves: Callable[[Withdrawn], bool],
+    log: LogEnd,
 ) -> Partition:
     """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its folder
-    is the one in which a withdrawn replica was last sound."""
+    is the one in which a withdrawn replica was last sound. `log`: how far its log reaches."""
     found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
     has_lost_cache = False
     if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
@@ -165,6 +212,9 @@ def after_registration(
     else:
         kept = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
         has_lost_cache = unsound is None
+    if len(partition.replicas) > 1 and broker in (*kept.isr, *kept.eligible):
+        others = caught_up(kept, (broker,)).returned
+        kept = replace(kept, returned=(*others, Returned(broker, log)))
     if partition.leader == broker or partition.leader is None:
         avoid = broker if partition.leader == broker else None
         elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid)
@@ -210,6 +260,7 @@ def unclean(partition: Partition, broker: BrokerId) -> Partition:
         isr=(broker,),
         eligible=(),
         withdrawn=(),
+        returned=(),
         leader_epoch=leader_epoch,
         unclean_epoch=leader_epoch,
         loss_epoch=leader_epoch,

@@ -7,6 +7,9 @@ silent, the members of its ISR are witnesses: more than (|ISR| - 1) / 2 of them 
 counted, move that partition. Reports of another epoch, of replicas outside the ISR, and those that rest on a 503 alone
 do not count; a new LeaderEpoch and a new controller epoch clear them.
 
+A partition without a leader, of which some members are back and others on their way (`election.awaited`), has
+`election_wait`, from the moment at which this controller first sees it so. Then one of those that are back leads.
+
 A decision that is refused or lost is taken anew from the state that is applied then, at the latest `DECISION_RETRY_S`
 later.
 """
@@ -70,6 +73,8 @@ class Failover:
         """Lives that a proposed command declares dead, and until when its outcome is waited for."""
         self._cut_off: dict[BrokerId, float] = {}
         """Brokers that the log told to be cut off, and when their partitions are looked at again."""
+        self._leaderless: dict[PartitionKey, float] = {}
+        """Partitions without a leader, of which a replica that may lead is back, and since when."""
 
     def end(self) -> None:
         """The controller epoch is over."""
@@ -78,14 +83,39 @@ class Failover:
         self._electing.clear()
         self._dying.clear()
         self._cut_off.clear()
+        self._leaderless.clear()
 
-    def on_applied(self, changes: Changes) -> None:
+    def begin(self, now: float) -> None:
+        """A controller epoch of this broker begins."""
+        for key, _ in self._state.partitions():
+            self._look_at_leader(key, now)
+
+    def on_applied(self, changes: Changes, now: float) -> None:
         for key in (*changes.partitions, *changes.gone):
             partition = self._state.partition(key)
             suspicion = self._suspicions.get(key)
             if suspicion is not None and (partition is None or partition.leader_epoch != suspicion.leader_epoch):
                 del self._suspicions[key]
             self._electing.pop(key, None)
+            self._look_at_leader(key, now)
+
+    def _look_at_leader(self, key: PartitionKey, now: float) -> None:
+        partition = self._state.partition(key)
+        if partition is None or partition.leader is not None:
+            self._leaderless.pop(key, None)
+        elif election.candidates(partition, self._state.is_alive):
+            self._leaderless.setdefault(key, now)
+        else:
+            self._leaderless.pop(key, None)
+
+    def end_waits(self, now: float) -> list[Effect]:
+        """Elect where others were waited for, and have not come."""
+        wait = self._settings.election_wait_s
+        over = [key for key, since in self._leaderless.items() if now - since >= wait]
+        if not over:
+            return []
+        found = [(key, partition) for key in over if (partition := self._state.partition(key)) is not None]
+        return self._elect(found, now, f"other members have not come back within {wait:g} s")
 
     def suspect(self, report: LeaderReport, now: float) -> bool:
         """A follower reports its leader. Returns whether the report counts."""

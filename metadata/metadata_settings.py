@@ -33,6 +33,9 @@ class MetadataSettings:
     """A refused probe (no process listens) is repeated after this time before it counts."""
     probe_timeout_s: float = 0.2
     """A suspected leader that has not answered by then is left to the witnesses, and a 503 is believed then."""
+    election_wait_s: float = 3.0
+    """A partition of which all live members have just come back waits for the others so long, then the one whose log
+    reaches furthest leads (R71)."""
     command_timeout_s: float = 5.0
     """A Raft command without an outcome by then has an unknown one."""
     retry_interval_s: float = 0.1

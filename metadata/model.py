@@ -5,6 +5,7 @@ difference between two states is a comparison.
 
 Invariants of a partition, checked by `check`:
 - `isr`, `eligible` and the withdrawn replicas are subsets of `replicas`, in its order; `isr` is never empty;
+- `returned` names members of `isr` and `eligible`;
 - `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
 - the leader, if there is one, is in the ISR and not withdrawn;
 - `epoch` grows with every change, `leader_epoch` with every change of leader, new life of it, and withdrawal.
@@ -32,6 +33,7 @@ from wire.types import (
     Generation,
     Incarnation,
     LeaderEpoch,
+    LogEnd,
     Offset,
     PartitionEpoch,
     PartitionKey,
@@ -72,6 +74,15 @@ class Withdrawn:
     """Id of that life."""
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A replica in the ISR, or eligible, whose broker has begun a new life since a leader last saw it in sync. It
+    proved that it lost nothing; what it holds is what it says."""
+
+    replica: BrokerId
+    log: LogEnd
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     incarnation: Incarnation
@@ -80,6 +91,7 @@ class Partition:
     isr: tuple[BrokerId, ...]
     eligible: tuple[BrokerId, ...] = ()
     withdrawn: tuple[Withdrawn, ...] = ()
+    returned: tuple[Returned, ...] = ()
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
@@ -118,6 +130,10 @@ class Partition:
                 ("a replica is in the ISR and eligible", not any(broker in self.isr for broker in self.eligible)),
                 ("eligible replicas beside a full ISR", not self.eligible or len(self.isr) < min_isr),
                 ("the leader is not in the ISR", self.leader is None or self.leader in self.isr),
+                (
+                    "a returned replica is neither in the ISR nor eligible",
+                    all(entry.replica in (*self.isr, *self.eligible) for entry in self.returned),
+                ),
                 ("the leader is withdrawn", self.leader is None or self.leader not in withdrawn),
                 ("an epoch is below 1", self.epoch >= 1 and self.leader_epoch >= 1),
             )
@@ -248,6 +264,7 @@ class Stream:
             leader_epoch=partition.leader_epoch,
             loss_accepted=partition.unclean_epoch == partition.leader_epoch,
             loss_epoch=partition.loss_epoch,
+            returned=tuple(entry.replica for entry in partition.returned),
             state=partition.state,
             paused=partition.paused,
             readonly=partition.readonly,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from metadata.model import Broker, Outcome, Partition, Repartition, RepartitionPhase, Stream, Withdrawn
+from metadata.model import Broker, Outcome, Partition, Repartition, RepartitionPhase, Returned, Stream, Withdrawn
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
 from wire.layouts import Layout
@@ -16,6 +16,7 @@ from wire.types import (
     Generation,
     Incarnation,
     LeaderEpoch,
+    LogEnd,
     Offset,
     PartitionEpoch,
     PartitionState,
@@ -219,6 +220,10 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 purged_end=partition.purged_end,
                 unclean_epoch=partition.unclean_epoch,
                 loss_epoch=partition.loss_epoch,
+                returned=[
+                    pb.Returned(replica=place[entry.replica], leader_epoch=entry.log.leader_epoch, end=entry.log.offset)
+                    for entry in partition.returned
+                ],
             )
             for number, partition in sorted(stream.partitions.items())
         ],
@@ -283,6 +288,10 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 purged_end=Offset(record.purged_end),
                 unclean_epoch=LeaderEpoch(record.unclean_epoch),
                 loss_epoch=LeaderEpoch(max(record.loss_epoch, record.unclean_epoch)),
+                returned=tuple(
+                    Returned(names[entry.replica], LogEnd(LeaderEpoch(entry.leader_epoch), Offset(entry.end)))
+                    for entry in record.returned
+                ),
             )
             for record in stream.partitions
         },

@@ -222,6 +222,48 @@ class BeginControllerEpoch(_message.Message):
 Global___BeginControllerEpoch: _TypeAlias = BeginControllerEpoch  # noqa: Y015
 
 @_typing.final
+class LogEnds(_message.Message):
+    """Where a broker's logs of one stream end. Each list has an entry for each of these logs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    STREAM_INCARNATION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    PARTITION_INCARNATIONS_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCHS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    stream_incarnation: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def partition_incarnations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def leader_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """LeaderEpoch of the last record; 0: none is known"""
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        stream_incarnation: _builtins.int = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        partition_incarnations: _abc.Iterable[_builtins.int] | None = ...,
+        leader_epochs: _abc.Iterable[_builtins.int] | None = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "leader_epochs", b"leader_epochs", "partition_incarnations", b"partition_incarnations", "partitions", b"partitions", "stream", b"stream", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogEnds: _TypeAlias = LogEnds  # noqa: Y015
+
+@_typing.final
 class RegisterBroker(_message.Message):
     """A new life of a broker, with what its data folder proves (R22)."""
 
@@ -238,6 +280,7 @@ class RegisterBroker(_message.Message):
     EARLIER_LIVES_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
     SILENT_LIFE_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     """one run of the process; a life registers once while it is alive"""
@@ -263,6 +306,10 @@ class RegisterBroker(_message.Message):
     def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """life ids that the folder knows of since last_incarnation"""
 
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEnds]:
+        """where its logs end (R71)"""
+
     def __init__(
         self,
         *,
@@ -277,10 +324,11 @@ class RegisterBroker(_message.Message):
         earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
         replace: _builtins.bool | None = ...,
         silent_life: _builtins.str = ...,
+        logs: _abc.Iterable[Global___LogEnds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "replace", b"replace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__replace: _TypeAlias = _typing.Literal["replace"]  # noqa: Y015
     _WhichOneofArgType__replace: _TypeAlias = _typing.Literal["_replace", b"_replace"]  # noqa: Y015
@@ -1018,6 +1066,7 @@ class IsrAlteration(_message.Message):
     EXPECTED_EPOCH_FIELD_NUMBER: _builtins.int
     NEW_ISR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
     leader: _builtins.str
     leader_epoch: _builtins.int
     expected_epoch: _builtins.int
@@ -1028,6 +1077,10 @@ class IsrAlteration(_message.Message):
     def new_isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerLife]:
         """incarnation 0: a present member that this leader has not seen yet"""
 
+    @_builtins.property
+    def caught_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """members that hold all that the leader held when its LeaderEpoch began (R71)"""
+
     def __init__(
         self,
         *,
@@ -1037,10 +1090,11 @@ class IsrAlteration(_message.Message):
         expected_epoch: _builtins.int = ...,
         new_isr: _abc.Iterable[Global___BrokerLife] | None = ...,
         reason: _builtins.str = ...,
+        caught_up: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_epoch", b"expected_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "expected_epoch", b"expected_epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1127,7 +1181,7 @@ Global___ElectLeaders: _TypeAlias = ElectLeaders  # noqa: Y015
 
 @_typing.final
 class WithdrawReplica(_message.Message):
-    """A replica that is unsound leaves the ISR, or is marked as withdrawn (R23, R70)."""
+    """A replica that is unsound leaves the ISR, or is marked as withdrawn (R23, R74)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1554,6 +1608,31 @@ class Withdrawn(_message.Message):
 Global___Withdrawn: _TypeAlias = Withdrawn  # noqa: Y015
 
 @_typing.final
+class Returned(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    replica: _builtins.int
+    leader_epoch: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        replica: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "leader_epoch", b"leader_epoch", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Returned: _TypeAlias = Returned  # noqa: Y015
+
+@_typing.final
 class PartitionStateRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1572,6 +1651,7 @@ class PartitionStateRecord(_message.Message):
     UNCLEAN_EPOCH_FIELD_NUMBER: _builtins.int
     PURGED_END_FIELD_NUMBER: _builtins.int
     RESUME_ALL_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
     LOSS_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
@@ -1589,7 +1669,7 @@ class PartitionStateRecord(_message.Message):
     resume_all: _builtins.bool
     """of a paused partition: a publish to it resumes all of the stream (R47)"""
     loss_epoch: _builtins.int
-    """the last one whose leader may lack committed records (R70); at least unclean_epoch"""
+    """the last one whose leader may lack committed records (R74); at least unclean_epoch"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1598,6 +1678,10 @@ class PartitionStateRecord(_message.Message):
     def eligible(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def withdrawn(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withdrawn]: ...
+    @_builtins.property
+    def returned(self) -> _containers.RepeatedCompositeFieldContainer[Global___Returned]:
+        """in lives that no leader has seen to be in sync (R71)"""
+
     def __init__(
         self,
         *,
@@ -1616,11 +1700,12 @@ class PartitionStateRecord(_message.Message):
         unclean_epoch: _builtins.int = ...,
         purged_end: _builtins.int = ...,
         resume_all: _builtins.bool = ...,
+        returned: _abc.Iterable[Global___Returned] | None = ...,
         loss_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "loss_epoch", b"loss_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "loss_epoch", b"loss_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "returned", b"returned", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 from wire.errors import TidelogError
 from wire.stream_config import StreamConfig
@@ -106,7 +106,9 @@ class PartitionView:
     loss_accepted: bool = False
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     loss_epoch: LeaderEpoch = LeaderEpoch(0)
-    """The last one whose leader may lack committed records, as the metadata group knows (R70); 0: none."""
+    """The last one whose leader may lack committed records, as the metadata group knows (R74); 0: none."""
+    returned: tuple[BrokerId, ...] = ()
+    """Members of the ISR, and eligible replicas, in lives that no leader has seen to be in sync (R71)."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
     """Its followers sleep until a record comes (R47)."""
@@ -154,11 +156,23 @@ class IsrChange:
     expected_epoch: PartitionEpoch
     new_isr: tuple[IsrMember, ...]
     reason: str
+    caught_up: tuple[BrokerId, ...] = ()
+    """Members that hold all that the leader held when its LeaderEpoch began (R71)."""
+
+
+class LogEnd(NamedTuple):
+    """How far a log reaches. Of two logs of a partition, neither of which lacks what is committed, the larger one
+    reaches further."""
+
+    leader_epoch: LeaderEpoch
+    """LeaderEpoch of the last record; 0: none is known."""
+    offset: Offset
+    """Exclusive end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossReport:
-    """A follower's word that its leader lacks records which were committed, and which the follower holds (R70)."""
+    """A follower's word that its leader lacks records which were committed, and which the follower holds (R74)."""
 
     key: PartitionKey
     leader: BrokerId

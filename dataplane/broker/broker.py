@@ -44,6 +44,7 @@ from wire.types import (
     Incarnation,
     LeaderEpoch,
     LeaderMove,
+    LogEnd,
     PartitionGone,
     PartitionKey,
     PartitionView,
@@ -184,6 +185,11 @@ class Broker:
         return waiting
 
     # ------------------------------------------------------------------ metadata
+    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+        """How far the logs of sound replicas reach."""
+        ends = ((key, replica.reach) for key, replica in self._replicas.items())
+        return {key: reach for key, reach in ends if reach is not None}
+
     def on_registered(self, incarnation: Incarnation) -> None:
         """This life's registration is applied; after having been declared dead there is another one."""
         self.context.incarnation = incarnation

@@ -446,7 +446,7 @@ class FollowerDriver(ReadableRole):
 class _SettingAside:
     """To be called, in a thread, before the log of `role` is cut to `end`, or dropped: copies what goes into the
     quarantine, once, where some of it is committed. An operator gave it up, or a page cache lost it, and it may be
-    nowhere else (R70)."""
+    nowhere else (R74)."""
 
     def __init__(self, role: FollowerDriver, end: Offset, is_due: bool) -> None:
         self._role = role

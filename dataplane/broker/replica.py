@@ -57,7 +57,15 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.operations import Damage
 from wire.reports import ReplicaReport
 from wire.transport import Message
-from wire.types import Offset, PartitionEpoch, PartitionKey, PartitionView, Withdrawal, high_watermark_to_wire
+from wire.types import (
+    LogEnd,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    Withdrawal,
+    high_watermark_to_wire,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +167,14 @@ class Replica:
     @property
     def log_end_offset(self) -> Offset:
         return self._log.log_end_offset if self._log is not None else Offset(0)
+
+    @property
+    def reach(self) -> LogEnd | None:
+        """None: the log is not open, or unsound."""
+        partition_log = self._log
+        if partition_log is None or self.failure is not None:
+            return None
+        return partition_log.reach
 
     @property
     def owed(self) -> Owed:

@@ -74,7 +74,7 @@ from dataplane.log.state import LogConfig, LogState
 from dataplane.log.swapping import Swapping
 from dataplane.log.syncing import Syncing
 from wire.errors import CorruptData
-from wire.types import Offset
+from wire.types import LeaderEpoch, LogEnd, Offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +90,6 @@ if TYPE_CHECKING:
     from dataplane.replica.transactions import TransactionTable
     from wire.batch import BatchHeader
     from wire.transport import Buffer
-    from wire.types import LeaderEpoch
 
 __all__ = ["LogConfig", "PartitionLog"]
 
@@ -239,6 +238,11 @@ class PartitionLog:
             raise state.failed(f"closing {state.segments[-1].path} failed: {error}") from error
 
     # ---- the content
+
+    @property
+    def reach(self) -> LogEnd:
+        end = self._state.log_end_offset
+        return LogEnd(self._state.epochs.epoch_at(Offset(end - 1)) or LeaderEpoch(0), end)
 
     @property
     def directory(self) -> Path:

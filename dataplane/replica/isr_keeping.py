@@ -6,6 +6,9 @@ Invariants
   something may have been acknowledged as synced by all); and only while no other proposal is out. When one is settled
   the followers that fetched meanwhile are looked at again. A member that leaves the ISR has to fetch anew before it can
   return: it may have left because its disk failed.
+* Members that have come back in a new life (`PartitionView.returned`) are confirmed when they have fetched in it, and
+  hold everything to this epoch's start and to the HW: the ISR as it is is proposed, once for all of them (R71). While
+  others are awaited after the loss of a leader, nobody knows how far their logs reach.
 * The leader never proposes to drop itself, and judges no lag by a time in which it was itself cut off or asleep.
 
 Full disks. A follower without room says so with each fetch. It holds all that it reported, so nothing is wrong with it,
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final, assert_never
 
 from dataplane.replica.effects import LeaderEffect, ProposeIsr
@@ -37,6 +41,11 @@ _NONE: Final[frozenset[BrokerId]] = frozenset()
 class IsrKeeper:
     def __init__(self, state: Leadership) -> None:
         self._state = state
+        self._returned = state.view.returned
+        """As the newest view says."""
+        self._earlier_lives: dict[BrokerId, Incarnation] = {}
+        """Lives in which members fetched here that have come back in another one."""
+        self._confirm_not_before = -math.inf
 
     # ------------------------------------------------------------------ settling
     def on_view(self, view: PartitionView, now: float) -> None:
@@ -46,6 +55,10 @@ class IsrKeeper:
         for member in members - state.isr.members:
             if member in state.followers:
                 state.followers[member].caught_up_at = max(state.followers[member].caught_up_at, now)
+        for member in view.returned:
+            if member in state.followers and member not in self._returned:
+                self._earlier_lives[member] = state.followers[member].incarnation
+        self._returned = view.returned
         for member in members ^ state.isr.members:
             if member in state.followers:
                 state.followers[member].outside_fetch_at = -math.inf
@@ -156,6 +169,27 @@ class IsrKeeper:
     def expand_by_any(self, now: float, out: list[LeaderEffect]) -> None:
         for replica, follower in self._state.followers.items():
             self.maybe_expand(replica, follower, now, out)
+        self.confirm_returned(now, out)
+
+    def confirm_returned(self, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        if not state.view.returned or now < self._confirm_not_before or not isinstance(state.isr, CommittedIsr):
+            return
+        back = [m for m in state.view.returned if m in state.isr.members and m != state.broker]
+        if not back or not all(map(self._is_back_in_sync, back)):
+            return
+        self._confirm_not_before = now + state.settings.alter_isr_retry
+        change = self._change(state.isr.members, f"{', '.join(back)} came back in sync")
+        self._propose(replace(change, caught_up=tuple(back)), now, out)
+
+    def _is_back_in_sync(self, member: BrokerId) -> bool:
+        state = self._state
+        follower = state.followers.get(member)
+        return (
+            follower is not None
+            and follower.incarnation > self._earlier_lives.get(member, 0)
+            and state.acknowledged(member) >= max(state.epoch_start, state.high_watermark)
+        )
 
     def maybe_expand(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
         state = self._state

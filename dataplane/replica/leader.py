@@ -247,6 +247,7 @@ class Leader:
             follower.outside_fetch_at = now
         self._isr_keeper.drop_for_their_disks(now, out)
         self._isr_keeper.maybe_expand(fetch.replica, follower, now, out)
+        self._isr_keeper.confirm_returned(now, out)
         if not fetch.progress_only:
             key, log_start = state.view.key, state.log_start_offset
             if fetch.offset < log_start:

@@ -5,7 +5,7 @@ Invariants
   (KIP-101, KIP-279). The log is never cut to the HW, and never without an answer: if the leader is silent, ask again.
 * The log is cut once, when the walk over the epochs has ended.
 * No record is cut that is known here as committed, unless the metadata knows of an election, after it was written, of a
-  leader that may lack it (R70). So a leader that has lost its log, and does not know it, takes no other log along.
+  leader that may lack it (R74). So a leader that has lost its log, and does not know it, takes no other log along.
 * Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still be in
   the ISR, or eligible, while others have committed records in place of its own.
 """
@@ -120,7 +120,7 @@ class Reconciler:
 
     def diverge(self, agreed_end: Offset, now: float) -> tuple[ReportLoss, TidelogError]:
         """The leader lacks records that are committed, and was elected as one that holds them: a follower that went on
-        would lose them, too. What is here stays, and the controller is told (R70). Returns the error as well."""
+        would lose them, too. What is here stays, and the controller is told (R74). Returns the error as well."""
         replica, view = self._replica, self._replica.view
         assert view.leader is not None
         reason = (

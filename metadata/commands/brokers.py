@@ -7,13 +7,16 @@ from dataclasses import replace
 from metadata import election
 from metadata.commands.ledger import Ledger
 from metadata.model import Broker, Changes, Outcome, Withdrawn
-from metadata.references import key_of
+from metadata.references import key_of, log_ends_of
 from wire import metadata_pb2 as pb
 from wire.errors import Code
-from wire.types import BrokerId, Incarnation
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset
 
 MAX_EARLIER_LIVES = 64
 """Ids of lives that are over, kept per broker."""
+
+NOTHING_KNOWN = LogEnd(LeaderEpoch(0), Offset(0))
+"""The end of a log that a registration does not name: an earlier version sent it, or there were too many."""
 
 
 def begin_controller_epoch(ledger: Ledger, command: pb.BeginControllerEpoch) -> Outcome:
@@ -59,6 +62,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
     if refused is not None:
         return refused
     cache_survived = folder_same and command.page_cache_survived
+    logs = {key: end for told in command.logs for key, end in log_ends_of(told)}
     unsound = {key_of(ref): Withdrawn(broker, "the replica's log is unsound") for ref in command.unsound}
     other_folder = None
     if known is not None and not folder_same:
@@ -89,6 +93,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
                 proven=folder_same if stream.durable else cache_survived,
                 unsound=unsound.get(key, other_folder),
                 proves=lambda entry: _proves(command, entry.sound_incarnation, entry.sound_life),
+                log=logs.get(key, NOTHING_KNOWN),
             )
             if broker in partition.replicas
             else partition

@@ -45,6 +45,10 @@ def _alter_one_isr(
             # Over and done with: the raised epoch tells the leader, and outdates every copy still on its way.
             return Code.WRONG_INCARNATION, replace(partition, epoch=PartitionEpoch(partition.epoch + 1))
     changed = election.with_isr(partition, members, min_isr=min_isr)
+    # Of a member that joins the leader says so by proposing it.
+    fetched = {BrokerId(life.broker) for life in item.new_isr if life.incarnation}
+    joined = (broker for broker in members if broker not in partition.isr)
+    changed = election.caught_up(changed, fetched.intersection((*map(BrokerId, item.caught_up), *joined)))
     # The present ISR may be proposed too: that outdates every earlier proposal.
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
 
@@ -90,16 +94,21 @@ def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:
 def _elect_one(ledger: Ledger, item: pb.Election, partition: Partition, min_isr: int) -> tuple[Code | None, Partition]:
     if item.leader_epoch != partition.leader_epoch:
         return Code.FENCED_LEADER_EPOCH, partition
-    able = tuple(broker for broker in election.candidates(partition, ledger.is_alive) if broker != partition.leader)
-    if not able and not item.planned:
-        # The leader is the last live ISR member. An eligible replica holds all that was committed.
-        able = tuple(broker for broker in partition.eligible if ledger.is_alive(broker))
-    target = BrokerId(item.target)
-    if target:
-        able = tuple(broker for broker in able if broker == target)
-    if not able:
+    chosen: BrokerId | None = BrokerId(item.target)
+    if chosen:
+        able = [broker for broker in election.candidates(partition, ledger.is_alive) if broker != partition.leader]
+        if not able and not item.planned:
+            # The leader is the last live ISR member. An eligible replica holds all that was committed.
+            able = [broker for broker in partition.eligible if ledger.is_alive(broker)]
+        chosen = chosen if chosen in able else None
+    else:
+        chosen = election.preferred(
+            partition, alive=ledger.is_alive, led=ledger.leaderships, others_than=partition.leader
+        )
+        if item.planned and chosen not in partition.isr:
+            chosen = None
+    if chosen is None:
         return Code.NOT_ENOUGH_REPLICAS, partition
-    chosen = min(able, key=lambda broker: (ledger.led_by(broker), partition.replicas.index(broker)))
     drop = None if item.planned else partition.leader
     return None, election.lead(partition, chosen, alive=ledger.is_alive, min_isr=min_isr, drop=drop)
 

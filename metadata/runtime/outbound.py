@@ -283,6 +283,7 @@ def _alteration(change: IsrChange) -> pb.IsrAlteration:
         expected_epoch=change.expected_epoch,
         new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in change.new_isr],
         reason=change.reason,
+        caught_up=change.caught_up,
     )
 
 

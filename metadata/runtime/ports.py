@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from metadata.cluster import Cluster
@@ -10,7 +10,17 @@ from metadata.model import Changes
 from metadata.raft.types import RaftStatus, StateMachine
 from wire.errors import TidelogError
 from wire.reports import BrokerReport, StreamReport
-from wire.types import DrainAnswer, Incarnation, LeaderMove, PartitionGone, PartitionView, Room, StreamName
+from wire.types import (
+    DrainAnswer,
+    Incarnation,
+    LeaderMove,
+    LogEnd,
+    PartitionGone,
+    PartitionKey,
+    PartitionView,
+    Room,
+    StreamName,
+)
 
 
 class RaftPort(Protocol):
@@ -56,6 +66,9 @@ class BrokerPort(Protocol):
     def on_fatal(self, error: TidelogError) -> None:
         """End: another cluster's folder, another process under this id, another cluster in the namespace, or
         `on_registered` or `on_partitions` raised anything else."""
+
+    def log_ends(self) -> Mapping[PartitionKey, LogEnd]:
+        """How far the logs of this broker reach, as they are now."""
 
     def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         """The state of this broker's replicas of a stream, with the last events of the partition `story_of`."""

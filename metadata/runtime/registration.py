@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metadata.references import ref_of
+from metadata.references import log_ends_to_pb, ref_of
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.proposals import Proposals
 from wire import metadata_pb2 as pb
@@ -27,6 +27,9 @@ from wire.transport import Message
 from wire.types import Incarnation, PartitionKey
 
 _log = logging.getLogger(__name__)
+
+MOST_LOGS_BYTES = 512 << 10
+"""Limit of the ends of logs in a registration: those of 40,000 partitions or so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +201,7 @@ class Registrar:
                 raft_address=known.raft_address,
                 replace=known.replace,
                 silent_life=self._silent_life,
+                logs=self._logs(),
             )
         )
 
@@ -208,3 +212,16 @@ class Registrar:
         if held is None:
             return []
         return [key for key in self._context.state.keys_of(self._context.broker_id) if key not in held]
+
+    def _logs(self) -> list[pb.LogEnds]:
+        """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known, as of those of
+        an earlier version."""
+        told: list[pb.LogEnds] = []
+        size = 0
+        for logs in log_ends_to_pb(self._context.port.log_ends()):
+            size += logs.ByteSize()
+            if size > MOST_LOGS_BYTES:
+                _log.warning("broker %s has too many logs to tell where all of them end", self._context.broker_id)
+                break
+            told.append(logs)
+        return told

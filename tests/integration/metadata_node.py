@@ -34,6 +34,7 @@ from wire.types import (
     DrainAnswer,
     Incarnation,
     LeaderMove,
+    LogEnd,
     PartitionGone,
     PartitionKey,
     PartitionView,
@@ -106,6 +107,9 @@ class Node:
 
     def on_fatal(self, error: TidelogError) -> None:
         print(error, file=sys.stderr)
+
+    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+        return {}
 
     def stream_report(self, stream: StreamName, _story_of: int | None) -> StreamReport:
         return {

@@ -16,10 +16,12 @@
     leader-is-empty N … [p=N] [e=N]        the leaders of retired partitions N report that no record is left in them
     routes s                               layouts, and the repartition that is under way
     register b [life=same] [folder=other|old|N] [cache=lost] [unsound=N,…]     `folder=N`: it last registered as life N
+                [logs=N:E@END,…]           the last record of its log of partition N is of LeaderEpoch E, and the
+                                           log ends at END
     register b … asks=no|replace [silent]  as this version does, which is refused an empty folder (folder=0) in place of
                                            another, and the id of a life that lives and has not been `silent`
     die b c [life=N] [epoch=N]
-    alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…]       a leader's ISR change; ISR is `a,b` …
+    alter N ISR [leader=x] [e=N] [p=N] [lives=b:N,…] [caught-up=b,…]       a leader's ISR change; ISR is `a,b` …
     elect N [to=x] [planned] [e=N] [epoch=N]
     withdraw b N [p=N] [by=a] | unclean b N     `by`: a follower that holds committed records which b lacks
     epoch b [expected=N]                   another controller begins an epoch
@@ -60,6 +62,7 @@ The module has more than 600 lines because each command is a method here.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,6 +94,8 @@ from wire.types import (
     LeaderEpoch,
     LeaderMove,
     LeaderReport,
+    LogEnd,
+    Offset,
     PartitionEpoch,
     PartitionKey,
     PartitionState,
@@ -236,6 +241,8 @@ class MetadataScript:
         eligible = f" eligible {','.join(partition.eligible)}" if partition.eligible else ""
         withdrawn = "".join(f" withdrawn {entry.replica}" for entry in partition.withdrawn)
         withdrawn += f" loss e{partition.loss_epoch}" if partition.loss_epoch else ""
+        back = " ".join(f"{entry.replica}:{entry.log.leader_epoch}@{entry.log.offset}" for entry in partition.returned)
+        withdrawn += f" back {back}" if back else ""
         readonly = (" paused" if partition.paused else "") + (" readonly" if partition.readonly else "")
         purged = f" purged to {partition.purged_end}" if partition.purged_end else ""
         return (
@@ -402,7 +409,7 @@ class MetadataScript:
         self.core.repartitioning.on_adoption(BrokerId(command.words[0]), generations)
 
     def _register(self, command: Command) -> None:
-        command.check_options("life", "folder", "cache", "unsound", "asks")
+        command.check_options("life", "folder", "cache", "unsound", "asks", "logs")
         options = command.options
         name, folder = command.words[0], options.get("folder", "same")
         self._behaviour.setdefault(name, "answers")
@@ -416,6 +423,12 @@ class MetadataScript:
             unsound=[self._key(int(number)) for number in options.get("unsound", "").split(",") if number],
             replace=options["asks"] == "replace" if "asks" in options else None,
             silent_life=known.life_id if known is not None and "silent" in command.words else "",
+            logs={
+                self._key(int(number)): LogEnd(LeaderEpoch(int(epoch)), Offset(int(end)))
+                for number, epoch, end in (
+                    re.split("[:@]", entry) for entry in options.get("logs", "").split(",") if entry
+                )
+            },
         )
         self._ended(outcome)
 
@@ -431,7 +444,7 @@ class MetadataScript:
         self._ended(outcome)
 
     def _alter(self, command: Command) -> None:
-        command.check_options("leader", "e", "p", "lives")
+        command.check_options("leader", "e", "p", "lives", "caught-up")
         lives = dict(entry.split(":") for entry in command.options.get("lives", "").split(",") if entry)
         item = self.cluster.alteration(
             command.words[1].replace(",", " "),
@@ -441,6 +454,7 @@ class MetadataScript:
             expected_epoch=self._number(command, "p"),
             incarnations={broker: int(life) for broker, life in lives.items()},
         )
+        item.caught_up.extend(command.options["caught-up"].split(",") if "caught-up" in command.options else ())
         self._ended(self.cluster.alter(item))
 
     def _elect(self, command: Command) -> None:

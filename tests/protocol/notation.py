@@ -298,6 +298,7 @@ def view_shown(view: PartitionView) -> str:
     readonly = (" paused" if view.paused else "") + (" readonly" if view.readonly else "")
     purged = f" purged to {view.purged_end}" if view.purged_end else ""
     purged += f" loss e{view.loss_epoch}" if view.loss_epoch else ""
+    purged += f" back {','.join(view.returned)}" if view.returned else ""
     return (
         f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
         f"{readonly}{purged}{_layout_shown(view)}"

@@ -227,6 +227,7 @@ class ReplicaSet:
             leader_epoch=change.leader_epoch,
             expected_epoch=change.expected_epoch,
             new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in change.new_isr],
+            caught_up=change.caught_up,
         )
         code = self.cluster.alter(item).items[0]
         self.tell(META, "ISR change done" if code is None else f"ISR change refused: {code.name}")
@@ -565,7 +566,8 @@ class ReplicaSet:
     def register(self, name: str) -> None:
         """A new life of that broker, or a new registration of the one that runs."""
         broker = self.brokers[name]
-        outcome = self.cluster.register(name, page_cache_survived=broker.cache_survived)
+        logs = {self.key: broker.log.reach}
+        outcome = self.cluster.register(name, page_cache_survived=broker.cache_survived, logs=logs)
         outcome.raise_for_refusal()
         incarnation = Incarnation(outcome.value)
         if broker.running:

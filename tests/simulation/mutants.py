@@ -895,6 +895,49 @@ MUTANTS: tuple[Mutant, ...] = (
 TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
+            "the first member that comes back leads, whoever may hold more",
+            (election.elect, "and not awaited(partition, alive)", ""),
+        ),
+        "metadata/the_log_that_reaches_furthest_leads",
+    ),
+    (
+        _mutant(
+            "of the members that are back any one leads, however far its log reaches",
+            (election.preferred, "-returned[b].leader_epoch, -returned[b].offset, ", "0, "),
+        ),
+        "metadata/the_log_that_reaches_furthest_leads",
+    ),
+    (
+        _mutant(
+            "a LeaderEpoch counts for less than the length of a log",
+            (
+                election.preferred,
+                "-returned[b].leader_epoch, -returned[b].offset",
+                "-returned[b].offset, -returned[b].leader_epoch",
+            ),
+        ),
+        "metadata/the_log_that_reaches_furthest_leads",
+    ),
+    (
+        _mutant("members on their way are waited for in vain", (Failover.end_waits, "if not over:", "if True:")),
+        "metadata/members_on_their_way_are_waited_for",
+    ),
+    (
+        _mutant(
+            "a leader confirms members that have come back before they have its records",
+            (IsrKeeper._is_back_in_sync, "state.acknowledged(member) >=", "True or state.acknowledged(member) >="),
+        ),
+        "replication/members_that_come_back_are_confirmed",
+    ),
+    (
+        _mutant(
+            "an earlier life of a member is confirmed in the place of the one that is back",
+            (IsrKeeper._is_back_in_sync, "follower.incarnation > self._earlier_lives", "True or self._earlier_lives"),
+        ),
+        "replication/members_that_come_back_are_confirmed",
+    ),
+    (
+        _mutant(
             "a follower cuts what it knows as committed for a leader that lost its log",
             (Reconciler._unless_committed, "return LeaderLacksCommitted(agreed)", "return step"),
         ),

@@ -63,7 +63,9 @@ from wire.types import (
     DrainAnswer,
     Incarnation,
     LeaderMove,
+    LogEnd,
     PartitionGone,
+    PartitionKey,
     PartitionView,
     Room,
     StreamName,
@@ -313,6 +315,9 @@ class BrokerRuntime:
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         self.broker.on_partitions(changes)
+
+    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+        return self.broker.log_ends()
 
     def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         return self.broker.stream_status(stream, story_of)

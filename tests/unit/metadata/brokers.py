@@ -41,6 +41,7 @@ from wire.types import (
     IsrChange,
     IsrMember,
     LeaderMove,
+    LogEnd,
     Offset,
     PartitionGone,
     PartitionKey,
@@ -165,6 +166,7 @@ class Broker:
         self.answers: list[DrainAnswer] = []
         self.tells_cutovers = True
         self.reports: list[ReplicaReport] | None = None
+        self.logs: dict[PartitionKey, LogEnd] = {}
         """In place of reports of the replicas that it leads."""
         self.service = MetadataService(
             broker_id=self.id,
@@ -235,6 +237,9 @@ class Broker:
                 end_offset=Offset(7),
             )
         )
+
+    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+        return self.logs
 
     def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
         if self.reports is not None:

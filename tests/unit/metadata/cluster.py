@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from metadata.model import Outcome, Partition
-from metadata.references import ref_of
+from metadata.references import log_ends_to_pb, ref_of
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId, CutoverReport, LeaderEpoch, Offset, PartitionKey, PauseChange, StreamName
+from wire.types import BrokerId, CutoverReport, LeaderEpoch, LogEnd, Offset, PartitionKey, PauseChange, StreamName
 
 CLUSTER_ID = "c1"
 
@@ -66,6 +66,7 @@ class Cluster:
         same_life: bool = False,
         replace: bool | None = None,
         silent_life: str = "",
+        logs: Mapping[PartitionKey, LogEnd] | None = None,
     ) -> Outcome:
         """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise.
         `replace`: None: of a version that did not ask for it."""
@@ -85,6 +86,7 @@ class Cluster:
                     folder_same=folder_same,
                     page_cache_survived=page_cache_survived,
                     unsound=[ref_of(key) for key in unsound],
+                    logs=log_ends_to_pb(logs or {}),
                     raft_address=f"{broker}:1",
                     replace=replace,
                     silent_life=silent_life,

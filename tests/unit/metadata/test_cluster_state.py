@@ -5,14 +5,16 @@ The module has more than 600 lines because all commands of the one machine are t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from metadata.model import Changes
+from metadata.model import Changes, Returned
 from metadata.state import MAX_CLIENTS, OUTCOMES_PER_CLIENT, ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData
-from wire.types import BrokerId, PartitionKey, StreamName
+from wire.types import BrokerId, LeaderEpoch, LogEnd, Offset, PartitionEpoch, PartitionKey, StreamName
 
 ACCEPTED = {"durability": "accepted"}
 
@@ -107,12 +109,15 @@ def test_a_leader_that_is_alone_in_the_isr_gets_it_back_in_a_new_leader_epoch() 
     assert cluster.shown() == "a | a |  | @2"
 
 
-def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_changes_nothing() -> None:
+def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_says_how_far_its_log_reaches() -> None:
     cluster = Cluster("a", "b", "c")
     cluster.create()
     before = cluster.partition()
-    cluster.register("b")
-    assert cluster.partition() == before
+    reach = LogEnd(LeaderEpoch(1), Offset(7))
+    cluster.register("b", logs={cluster.key(): reach})
+    assert cluster.partition() == replace(
+        before, epoch=PartitionEpoch(before.epoch + 1), returned=(Returned(BrokerId("b"), reach),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,9 +236,29 @@ def test_the_first_sound_member_to_register_leads_an_offline_partition() -> None
     cluster.die("a", "b", "c")
     assert cluster.shown() == "- | a b c |  | @2"
     cluster.register("c")
+    assert cluster.shown() == "- | a b c |  | @2", "others may hold more, and are waited for"
+    cluster.elect()
     assert cluster.shown() == "c | c | a b | @3"
     cluster.register("a")
     assert cluster.shown() == "c | c | a b | @3"
+
+
+def test_a_replica_that_a_registration_does_not_name_is_taken_for_an_empty_one() -> None:
+    """An earlier version names none."""
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"])
+    cluster.die("a", "b")
+    cluster.register("a")
+    cluster.register("b", logs={cluster.key(): LogEnd(LeaderEpoch(1), Offset(1))})
+    assert cluster.partition().leader == "b"
+
+
+def test_a_partition_with_one_replica_waits_for_nobody_and_keeps_no_ends() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a"])
+    cluster.die("a")
+    cluster.register("a", logs={cluster.key(): LogEnd(LeaderEpoch(1), Offset(1))})
+    assert (cluster.partition().leader, cluster.partition().returned) == ("a", ())
 
 
 def test_a_broker_outside_isr_and_eligible_does_not_lead_an_offline_partition() -> None:

@@ -31,5 +31,6 @@ def test_no_number_is_given_out_once_more_and_folders_still_prove_what_they_hold
     ids = cluster.apply(pb.Command(allocate_producer_ids=pb.AllocateProducerIds(count=1)))
     assert ids.value > PRODUCER_STEP
     cluster.register("b")  # on the folder that it had
+    cluster.elect()  # as the controller does when it has waited for a
     assert cluster.partition().leader == "b"
     assert state.brokers[BrokerId("b")].incarnation > STEP

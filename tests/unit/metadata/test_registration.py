@@ -11,13 +11,15 @@ from metadata.raft.types import (
     CommandTooLarge,
     RaftApplyFailed,
 )
+from metadata.references import log_ends_of
+from metadata.runtime import registration
 from metadata.runtime.registration import Registration
 from tests.fake_nats import FakeTransport
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Member, World, running, until
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.transport import Message
-from wire.types import BrokerId, Incarnation
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, StreamName
 
 
 async def test_brokers_register_and_record_their_incarnation_before_anything_else() -> None:
@@ -196,6 +198,20 @@ async def test_a_restarted_broker_acts_on_no_partition_before_its_registration()
         assert len(again.views) == 3
         assert not again.too_early
         assert all(view.leader != "c" for view in again.views.values())
+
+
+async def test_a_broker_that_registers_tells_where_its_logs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more logs than a command has room for, those of the first streams."""
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **CREATE)
+        broker = world.brokers["b"]
+        service, (key, *_) = broker.service, sorted(broker.views)
+        other = replace(key, stream=StreamName("t"))
+        broker.logs = {other: LogEnd(LeaderEpoch(2), Offset(5)), key: LogEnd(LeaderEpoch(1), Offset(7))}
+        told = service._registrar._command().register_broker.logs
+        assert {key: end for logs in told for key, end in log_ends_of(logs)} == broker.logs
+        monkeypatch.setattr(registration, "MOST_LOGS_BYTES", told[0].ByteSize())
+        assert [logs.stream for logs in service._registrar._command().register_broker.logs] == [key.stream]
 
 
 async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_that_it_has_none() -> None:

@@ -246,6 +246,8 @@ def test_without_a_leader_a_lowered_min_isr_takes_the_eligible_into_the_isr() ->
     cluster.alter_stream(config={"min_isr": "1"})
     assert cluster.shown() == "- | a b c |  | @2"
     cluster.register("c")
+    assert cluster.shown() == "- | a b c |  | @2"
+    cluster.elect()
     assert cluster.shown() == "c | c |  | @3"
 
 
