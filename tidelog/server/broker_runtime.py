@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -366,12 +367,19 @@ class BrokerRuntime:
     async def close(self) -> bool:
         """False: the disk hangs, and threads wait for it. Then nothing more is asked of the disk; the Raft journal is
         left as it is as well."""
+        try:
+            async with AsyncExitStack() as stack:  # which calls all of them, the last one first
+                stack.push_async_callback(self._activity.close)
+                stack.push_async_callback(self._audit_stream.close)
+                stack.push_async_callback(self._api.close)  # an act from now on would have no record in the stream
+                stack.push_async_callback(self._pushes.close)
+                stack.push_async_callback(self._routing.close)
+        finally:
+            is_closed = await self._close_broker()
+        return is_closed
+
+    async def _close_broker(self) -> bool:
         is_closed = True
-        await self._routing.close()
-        await self._pushes.close()
-        await self._api.close()  # an act from now on would have no record in the stream
-        await self._audit_stream.close()
-        await self._activity.close()
         try:
             is_closed = await self.broker.close()
             if is_closed and self._registered and not self.broker.status()["failed"]:

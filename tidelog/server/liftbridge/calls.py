@@ -55,8 +55,10 @@ class Calls:
         self._subscribing = SubscribeCalls(gateway, self._groups)
 
     async def close(self) -> None:
-        await self._subscribing.close()
-        await self._publishing.close()
+        try:
+            await self._subscribing.close()
+        finally:
+            await self._publishing.close()
 
     def handlers(self) -> dict[str, _Handler]:
         return {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -111,13 +112,13 @@ class LiftbridgePort:
         _log.info("%s takes Liftbridge's calls on %s, told as %s", broker, settings.address, settings.advertised)
 
     async def close(self) -> None:
-        gateway, calls = self._gateway, self._calls
-        if gateway is not None and calls is not None:
-            gateway.is_closing = True
-            await calls.close()
-        await self._server.stop(GRACE)
-        if gateway is not None:
-            await gateway.client.close()
+        async with AsyncExitStack() as stack:  # which calls all of them, the last one first
+            if self._gateway is not None:
+                self._gateway.is_closing = True
+                stack.push_async_callback(self._gateway.client.close)
+            stack.push_async_callback(self._server.stop, GRACE)
+            if self._calls is not None:
+                stack.push_async_callback(self._calls.close)
 
 
 def _credentials(settings: LiftbridgeSettings, cert: Path) -> grpc.ServerCredentials:

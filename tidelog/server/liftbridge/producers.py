@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from tidelog.client.closing import close_all
 from tidelog.client.connection import Client
 from tidelog.client.metadata import StreamMetadata
 from tidelog.client.producer import Producer
@@ -55,8 +56,7 @@ class Producers:
 
     async def close(self) -> None:
         places, self._places = self._places, {}
-        for place in places.values():
-            await place.producer.close()
+        await close_all([place.producer.close for place in places.values()])
 
     async def _place(self, stream: str, level: Level) -> Place:
         key = (stream, level)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from grpc import StatusCode
 
+from tidelog.client.closing import close_all
 from tidelog.client.consumer import Consumer
 from tidelog.client.positions import AtTime, Start, Stop
 from tidelog.client.records import Record
@@ -52,8 +53,7 @@ class SubscribeCalls:
 
     async def close(self) -> None:
         """Their clients hear that the broker stops."""
-        for consumer in [*self._consumers]:
-            await consumer.aclose()
+        await close_all([consumer.aclose for consumer in self._consumers])
 
     async def subscribe(self, request: pb.SubscribeRequest, write: Write) -> None:
         if len(self._consumers) >= MAX_SUBSCRIPTIONS:
