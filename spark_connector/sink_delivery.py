@@ -110,7 +110,7 @@ def _family_of(cluster: Cluster, place: Place) -> str:
 
 
 def incarnation_of(cluster: Cluster, stream: StreamName) -> Incarnation:
-    found = cluster.ask(f"ask for {stream}", lambda client: client.metadata(stream))
+    found = cluster.ask(f"ask for stream {stream}", lambda client: client.metadata(stream))
     return Incarnation(found.incarnation)
 
 

@@ -422,4 +422,4 @@ def test_tasks_and_driver_wait_for_brokers_that_stand_still(
     during_an_outage(lambda: _commit(options, [sent], once=True))
     assert sorted(numbers_in(cluster, "patience")) == [1, 2]
     assert "cannot ask what patience has committed yet, and goes on trying" in caplog.text
-    assert "cannot commit number 7 of patience yet, and goes on trying" in caplog.text
+    assert "cannot ask for stream patience yet, and goes on trying" in caplog.text
