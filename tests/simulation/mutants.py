@@ -413,9 +413,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a replica that is opened again takes its LEO for the HW",
         (
-            Replica._open_log,
-            "self._high_watermark = self._log.high_watermark",
-            "self._high_watermark = self._log.log_end_offset",
+            Replica._take_log,
+            "self._high_watermark = partition_log.high_watermark",
+            "self._high_watermark = partition_log.log_end_offset",
         ),
     ),
     _mutant(
@@ -426,10 +426,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "any live replica may lead (unclean election)",
         (
-            election.candidates,
-            "for group in (partition.isr, partition.eligible):",
-            "for group in (partition.isr, partition.eligible, partition.replicas):",
+            election.preferred,
+            "for group in (partition.isr, partition.eligible)",
+            "for group in (partition.isr, partition.eligible, partition.replicas)",
         ),
+        (election.elect, "and not awaited(partition, alive)", ""),
         scenario="outsider",
     ),
     _mutant(
