@@ -193,16 +193,18 @@ async def test_a_majority_with_empty_folders_founds_no_cluster(tmp_path: Path) -
                 return words in cluster.log_file(broker).read_bytes()[seen[broker] :].decode()
 
             for broker in ("b1", "b2"):
-                wait_until(partial(says, broker, "founded by all of its voters"), f"{broker} waits for b3")
-            wait_until(lambda: says("b3", "started with empty data folders, and may not vote"), "b3 says why")
-            wait_until(lambda: says("b1", "has one of a cluster that was founded before"), "b1 says why")
+                cluster.start_broker(broker, replace=True)
+            for broker in ("b1", "b2"):
+                await until(partial(says, broker, "founded by all of its voters"), f"{broker} to wait", 4 * LIMIT)
+            await until(partial(says, "b3", "started with empty data folders, and may not"), "b3 to say why", 4 * LIMIT)
+            await until(partial(says, "b1", "has one of a cluster that was founded"), "b1 to say why", 4 * LIMIT)
             assert [cluster_id(folder) for folder in unmounted] == ["", ""]
             for folder in unmounted:
                 cluster.kill(folder.name)
                 folder.rename(folder.with_suffix(".wrong"))
                 folder.with_suffix(".disk").rename(folder)
                 cluster.start_broker(folder.name)
-            cluster.wait_ready(2 * LIMIT)
+            cluster.wait_ready(4 * LIMIT)
             assert [stream["name"] for stream in await client.streams()] == ["kept"]
             assert (await client.cluster_status())["cluster_id"] == own
 
@@ -230,7 +232,7 @@ async def test_a_lost_majority_is_recovered_from_one_voter(tmp_path: Path) -> No
                 shutil.copytree(left / "raft", folder / "raft")
                 cluster.start_broker(folder.name, replace=True)
             cluster.start_broker("b3")
-            cluster.wait_ready(2 * LIMIT)
+            cluster.wait_ready(4 * LIMIT)
 
             async def all_of_it() -> bool:
                 read = [record.value async for record in client.consume("kept", stop="latest")]
@@ -246,6 +248,6 @@ async def test_a_lost_majority_is_recovered_from_one_voter(tmp_path: Path) -> No
             lost[0].rename(lost[0].with_suffix(".second"))
             lost[0].with_suffix(".lost").rename(lost[0])
             cluster.start_broker("b1")
-            cluster.wait_ready(2 * LIMIT)
+            cluster.wait_ready(4 * LIMIT)
             await wait_in_sync(cluster.nats_url, "kept", timeout=LIMIT)
             assert await all_of_it()
