@@ -34,11 +34,19 @@ from metadata.runtime.namespace import (
 from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
 from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from tidelog.groups.cursors import MAX_CURSORS, MAX_VALUE
-from tidelog.groups.group import MAX_MEMBERS, MAX_METADATA, MAX_TARGET_BYTES
+from tidelog.groups.group import (
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    MAX_METADATA,
+    MAX_METADATA_BYTES,
+    MAX_TARGET_BYTES,
+)
+from tidelog.groups.group import MAX_OFFSETS as MAX_GROUP_OFFSETS
 from tidelog.groups.group import MAX_PARTITIONS as MAX_GROUP_PARTITIONS
-from tidelog.groups.members import MAX_SUBSCRIPTION
+from tidelog.groups.group import MAX_SUBSCRIPTIONS as MAX_GROUP_SUBSCRIPTIONS
+from tidelog.groups.members import MAX_PATTERNS, MAX_STARS, MAX_SUBSCRIPTION
 from tidelog.groups.pending import MAX_PENDING, MAX_PENDING_BYTES
-from tidelog.groups.shard import MAX_GROUPS, MAX_MEMBERS_OF_ALL, MAX_OFFSETS_OF_ALL
+from tidelog.groups.shard import MAX_GROUPS, MAX_OF_ALL, MAX_REQUESTS, MAX_WORK
 from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
@@ -460,10 +468,35 @@ BOUNDS = (
     ),
     Bound(
         on="what a coordinator keeps: `groups`, `group_members`, `group_offsets`, `cursors`",
-        limit=f"{MAX_GROUPS}, {MAX_MEMBERS_OF_ALL} ({MAX_MEMBERS} of a group), {MAX_OFFSETS_OF_ALL}, {MAX_CURSORS}",
+        limit=f"{MAX_GROUPS}, {MAX_OF_ALL.members} ({MAX_MEMBERS} of a group), {MAX_OF_ALL.offsets}"
+        f" ({MAX_GROUP_OFFSETS} of a group), {MAX_CURSORS}",
         where="tidelog/groups/shard.py",
         answer="LIMIT_REACHED",
         counter="refused_coordinator_limits",
+    ),
+    Bound(
+        on="bytes that a coordinator keeps: of members' ids and subscriptions, `group_member_bytes`; of the metadata of"
+        " offsets, `group_metadata_bytes`",
+        limit=f"{MAX_MEMBER_BYTES >> 20} MiB of a group, {MAX_OF_ALL.member_bytes >> 20} MiB of all;"
+        f" {MAX_METADATA_BYTES >> 20} MiB of a group, {MAX_OF_ALL.metadata_bytes >> 20} MiB of all",
+        where="tidelog/groups/group.py",
+        answer="LIMIT_REACHED",
+        counter="refused_coordinator_limits",
+    ),
+    Bound(
+        on="patterns of a member, `member_patterns`; stars of one, `pattern_stars`; different subscriptions of the"
+        " members of a group, `group_subscriptions`",
+        limit=f"{MAX_PATTERNS}; {MAX_STARS}; {MAX_GROUP_SUBSCRIPTIONS}",
+        where="tidelog/groups/members.py",
+        answer="LIMIT_REACHED",
+        counter="refused_coordinator_limits",
+    ),
+    Bound(
+        on="work of a coordinator of groups before others have their turn on the event loop",
+        limit=f"{MAX_REQUESTS} requests; {MAX_WORK} names, partitions and offsets that groups look at, or the step of"
+        " one group",
+        where="tidelog/groups/shard.py",
+        answer="no error",
     ),
     Bound(
         on="what a member asks for, commits, and gets",

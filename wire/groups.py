@@ -79,15 +79,16 @@ def coordinator_subject(subjects: Subjects, kind: str, name: str) -> str:
 
 def to_stream_partitions(partitions: Iterable[StreamPartition]) -> list[StreamPartitions]:
     """In the order of the names and numbers."""
-    found: dict[tuple[str, int], StreamPartitions] = {}
-    for each in sorted(partitions):
-        entry = found.get((each.stream, each.incarnation))
-        if entry is None:
-            entry = found[each.stream, each.incarnation] = StreamPartitions(
-                stream=each.stream, incarnation=each.incarnation
-            )
-        entry.partitions.append(each.partition)
-    return list(found.values())
+    found: dict[tuple[str, int], list[int]] = {}
+    for stream, incarnation, number in partitions:
+        numbers = found.get((stream, incarnation))
+        if numbers is None:
+            numbers = found[stream, incarnation] = []
+        numbers.append(number)
+    return [
+        StreamPartitions(stream=stream, incarnation=incarnation, partitions=sorted(numbers))
+        for (stream, incarnation), numbers in sorted(found.items())
+    ]
 
 
 def from_stream_partitions(entries: Iterable[StreamPartitions]) -> frozenset[StreamPartition]:

@@ -4,6 +4,7 @@ with balanced shares of everything."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from itertools import count
 
 from hypothesis import settings
@@ -138,7 +139,8 @@ class GroupShardMachine(RuleBasedStateMachine):
         wanted = {
             partition
             for member in group.members.values()
-            for name in self.world.view.matching(member.streams, member.patterns)
+            for name in self.world.view.streams
+            if name in member.subscribed.streams or any(fnmatchcase(name, each) for each in member.subscribed.patterns)
             for partition in self.world.view.partitions(name)
         }
         parted = {p for name, member in group.members.items() if name not in living for p in member.assigned}

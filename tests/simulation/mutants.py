@@ -1394,7 +1394,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "one step frees a partition and assigns it",
-            (Group._reconcile, "for partition in member.held} | self._freed", "for partition in member.held}"),
+            (Group._reconcile, "held = self._freed.union(", "held: set[StreamPartition] = set().union("),
         ),
         "groups/a_second_member",
     ),

@@ -8,9 +8,8 @@ or below it, and which is not there, was deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from wire.groups import StreamPartition
 
@@ -30,6 +29,8 @@ class StreamsView:
     """The generation of the applied metadata."""
     streams: Mapping[str, StreamLife] = field(default_factory=dict)
     """By name, without Tidelog's own."""
+    _partitions: dict[str, frozenset[StreamPartition]] = field(default_factory=dict, compare=False, repr=False)
+    """By stream, what `partitions` has given."""
 
     def partition_incarnation(self, of: StreamPartition) -> int | None:
         """None: there is no such partition, in that life of the stream."""
@@ -49,22 +50,28 @@ class StreamsView:
         known = self.partition_incarnation(of)
         return known is None or partition_incarnation not in (0, known)
 
-    def partitions(self, name: str) -> list[StreamPartition]:
+    def partitions(self, name: str) -> frozenset[StreamPartition]:
         """Those that can be read."""
-        stream = self.streams[name]
-        return [
-            StreamPartition(name, stream.incarnation, number)
-            for number in stream.partitions
-            if number not in stream.made_ready
-        ]
-
-    def matching(self, names: Collection[str], patterns: Iterable[str]) -> set[str]:
-        """The streams that exist of those that are named, or match a pattern."""
-        found = {name for name in names if name in self.streams}
-        for pattern in patterns:
-            found.update(name for name in self.streams if fnmatchcase(name, pattern))
+        found = self._partitions.get(name)
+        if found is None:
+            stream = self.streams[name]
+            found = self._partitions[name] = frozenset(
+                StreamPartition(name, stream.incarnation, number)
+                for number in stream.partitions
+                if number not in stream.made_ready
+            )
         return found
 
 
 PATTERN = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
-"""What a pattern of a subscription may look like: `fnmatch` knows no other special character than these two."""
+"""What a pattern of a subscription may look like."""
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """For `fullmatch`. Each part between two stars is taken where it is found first, and never elsewhere afterwards,
+    which is right as stars take anything: so no pattern takes more than its length times that of a name."""
+    first, *others = (re.escape(part).replace(r"\?", ".") for part in pattern.split("*"))
+    if not others:
+        return re.compile(first)
+    *between, last = others
+    return re.compile(first + "".join(f"(?>.*?{part})" for part in between if part) + ".*" + last)

@@ -13,13 +13,19 @@ one step may be appended in several batches: whichever of them a successor finds
 
 Invariant: a partition is in `assigned` or `revoking` of one member at most.
 Invariant: `assigned` of a member is part of its target, once `step` has run.
+
+What is written is what changed: the record of a member says its subscription and its partitions, and is not made anew
+only because the group has a new generation, which every member with nothing to give up has reached (`begin`).
+
+The module has more than 600 lines because assignment, offsets and their bounds are changed in one step, together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
 
@@ -27,8 +33,9 @@ from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
 from tidelog.groups.assignor import assign
 from tidelog.groups.members import Member, subscription_of
+from tidelog.groups.selection import Selection, Subscribed
 from wire.echo import echo
-from wire.errors import Code, InvariantViolation, TidelogError
+from wire.errors import Code, InvariantViolation, TidelogError, limit_reached
 from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
 from wire.groups_pb2 import CommittedOffset, GroupRecord, HeartbeatRequest, OffsetRecord
 from wire.subjects import MAX_NAME_LENGTH
@@ -47,6 +54,14 @@ MAX_METADATA = 1024
 MAX_OFFSET = (1 << 63) - 1
 CLOCK_SLACK = 1.02
 """Sessions last so much longer here than at the member, whose clock may be slower."""
+MAX_SUBSCRIPTIONS = 64
+"""Different subscriptions of the members of a group."""
+MAX_MEMBER_BYTES = 4 << 20
+"""Bytes of the subscriptions, ids and texts of all members of a group."""
+MAX_OFFSETS = 50_000
+"""Committed offsets of a group."""
+MAX_METADATA_BYTES = 4 << 20
+"""Characters of the texts that are committed with them."""
 _MOST_BYTES = MAX_NAME_LENGTH + 24
 """In a record, of the only partition of a stream."""
 
@@ -54,8 +69,22 @@ Records: TypeAlias = "dict[RecordKey, ProtoMessage | None]"
 """To be written; None deletes."""
 
 
+class Kept(NamedTuple):
+    """What a coordinator keeps of one group, or of all."""
+
+    members: int
+    member_bytes: int
+    """`Member.bytes` of all."""
+    offsets: int
+    metadata_bytes: int
+    """Characters of the metadata of all offsets."""
+
+
 @dataclass(slots=True)
 class Group:
+    """It has more than thirty methods because members, assignment and offsets are one state: a commit asks who holds a
+    partition, and a step of the assignment changes what is held."""
+
     name: str
     generation: int = 0
     emptied_at: int = 0
@@ -71,6 +100,12 @@ class Group:
     """Partitions of what is subscribed that are beyond the limit: no member gets them. As of the last look."""
     left_out_before: int = 0
     """What was last told of it."""
+    member_bytes: int = 0
+    metadata_bytes: int = 0
+    _subscriptions: dict[Subscribed, list[int]] = field(default_factory=dict)
+    """Each with the number of its members, in a list of one."""
+    _is_view_new: bool = False
+    """Streams or partitions may have come or gone since the last step."""
     _is_stale: bool = False
     """Targets are to be computed anew."""
     _is_unsettled: bool = False
@@ -79,6 +114,8 @@ class Group:
     """A new coordinator has not compared the targets with what is subscribed."""
     _freed: set[StreamPartition] = field(default_factory=set)
     """Became free in this step."""
+    _written: set[str] = field(default_factory=set)
+    """Ids of members whose records were made since the last step."""
     _subscribed: frozenset[StreamPartition] | None = None
     """For which the targets were computed. None: they were not, since the coordinator began."""
 
@@ -86,6 +123,10 @@ class Group:
     def is_nothing(self) -> bool:
         """Nothing of it is in a record."""
         return not (self.generation or self.members or self.offsets or self.emptied_at or self._is_stale)
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(len(self.members), self.member_bytes, len(self.offsets), self.metadata_bytes)
 
     # ---- members ---------------------------------------------------------------------------------------------------
 
@@ -131,10 +172,9 @@ class Group:
                 Code.BAD_REQUEST,
                 f"member id {joining.id!r} of group {self.name!r} is of a life that has ended; join under a new id",
             )
-        before = next((m for m in self.members.values() if joining.instance and m.instance == joining.instance), None)
+        before = self._of_instance(joining.instance)
+        self._check_room(joining, before)
         if before is None:
-            if len(self.members) >= MAX_MEMBERS:
-                raise TidelogError(Code.LIMIT_REACHED, f"group {self.name!r} has {MAX_MEMBERS} members already")
             self._is_stale = True
             joining.version = self.generation * VERSIONS_OF_GENERATION
         else:
@@ -142,16 +182,67 @@ class Group:
             self._freed |= before.revoking
             joining.assigned, joining.target, joining.version = before.assigned, before.target, before.version + 1
             joining.generation = before.generation
-            if joining.subscription != before.subscription:
+            if joining.subscribed != before.subscribed:
                 self._is_stale = True
             self._remove(before, records)
             self._remember_replaced(before.id)
             self.farewells.append((before.token, fenced_instance(self.name, before.id)))
-        self.members[joining.id] = joining
+        self._add(joining)
         self.emptied_at = 0
         records[GroupKey(self.name)] = self.to_record()
         self._changed(joining, records)
         return joining
+
+    def _of_instance(self, instance: str) -> Member | None:
+        return next((m for m in self.members.values() if m.instance == instance), None) if instance else None
+
+    def _check_room(self, joining: Member, before: Member | None) -> None:
+        """For a member that joins, perhaps in the place of `before`, or subscribes anew. Raises
+        TidelogError(LIMIT_REACHED)."""
+        if before is None and len(self.members) >= MAX_MEMBERS:
+            raise limit_reached(
+                "group_members",
+                f"group {self.name!r} has {MAX_MEMBERS} members already; end some, or share the streams among several"
+                " groups",
+            )
+        if joining.subscribed not in self._subscriptions and len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise limit_reached(
+                "group_subscriptions",
+                f"the members of group {self.name!r} have {len(self._subscriptions)} different subscriptions, and"
+                f" {MAX_SUBSCRIPTIONS} may be; subscribe to what another member has subscribed to",
+            )
+        size = self.member_bytes + joining.bytes - (0 if before is None else before.bytes)
+        if size > MAX_MEMBER_BYTES:
+            raise limit_reached(
+                "group_member_bytes",
+                f"the ids and subscriptions of the members of group {self.name!r} would have {size} bytes, and"
+                f" {MAX_MEMBER_BYTES} may be; subscribe by a pattern, or with fewer members",
+            )
+
+    def _add(self, member: Member) -> None:
+        self.members[member.id] = member
+        self._count(member)
+
+    def _count(self, member: Member) -> None:
+        """Members of one subscription share one object of it, which is quickly compared."""
+        self.member_bytes += member.bytes
+        for known in self._subscriptions:
+            if known == member.subscribed:
+                member.subscribed = known
+                break
+        self._subscriptions.setdefault(member.subscribed, [0])[0] += 1
+
+    def _uncount(self, member: Member) -> None:
+        self.member_bytes -= member.bytes
+        count = self._subscriptions[member.subscribed]
+        count[0] -= 1
+        if not count[0]:
+            del self._subscriptions[member.subscribed]
+
+    @property
+    def subscriptions(self) -> Collection[Subscribed]:
+        """What the members have subscribed to, each once."""
+        return self._subscriptions
 
     def _remember_replaced(self, member_id: str) -> None:
         self.replaced[member_id] = None
@@ -172,9 +263,12 @@ class Group:
             self.remove(member, records)
 
     def _subscribe(self, member: Member, request: HeartbeatRequest, records: Records) -> None:
-        streams, patterns = subscription_of(request)
-        if (streams, patterns) != (member.streams, member.patterns):
-            member.streams, member.patterns = streams, patterns
+        wanted = subscription_of(request)
+        if wanted != member.subscribed:
+            self._check_room(replace(member, subscribed=wanted), member)
+            self._uncount(member)
+            member.subscribed = wanted
+            self._count(member)
             self._is_stale = True
             self._changed(member, records)
 
@@ -186,48 +280,70 @@ class Group:
 
     def _remove(self, member: Member, records: Records) -> None:
         del self.members[member.id]
+        self._uncount(member)
         records[MemberKey(self.name, member.id)] = None
         self._is_unsettled = True
 
     def _changed(self, member: Member, records: Records) -> None:
         records[MemberKey(self.name, member.id)] = member.to_record()
+        self._written.add(member.id)
         self._is_unsettled = True
 
     # ---- assignment ------------------------------------------------------------------------------------------------
 
-    def on_streams(self, view: StreamsView, records: Records) -> None:
-        """Streams or partitions may have come or gone."""
-        for of in [of for of, known in self.offsets.items() if view.is_gone(of, known.partition_incarnation)]:
-            del self.offsets[of]
-            records[OffsetKey(self.name, of)] = None
-        if self._subscribed is not None:
-            before = self._subscribed
-            wanted, self.left_out = self._partitions_of(view)
-            if wanted != before and self.members:
-                self._is_stale = True
+    def on_streams(self) -> None:
+        """Streams or partitions may have come or gone: the next step looks."""
+        self._is_view_new = True
+
+    @property
+    def work(self) -> int:
+        """That a step takes, at most: members, partitions and offsets that it looks at."""
+        return len(self.members) + len(self.offsets) + len(self._subscribed or ())
 
     @property
     def is_unsettled(self) -> bool:
         """There is something to do for `step`."""
-        return self._is_stale or self._is_resumed or self._is_unsettled
+        return self._is_view_new or self._is_stale or self._is_resumed or self._is_unsettled
 
-    def step(self, view: StreamsView, now: float, times: Times, records: Records) -> bool:
+    def step(self, view: StreamsView, selection: Selection, now: float, times: Times, records: Records) -> bool:
         """Whatever can be done now of what has changed. False: there was nothing."""
+        if self._is_view_new:
+            self._look_at_streams(view, selection, records)
+        changed: dict[str, Member] = {}
         if self._is_stale or self._is_resumed:
-            self._retarget(view, times, records)
+            self._retarget(view, selection, times, records, changed)
         if not self._is_unsettled:
             return False
-        self._reconcile(now, records)
+        self._reconcile(now, changed)
+        # Each once, as it is in the end. That it has reached a generation is no change: see `begin`.
+        records |= {MemberKey(self.name, member.id): member.to_record() for member in changed.values()}
         return True
 
-    def _retarget(self, view: StreamsView, times: Times, records: Records) -> None:
+    def _look_at_streams(self, view: StreamsView, selection: Selection, records: Records) -> None:
+        self._is_view_new = False
+        for of in [of for of, known in self.offsets.items() if view.is_gone(of, known.partition_incarnation)]:
+            self._keep_offset(of, None)
+            records[OffsetKey(self.name, of)] = None
+        if self._subscribed is not None and not self._is_stale:
+            wanted, self.left_out = self._partitions_of(view, selection)
+            if wanted != self._subscribed and self.members:
+                self._is_stale = True
+
+    def _retarget(
+        self,
+        view: StreamsView,
+        selection: Selection,
+        times: Times,
+        records: Records,
+        changed: dict[str, Member],
+    ) -> None:
         has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
-        self._subscribed, self.left_out = self._partitions_of(view)
+        self._subscribed, self.left_out = self._partitions_of(view, selection)
         by_stream: dict[str, list[StreamPartition]] = {}
         for partition in self._subscribed:
             by_stream.setdefault(partition.stream, []).append(partition)
         present = {member.id: member.target for member in self.members.values() if not member.is_expelled}
-        subscribed = {member: self._names_of(self.members[member], view) for member in present}
+        subscribed = {member: self._names_of(self.members[member], view, selection) for member in present}
         targets = assign(subscribed, by_stream, present)
         if not has_changed and targets == present:
             return  # a new coordinator finds everything as it was left
@@ -235,28 +351,29 @@ class Group:
         if not self.members:
             self.emptied_at = times.date
         records[GroupKey(self.name)] = self.to_record()
+        self._is_unsettled = True
         for member in self.members.values():
-            member.target = targets.get(member.id, frozenset())
-            self._changed(member, records)
+            target = targets.get(member.id, frozenset())
+            if target != member.target:
+                member.target = target
+                changed[member.id] = member
 
-    def _names_of(self, member: Member, view: StreamsView) -> frozenset[str]:
-        known = view.matching(member.streams, member.patterns)
-        return frozenset(known | {partition.stream for partition in member.target if view.is_unknown(partition)})
+    def _names_of(self, member: Member, view: StreamsView, selection: Selection) -> frozenset[str]:
+        selected = selection.of(member.subscribed)
+        unknown = {partition.stream for partition in _unknown(member, view)}
+        return selected | unknown if unknown else selected
 
-    def _partitions_of(self, view: StreamsView) -> tuple[frozenset[StreamPartition], int]:
+    def _partitions_of(self, view: StreamsView, selection: Selection) -> tuple[frozenset[StreamPartition], int]:
         """All to which members have subscribed, as far as a group can have them, and how many there are beyond. Those
         that a member has stay, if this broker does not know their stream yet."""
-        names: set[str] = set()
-        for member in self.members.values():
-            if not member.is_expelled:
-                names |= view.matching(member.streams, member.patterns)
-        unknown = {p for member in self.members.values() for p in member.target if view.is_unknown(p)}
-        known = {p for name in names for p in view.partitions(name)}
-        wanted = frozenset(known | unknown)
+        subscriptions = {member.subscribed for member in self.members.values() if not member.is_expelled}
+        names: frozenset[str] = frozenset().union(*map(selection.of, subscriptions))
+        unknown = [_unknown(member, view) for member in self.members.values()]
+        wanted: frozenset[StreamPartition] = frozenset().union(*map(view.partitions, names), *unknown)
         taken = _limited(wanted)
         return taken, len(wanted) - len(taken)
 
-    def _reconcile(self, now: float, records: Records) -> None:
+    def _reconcile(self, now: float, changed: dict[str, Member]) -> None:
         for member in self.members.values():
             over = member.assigned - member.target
             if not over:
@@ -269,8 +386,8 @@ class Group:
                 member.revoking |= over
                 if not member.is_expelled:
                     member.revoke_by = member.revoke_by or now + member.rebalance_timeout
-            self._changed(member, records)
-        held = {partition for member in self.members.values() for partition in member.held} | self._freed
+            changed[member.id] = member
+        held = self._freed.union(*(member.held for member in self.members.values()))
         for member in self.members.values():
             if member.revoking:
                 continue
@@ -279,18 +396,27 @@ class Group:
                 member.assigned |= free
                 member.version += 1
                 held |= free
-            if free or member.generation != self.generation:
+                changed[member.id] = member
+            if member.generation != self.generation:
                 member.generation = self.generation
-                self._changed(member, records)
+                if member.id in self._written:  # then its record says so, too
+                    changed[member.id] = member
         self._is_unsettled = bool(self._freed)
-        self._freed = set()
+        self._freed, self._written = set(), set()
 
     def begin(self, now: float, patience: float) -> None:
-        """A new coordinator has read the records. `patience`: see the module `shard`."""
+        """A new coordinator has read the records. `patience`: see the module `shard`. A member that had nothing to give
+        up when the group came to its generation has reached it, too: no record says so."""
+        self.member_bytes, self._subscriptions = 0, {}
         for member in self.members.values():
+            self._count(member)
+            if not member.revoking and member.assigned <= member.target:
+                member.generation = self.generation
             member.session_ends = now + (member.session_timeout + patience) * CLOCK_SLACK
             member.revoke_by = now + member.rebalance_timeout + patience if member.revoking else None
+        self.metadata_bytes = 0
         for record in self.offsets.values():
+            self.metadata_bytes += len(record.metadata)
             self._count_commit(record)
         self._is_resumed = self._is_unsettled = bool(self.members)
         # A coordinator that died after the last member left, and before the step that this makes due.
@@ -307,7 +433,9 @@ class Group:
         """Removes the members whose sessions are over, and expels those that have not given up in time. False: there
         are none."""
         dead = [member for member in self.members.values() if now >= member.session_ends]
-        late = [m for m in self.members.values() if m.revoke_by is not None and now >= m.revoke_by and m not in dead]
+        late = [
+            m for m in self.members.values() if m.revoke_by is not None and now >= m.revoke_by and now < m.session_ends
+        ]
         for member in dead:
             self.remove(member, records)
         for member in late:
@@ -361,10 +489,39 @@ class Group:
             )
 
     def commit(self, of: StreamPartition, record: OffsetRecord, times: Times, records: Records) -> None:
-        self.offsets[of] = record
+        self._keep_offset(of, record)
         self._count_commit(record)
         records[OffsetKey(self.name, of)] = record
         self.touch(times, records)
+
+    def _keep_offset(self, of: StreamPartition, record: OffsetRecord | None) -> None:
+        before = self.offsets.get(of)
+        self.metadata_bytes -= 0 if before is None else len(before.metadata)
+        if record is None:
+            del self.offsets[of]
+        else:
+            self.offsets[of] = record
+            self.metadata_bytes += len(record.metadata)
+
+    def check_offsets(self, committed: Sequence[tuple[StreamPartition, OffsetRecord]]) -> list[str]:
+        """The fields of `kept` that they make larger. Raises TidelogError(LIMIT_REACHED): there is no room for them."""
+        known = [self.offsets.get(of) for of, _ in committed]
+        if len(self.offsets) + known.count(None) > MAX_OFFSETS and None in known:
+            raise limit_reached(
+                "group_offsets",
+                f"group {self.name!r} has committed offsets of {len(self.offsets)} partitions, and {MAX_OFFSETS} may"
+                " be; share the streams among several groups",
+            )
+        before = sum(len(record.metadata) for record in known if record is not None)
+        after = sum(len(record.metadata) for _, record in committed)
+        size = self.metadata_bytes + after - before
+        if after > before and size > MAX_METADATA_BYTES:
+            raise limit_reached(
+                "group_metadata_bytes",
+                f"the metadata of the offsets of group {self.name!r} would have {size} characters, and"
+                f" {MAX_METADATA_BYTES} may be; commit with less metadata",
+            )
+        return ["offsets"] * (None in known) + ["metadata_bytes"] * (after > before)
 
     def touch(self, times: Times, records: Records) -> None:
         """Something was committed: without members, it is kept from now on for as long as before."""
@@ -421,19 +578,35 @@ class Group:
                 raise InvariantViolation(f"group {self.name}: {member.id} is ahead of the group's generation")
 
 
+def _unknown(member: Member, view: StreamsView) -> set[StreamPartition]:
+    """Partitions of its target that may exist, and that this broker does not know yet."""
+    if max({incarnation for _, incarnation, _ in member.target}, default=0) <= view.generation:
+        return set()
+    return {partition for partition in member.target if view.is_unknown(partition)}
+
+
 def _limited(partitions: frozenset[StreamPartition]) -> frozenset[StreamPartition]:
     """The first ones, in the order of their names, as many as a group can have."""
     if len(partitions) * _MOST_BYTES <= MAX_TARGET_BYTES:
         return partitions
+    numbers = Counter((stream, incarnation) for stream, incarnation, _ in partitions)
+    size = sum(_bytes_of_first(stream) + 3 * (count - 1) for (stream, _), count in numbers.items())
+    if len(partitions) <= MAX_PARTITIONS and size <= MAX_TARGET_BYTES:
+        return partitions
     taken: set[StreamPartition] = set()
     size, last = 0, None
     for partition in sorted(partitions):
-        size += 3 if partition[:2] == last else len(partition.stream) + _MOST_BYTES - MAX_NAME_LENGTH
+        size += 3 if partition[:2] == last else _bytes_of_first(partition.stream)
         last = partition[:2]
         if size > MAX_TARGET_BYTES or len(taken) == MAX_PARTITIONS:
             break
         taken.add(partition)
     return frozenset(taken)
+
+
+def _bytes_of_first(stream: str) -> int:
+    """In a record, of the first partition of a stream; each further one takes 3."""
+    return len(stream) + _MOST_BYTES - MAX_NAME_LENGTH
 
 
 def fenced_instance(group: str, member: str) -> TidelogError:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.coordination.streams import PATTERN
+from tidelog.groups.selection import Subscribed
 from wire.echo import echo, one_line
-from wire.errors import Code, TidelogError
+from wire.errors import Code, TidelogError, limit_reached
 from wire.groups import StreamPartition, from_stream_partitions, to_stream_partitions
 from wire.groups_pb2 import HeartbeatRequest, MemberRecord, Subscription
 from wire.subjects import check_name, check_stream_name
@@ -24,6 +25,10 @@ MAX_TIMEOUT_MS: Final = 3_600_000
 """The longest timeout of sessions and rebalances."""
 MAX_SUBSCRIPTION: Final = 1000
 """Streams and patterns of one member."""
+MAX_PATTERNS: Final = 32
+"""How many of these may be patterns: each looks at the names of all streams."""
+MAX_STARS: Final = 8
+"""In one pattern."""
 MAX_CLIENT: Final = 200
 """Characters of the text with which a member tells who it is; the rest is cut off."""
 HEARTBEATS_PER_SESSION: Final = 4
@@ -38,8 +43,7 @@ class Member:
     instance: str
     """Name of a static member; else empty."""
     client: str
-    streams: frozenset[str]
-    patterns: frozenset[str]
+    subscribed: Subscribed
     session_timeout: float
     """Seconds, as the next one."""
     rebalance_timeout: float
@@ -82,14 +86,21 @@ class Member:
 
     @property
     def subscription(self) -> list[str]:
-        return sorted(self.streams) + sorted(self.patterns)
+        return sorted(self.subscribed.streams) + sorted(self.subscribed.patterns)
+
+    @property
+    def bytes(self) -> int:
+        """That are kept of it, besides its partitions."""
+        return len(self.id) + len(self.instance) + len(self.client) + self.subscribed.bytes
 
     def to_record(self) -> MemberRecord:
         return MemberRecord(
             generation=self.generation,
             instance=self.instance,
             client=self.client,
-            subscription=Subscription(streams=sorted(self.streams), patterns=sorted(self.patterns)),
+            subscription=Subscription(
+                streams=sorted(self.subscribed.streams), patterns=sorted(self.subscribed.patterns)
+            ),
             session_timeout_ms=round(self.session_timeout * 1000),
             rebalance_timeout_ms=round(self.rebalance_timeout * 1000),
             version=self.version,
@@ -105,8 +116,7 @@ class Member:
             id=member,
             instance=record.instance,
             client=record.client,
-            streams=frozenset(record.subscription.streams),
-            patterns=frozenset(record.subscription.patterns),
+            subscribed=Subscribed(frozenset(record.subscription.streams), frozenset(record.subscription.patterns)),
             session_timeout=record.session_timeout_ms / 1000,
             rebalance_timeout=record.rebalance_timeout_ms / 1000,
             generation=record.generation,
@@ -122,20 +132,18 @@ class Member:
         """That joins. Raises TidelogError."""
         if request.instance:
             check_name(request.instance, "instance id")
-        streams, patterns = subscription_of(request)
         return cls(
             id=check_name(request.member, "member id"),
             instance=request.instance,
             client=one_line(request.client, MAX_CLIENT),
-            streams=streams,
-            patterns=patterns,
+            subscribed=subscription_of(request),
             session_timeout=_seconds(request.session_timeout_ms, "session_timeout"),
             rebalance_timeout=_seconds(request.rebalance_timeout_ms, "rebalance_timeout"),
         )
 
 
-def subscription_of(request: HeartbeatRequest) -> tuple[frozenset[str], frozenset[str]]:
-    """Streams and patterns. Raises TidelogError."""
+def subscription_of(request: HeartbeatRequest) -> Subscribed:
+    """Raises TidelogError."""
     wanted = request.subscription
     count = len(wanted.streams) + len(wanted.patterns)
     if not 0 < count <= MAX_SUBSCRIPTION:
@@ -151,7 +159,18 @@ def subscription_of(request: HeartbeatRequest) -> tuple[frozenset[str], frozense
                 f"{echo(pattern)} is no pattern of stream names: 1 to 64 characters of A-Z, a-z, 0-9, '_', '-', '*'"
                 " (any characters) and '?' (one)",
             )
-    return frozenset(wanted.streams), frozenset(wanted.patterns)
+        if pattern.count("*") > MAX_STARS:
+            raise limit_reached(
+                "pattern_stars",
+                f"pattern {echo(pattern)} has {pattern.count('*')} stars, and {MAX_STARS} are taken; use fewer",
+            )
+    if len(wanted.patterns) > MAX_PATTERNS:
+        raise limit_reached(
+            "member_patterns",
+            f"a subscription to {len(wanted.patterns)} patterns of stream names, and a member has {MAX_PATTERNS} at"
+            " most; name the streams, or choose names that fewer patterns match",
+        )
+    return Subscribed(frozenset(wanted.streams), frozenset(wanted.patterns))
 
 
 def _seconds(given_ms: int, name: str) -> float:

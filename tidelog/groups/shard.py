@@ -15,11 +15,16 @@ one meanwhile. Heartbeats that change nothing are answered nevertheless, because
 other answer tells what is so (what was committed, that a member is not known) and could be wrong. Where it comes
 without a record to be committed, `settle` asks for a BARRIER: a record that only proves, by being committed, that the
 LeaderEpoch lasts (R52).
+
+The event loop is shared: after so many requests, or so much work of groups' steps, the rest waits for the next call
+(MAX_REQUESTS, MAX_WORK). A view that is new is looked at by each group in its step.
+
+The module has more than 600 lines because it carries out all kinds of requests to a coordinator of groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from tidelog.coordination.requests import Admin, Answer, Settled, encoded
@@ -27,13 +32,14 @@ from tidelog.coordination.shard import Shard
 from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
 from tidelog.groups.cursors import Cursors
-from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Records, group_not_empty
+from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Kept, Records, group_not_empty
 from tidelog.groups.members import Member
 from tidelog.groups.pending import PendingOffsets, partition_of
+from tidelog.groups.selection import Selection
 from wire import operations as op
 from wire.echo import echo
 from wire.error_details import LIMIT
-from wire.errors import Code, InvariantViolation, TidelogError
+from wire.errors import Code, InvariantViolation, TidelogError, limit_reached
 from wire.groups import (
     MAX_COMMITTED,
     BarrierKey,
@@ -73,12 +79,15 @@ BEAT: Final = 0.5
 LATE: Final = 0.05
 """A look that is later than BEAT by less is on time."""
 MAX_GROUPS: Final = 5000
-MAX_MEMBERS_OF_ALL: Final = 20_000
-"""Most members of all groups of one coordinator, as the next one."""
-MAX_OFFSETS_OF_ALL: Final = 500_000
+MAX_OF_ALL: Final = Kept(members=20_000, member_bytes=32 << 20, offsets=500_000, metadata_bytes=64 << 20)
+"""Most that is kept of all groups of one coordinator."""
 MAX_BYTES: Final = 256 << 10
 """Bytes of records, from which on no further request is carried out, and no further group takes a step, before these
 are committed. A step of one group may make more than that."""
+MAX_REQUESTS: Final = 200
+"""Requests that are carried out before the event loop has its turn again, as the next one."""
+MAX_WORK: Final = 20_000
+"""Names, partitions and offsets that groups look at in their steps. A step of one group may look at more than that."""
 SESSION_INTERVAL: Final = 0.25
 """Seconds between two looks for members whose sessions are over."""
 EXPIRY_INTERVAL: Final = 60.0
@@ -123,6 +132,9 @@ class GroupShard(Shard):
         self._patience = patience
         self._retention = retention
         self._view = StreamsView()
+        self._selection = Selection()
+        self._kept: Kept | None = None
+        """What this settlement found to be kept of all groups, and what it has added; None: it did not ask."""
         self._unsettled: dict[str, None] = {}
         """Groups that may have to take a step."""
         self._is_view_new = False
@@ -198,13 +210,16 @@ class GroupShard(Shard):
         records: Records = {}
         settled, due = Settled(), list[_Due]()
         size = 0
-        is_view_new = self._is_view_new
+        self._kept = None
         if self._is_view_new:
             self._is_view_new = False
+            self._selection.on_streams(self._view)
             for group in self.groups.values():
-                group.on_streams(self._view, records)
+                group.on_streams()
                 self._unsettled[group.name] = None
-        while self._taken and size < MAX_BYTES:
+        for _ in range(MAX_REQUESTS):
+            if not self._taken or size >= MAX_BYTES:
+                break
             token, request = self._next_taken()
             made: Records = {}
             try:
@@ -220,11 +235,10 @@ class GroupShard(Shard):
                 if group.on_time(now, records):
                     self._unsettled[group.name] = None
         self._forget_old(now, times, records)
-        stepped = self._step(size, now, times, records)
+        looked_at, stepped = self._step(size, now, times, records)
         settled.answers += [(token, _told(group, member, applied)) for token, group, member, applied in due]
         for group in stepped:
             settled.unasked += _unasked(group)
-        looked_at = self.groups.values() if is_view_new else stepped
         settled.warnings = [told for group in looked_at if (told := group.tell_left_out()) is not None]
         settled.records = encoded(records)
         if not records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
@@ -232,24 +246,33 @@ class GroupShard(Shard):
         self._in_hand.clear()
         return settled
 
-    def _step(self, size: int, now: float, times: Times, records: Records) -> list[Group]:
-        """The groups that have taken a step; those for which `size` leaves no room take theirs next time."""
+    def _step(self, size: int, now: float, times: Times, records: Records) -> tuple[list[Group], list[Group]]:
+        """The groups that were looked at, and those of them that have taken a step. Those for which `size`, or the work
+        of those before, leaves no room have their turn next time."""
+        looked_at: list[Group] = []
         stepped: list[Group] = []
         again: dict[str, None] = {}
-        while self._unsettled and size < MAX_BYTES:
+        work = 0
+        while self._unsettled and size < MAX_BYTES and work < MAX_WORK:
             name = next(iter(self._unsettled))
-            del self._unsettled[name]
             group = self.groups.get(name)
             if group is None:
+                del self._unsettled[name]
                 continue
+            before = self._selection.looks
+            if not self._selection.prepare(group.subscriptions, MAX_WORK - work):
+                break
+            del self._unsettled[name]
+            looked_at.append(group)
             made: Records = {}
-            if group.step(self._view, now, times, made):
+            if group.step(self._view, self._selection, now, times, made):
                 stepped.append(group)
             if group.is_unsettled:
                 again[name] = None
             size += _add(made, records)
+            work += self._selection.looks - before + group.work
         self._unsettled.update(again)
-        return stepped
+        return looked_at, stepped
 
     def _look_at_clock(self, now: float) -> None:
         seen, self._seen_at = self._seen_at, now
@@ -280,11 +303,15 @@ class GroupShard(Shard):
                     group = Group(request.group)  # without members, it refuses or ignores
                 else:
                     self._unsettled[group.name] = None
+                before = group.kept
                 try:
                     if request.kind == HeartbeatRequest.JOIN and request.member not in group.members:
-                        self._check_room("members", (len(g.members) for g in self.groups.values()), MAX_MEMBERS_OF_ALL)
+                        self._check_room("members", "member_bytes")
+                    elif request.HasField("subscription"):
+                        self._check_room("member_bytes")
                     member = group.heartbeat(request, token, now, records)
                 finally:
+                    self._count_growth(group, before)
                     self._drop_if_nothing(group)
                 if member is None:
                     return HeartbeatResponse()
@@ -314,16 +341,27 @@ class GroupShard(Shard):
             group = self.groups[name] = Group(name)
         return group
 
-    def _check_room(self, what: str, counts: Iterable[int], most: int) -> None:
-        """Before one more is kept. Raises TidelogError(LIMIT_REACHED)."""
-        present = sum(counts)
-        if present >= most:
-            raise TidelogError(
-                Code.LIMIT_REACHED,
-                f"the coordinator of {GROUPS.name}/{self._partition} has {present} {what} of groups, the most that it"
-                " keeps; end or delete groups that are not needed",
-                [LIMIT.of(f"group_{what}")],
-            )
+    def _check_room(self, *kinds: str) -> None:
+        """Before more is kept. `kinds`: fields of Kept. Raises TidelogError(LIMIT_REACHED)."""
+        if not kinds:
+            return
+        if self._kept is None:
+            of_each = [Kept(0, 0, 0, 0), *(group.kept for group in self.groups.values())]
+            self._kept = Kept(*map(sum, zip(*of_each, strict=True)))
+        for kind in kinds:
+            present, most = getattr(self._kept, kind), getattr(MAX_OF_ALL, kind)
+            if present >= most:
+                raise limit_reached(
+                    f"group_{kind}",
+                    f"the coordinator of {GROUPS.name}/{self._partition} has {present} {kind.replace('_', ' ')} of"
+                    f" groups, and keeps {most} at most; end or delete groups that are not needed",
+                )
+
+    def _count_growth(self, group: Group, before: Kept) -> None:
+        """What was given up is counted in the next settlement."""
+        if self._kept is not None:
+            grown = (max(0, now - then) for now, then in zip(group.kept, before, strict=True))
+            self._kept = Kept(*(all_of_it + more for all_of_it, more in zip(self._kept, grown, strict=True)))
 
     def _drop_if_nothing(self, group: Group) -> None:
         if group.is_nothing:
@@ -344,8 +382,8 @@ class GroupShard(Shard):
         try:
             number = 0 if producer else request.number  # those of a transaction are numbered by its producer
             group.check_commit(request.member, request.generation, number, (of for of, _ in checked))
-            if any(of not in group.offsets for of, _ in checked):
-                self._check_room("offsets", (len(g.offsets) for g in self.groups.values()), MAX_OFFSETS_OF_ALL)
+            self._check_room(*group.check_offsets(checked))
+            before = group.kept
             if producer:
                 found = [_committed(of, record) for of, record in checked]
                 self.pending.commit(PendingKey(group.name, producer), epoch, request.number, found, times, records)
@@ -354,6 +392,7 @@ class GroupShard(Shard):
                 for of, record in checked:
                     record.member, record.number = request.member, request.number
                     group.commit(of, record, times, records)
+                self._count_growth(group, before)
         finally:
             self._drop_if_nothing(group)
         return CommitResponse()

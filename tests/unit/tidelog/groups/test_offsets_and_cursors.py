@@ -300,10 +300,10 @@ def test_limits_of_members_offsets_and_groups(monkeypatch: pytest.MonkeyPatch) -
     refused = world.join("c")
     assert code(refused) is Code.LIMIT_REACHED
     Member(world, "a")  # a repetition is no new one
-    monkeypatch.setattr(shard_module, "MAX_MEMBERS_OF_ALL", 2)
+    monkeypatch.setattr(shard_module, "MAX_OF_ALL", shard_module.MAX_OF_ALL._replace(members=2))
     monkeypatch.setattr(group_module, "MAX_MEMBERS", 9)
     assert world.join("c").detail(LIMIT) == "group_members"
-    monkeypatch.setattr(shard_module, "MAX_OFFSETS_OF_ALL", 1)
+    monkeypatch.setattr(shard_module, "MAX_OF_ALL", shard_module.MAX_OF_ALL._replace(offsets=1))
     other = CommitRequest(group="other", offsets=[CommittedOffset(stream="s", incarnation=1, partition=0, offset=1)])
     assert isinstance(world.ask(other), CommitResponse)
     assert isinstance(world.ask(other), CommitResponse), "the same partition again is no new one"
