@@ -57,6 +57,11 @@ class Cluster:
         """How often an operator has let a replica lead that may lack committed records."""
         return self._contents.unclean_elections
 
+    @property
+    def next_producer_id(self) -> int:
+        """No producer without transactions has been given this id or a higher one."""
+        return self._contents.next_producer_id
+
     def is_alive(self, broker: BrokerId) -> bool:
         found = self._contents.brokers.get(broker)
         return found is not None and found.alive

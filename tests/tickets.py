@@ -1,11 +1,14 @@
-"""Tickets for transactions, as the coordinators of a cluster give them that has no secret."""
+"""Tickets for transactions, and keys of producers, as the brokers of a cluster give them that has no secret."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from wire.cluster_secrets import public_secrets
-from wire.tickets import Tickets
+from wire.producer_keys import ProducerKeys, batch_proof_of, prove
+from wire.tickets import Tickets, partition_target
+from wire.transport import Buffer
+from wire.types import PartitionKey
 
 CLUSTER_ID = "a cluster"
 
@@ -13,3 +16,13 @@ CLUSTER_ID = "a cluster"
 def tickets(time_s: Callable[[], float] = lambda: 0.0) -> Tickets:
     """`time_s()`: seconds since 1970."""
     return Tickets(public_secrets(), lambda: CLUSTER_ID, time_s)
+
+
+def proof_of(key: PartitionKey, header: Buffer, producer_id: int, *, cluster_id: str = CLUSTER_ID) -> bytes:
+    """That a batch with this header, as it is sent to the partition, is of that producer."""
+    target = partition_target(key.stream, key.stream_incarnation, key.partition, key.partition_incarnation)
+    return prove(producer_keys(cluster_id).key_of(producer_id), batch_proof_of(target, header))
+
+
+def producer_keys(cluster_id: str = CLUSTER_ID) -> ProducerKeys:
+    return ProducerKeys(public_secrets(), lambda: cluster_id)

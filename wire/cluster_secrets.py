@@ -9,6 +9,7 @@ before the next: the new one is added behind the old one, the two change places,
     keys of one life of a broker, for its messages      `ClusterSecret.key_of`, `short_key_of`
     fingerprint, which says which secret is meant       `ClusterSecret.fingerprint`
     key of tickets, which brokers give to clients        `ClusterSecret.ticket_key`
+    keys of producers, given out with their ids          `ClusterSecret.producer_key`
 
 A cluster that is reachable from this machine alone may do without: `PUBLIC` stands in, and keeps nobody out.
 """
@@ -36,6 +37,7 @@ _KEY_INFO = b"tidelog peer v1 key "
 _SHORT_KEY_INFO = b"tidelog peer v1 short key "
 _FINGERPRINT_INFO = b"tidelog peer v1 fingerprint"
 _TICKET_INFO = b"tidelog transaction v1 ticket"
+_PRODUCER_INFO = b"tidelog producer v1 key"
 
 
 class ClusterSecret:
@@ -61,6 +63,11 @@ class ClusterSecret:
         """KEY_BYTES of the key of tickets (`wire.tickets`)."""
         return self._expand(_TICKET_INFO)
 
+    @cached_property
+    def producer_key(self) -> bytes:
+        """KEY_BYTES of the key from which those of producers follow (`wire.producer_keys`)."""
+        return self._expand(_PRODUCER_INFO)
+
     def _expand(self, info: bytes) -> bytes:
         """The first block of HKDF-Expand, 32 bytes. A stranger may name another life in each message; each costs one
         of these."""
@@ -84,6 +91,7 @@ class ClusterSecrets:
     def __init__(self, secrets: Sequence[ClusterSecret], *, are_public: bool = False, are_shared: bool = True) -> None:
         """`are_shared`: False where the broker has made one for itself."""
         self._secrets = tuple(secrets)
+        self._retired: tuple[ClusterSecret, ...] = ()
         self.are_public = are_public
         self.are_shared = are_shared
         self._on_change: list[Callable[[], None]] = []
@@ -98,6 +106,12 @@ class ClusterSecrets:
         return self._secrets
 
     @property
+    def accepted_of_producers(self) -> tuple[ClusterSecret, ...]:
+        """Also the last ones that were taken away while this process lives: a batch that was sent with a key of one may
+        be sent again, and nothing else tells that it is in the log."""
+        return self._secrets + self._retired
+
+    @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of all secrets, the one in use first, in hex."""
         return [secret.fingerprint.hex() for secret in self._secrets]
@@ -109,7 +123,9 @@ class ClusterSecrets:
     def replace(self, secrets: Sequence[ClusterSecret]) -> None:
         """These take the place of the earlier ones. Nothing happens where they are the same in the same order."""
         if tuple(secrets) != self._secrets:
+            known = (*self._secrets, *self._retired)
             self._secrets = tuple(secrets)
+            self._retired = tuple(each for each in known if each not in self._secrets)[:MAX_SECRETS]
             for handler in tuple(self._on_change):
                 handler()
 

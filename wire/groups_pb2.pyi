@@ -258,6 +258,7 @@ class CommitRequest(_message.Message):
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member: _builtins.str
@@ -274,6 +275,8 @@ class CommitRequest(_message.Message):
     """of the commits of a member: grows within one life of it, and stays when the commit is repeated; of those of a
     transaction: the same within the transaction. 0: not numbered
     """
+    proof: _builtins.bytes
+    """of a part of a transaction: by the producer's key (protocol.md, section 2.9)"""
     cluster_id: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...
@@ -288,11 +291,12 @@ class CommitRequest(_message.Message):
         producer_epoch: _builtins.int = ...,
         ticket: _builtins.bytes = ...,
         number: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
         cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "number", b"number", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "generation", b"generation", "group", b"group", "member", b"member", "number", b"number", "offsets", b"offsets", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "proof", b"proof", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

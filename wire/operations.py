@@ -285,6 +285,8 @@ METADATA = Operation(
 class ProducerIdentity(TypedDict):
     producer_id: int
     producer_epoch: int
+    key: str
+    """In hex: what proves that a batch comes from whom the id was given to (`wire.producer_keys`)."""
 
 
 PRODUCER_INIT = Operation(

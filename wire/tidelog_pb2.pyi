@@ -532,6 +532,7 @@ class AppendRequest(_message.Message):
     DURABILITY_REPLICAS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -554,6 +555,8 @@ class AppendRequest(_message.Message):
     """the cluster that the client began with; a leader of another one stays silent (R41). Empty: any"""
     ticket: _builtins.bytes
     """of a transactional batch: proves that the coordinator knows of this partition's part in the transaction"""
+    proof: _builtins.bytes
+    """of a batch with a producer id: proves that the sender was given the id (section 2.9)"""
     def __init__(
         self,
         *,
@@ -568,10 +571,11 @@ class AppendRequest(_message.Message):
         durability_replicas: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "stream_incarnation", b"stream_incarnation", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "proof", b"proof", "stream_incarnation", b"stream_incarnation", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015

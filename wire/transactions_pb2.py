@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wire/transactions.proto\x12\x14tidelog.transactions\"t\n\x14TransactionPartition\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1a\n\x12stream_incarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\"o\n\x0bInitRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x0e\n\x06yields\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\t\";\n\x0cInitResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\"\xb7\x01\n\nAddRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12>\n\npartitions\x18\x04 \x03(\x0b\x32*.tidelog.transactions.TransactionPartition\x12\x0e\n\x06groups\x18\x05 \x03(\t\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x1e\n\x0b\x41\x64\x64Response\x12\x0f\n\x07tickets\x18\x01 \x03(\x0c\"x\n\nEndRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ommits\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\t\"4\n\x0b\x45ndResponse\x12\x12\n\nnext_epoch\x18\x01 \x01(\x05\x12\x11\n\twaits_for\x18\x02 \x03(\t\"J\n\x0c\x46\x61milyMember\x12\r\n\x05\x63hild\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"\xbe\x01\n\x10\x45ndFamilyRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x33\n\x07members\x18\x02 \x03(\x0b\x32\".tidelog.transactions.FamilyMember\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0e\n\x06others\x18\x05 \x01(\x08\x12\x0c\n\x04once\x18\x06 \x01(\x08\x12\x10\n\x08metadata\x18\x07 \x01(\t\x12\x12\n\ncluster_id\x18\n \x01(\t\":\n\x11\x45ndFamilyResponse\x12\x12\n\nsuperseded\x18\x01 \x01(\x08\x12\x11\n\twaits_for\x18\x02 \x03(\t\"3\n\rFamilyRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x12\n\ncluster_id\x18\n \x01(\t\"F\n\x0e\x46\x61milyResponse\x12\x15\n\x08sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x02 \x01(\tB\x0b\n\t_sequence\"\xd3\x03\n\x11TransactionRecord\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12<\n\x05state\x18\x03 \x01(\x0e\x32-.tidelog.transactions.TransactionRecord.State\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0e\n\x06\x63lient\x18\x05 \x01(\t\x12\x11\n\topened_at\x18\x06 \x01(\x03\x12\x12\n\nchanged_at\x18\x07 \x01(\x03\x12>\n\npartitions\x18\x08 \x03(\x0b\x32*.tidelog.transactions.TransactionPartition\x12\x0e\n\x06groups\x18\t \x03(\t\x12=\n\x04last\x18\n \x01(\x0e\x32/.tidelog.transactions.TransactionRecord.Outcome\"9\n\x05State\x12\x08\n\x04IDLE\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\x0e\n\nCOMMITTING\x10\x02\x12\x0c\n\x08\x41\x42ORTING\x10\x03\">\n\x07Outcome\x12\x08\n\x04NONE\x10\x00\x12\r\n\tCOMMITTED\x10\x01\x12\x0b\n\x07\x41\x42ORTED\x10\x02\x12\r\n\tTIMED_OUT\x10\x03\"\x99\x01\n\x0c\x46\x61milyRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nchanged_at\x18\x03 \x01(\x03\x12\x33\n\x07members\x18\x04 \x03(\x0b\x32\".tidelog.transactions.FamilyMember\x12\x0c\n\x04once\x18\x05 \x01(\x08\x12\x10\n\x08metadata\x18\x06 \x01(\t\"\x1c\n\x0bProducerIds\x12\r\n\x05given\x18\x01 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17wire/transactions.proto\x12\x14tidelog.transactions\"t\n\x14TransactionPartition\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x1a\n\x12stream_incarnation\x18\x02 \x01(\x04\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x1d\n\x15partition_incarnation\x18\x04 \x01(\x04\"o\n\x0bInitRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x0e\n\x06yields\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\n \x01(\t\"H\n\x0cInitResponse\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"\xc6\x01\n\nAddRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12>\n\npartitions\x18\x04 \x03(\x0b\x32*.tidelog.transactions.TransactionPartition\x12\x0e\n\x06groups\x18\x05 \x03(\t\x12\r\n\x05proof\x18\x06 \x01(\x0c\x12\x12\n\ncluster_id\x18\n \x01(\t\"\x1e\n\x0b\x41\x64\x64Response\x12\x0f\n\x07tickets\x18\x01 \x03(\x0c\"\x87\x01\n\nEndRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ommits\x18\x04 \x01(\x08\x12\r\n\x05proof\x18\x05 \x01(\x0c\x12\x12\n\ncluster_id\x18\n \x01(\t\"4\n\x0b\x45ndResponse\x12\x12\n\nnext_epoch\x18\x01 \x01(\x05\x12\x11\n\twaits_for\x18\x02 \x03(\t\"Y\n\x0c\x46\x61milyMember\x12\r\n\x05\x63hild\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\xbe\x01\n\x10\x45ndFamilyRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x33\n\x07members\x18\x02 \x03(\x0b\x32\".tidelog.transactions.FamilyMember\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x0e\n\x06others\x18\x05 \x01(\x08\x12\x0c\n\x04once\x18\x06 \x01(\x08\x12\x10\n\x08metadata\x18\x07 \x01(\t\x12\x12\n\ncluster_id\x18\n \x01(\t\":\n\x11\x45ndFamilyResponse\x12\x12\n\nsuperseded\x18\x01 \x01(\x08\x12\x11\n\twaits_for\x18\x02 \x03(\t\"3\n\rFamilyRequest\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x12\n\ncluster_id\x18\n \x01(\t\"F\n\x0e\x46\x61milyResponse\x12\x15\n\x08sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08metadata\x18\x02 \x01(\tB\x0b\n\t_sequence\"\xd3\x03\n\x11TransactionRecord\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12<\n\x05state\x18\x03 \x01(\x0e\x32-.tidelog.transactions.TransactionRecord.State\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0e\n\x06\x63lient\x18\x05 \x01(\t\x12\x11\n\topened_at\x18\x06 \x01(\x03\x12\x12\n\nchanged_at\x18\x07 \x01(\x03\x12>\n\npartitions\x18\x08 \x03(\x0b\x32*.tidelog.transactions.TransactionPartition\x12\x0e\n\x06groups\x18\t \x03(\t\x12=\n\x04last\x18\n \x01(\x0e\x32/.tidelog.transactions.TransactionRecord.Outcome\"9\n\x05State\x12\x08\n\x04IDLE\x10\x00\x12\x08\n\x04OPEN\x10\x01\x12\x0e\n\nCOMMITTING\x10\x02\x12\x0c\n\x08\x41\x42ORTING\x10\x03\">\n\x07Outcome\x12\x08\n\x04NONE\x10\x00\x12\r\n\tCOMMITTED\x10\x01\x12\x0b\n\x07\x41\x42ORTED\x10\x02\x12\r\n\tTIMED_OUT\x10\x03\"\x99\x01\n\x0c\x46\x61milyRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nchanged_at\x18\x03 \x01(\x03\x12\x33\n\x07members\x18\x04 \x03(\x0b\x32\".tidelog.transactions.FamilyMember\x12\x0c\n\x04once\x18\x05 \x01(\x08\x12\x10\n\x08metadata\x18\x06 \x01(\t\"\x1c\n\x0bProducerIds\x12\r\n\x05given\x18\x01 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INITREQUEST']._serialized_start=167
   _globals['_INITREQUEST']._serialized_end=278
   _globals['_INITRESPONSE']._serialized_start=280
-  _globals['_INITRESPONSE']._serialized_end=339
-  _globals['_ADDREQUEST']._serialized_start=342
-  _globals['_ADDREQUEST']._serialized_end=525
-  _globals['_ADDRESPONSE']._serialized_start=527
-  _globals['_ADDRESPONSE']._serialized_end=557
-  _globals['_ENDREQUEST']._serialized_start=559
-  _globals['_ENDREQUEST']._serialized_end=679
-  _globals['_ENDRESPONSE']._serialized_start=681
-  _globals['_ENDRESPONSE']._serialized_end=733
-  _globals['_FAMILYMEMBER']._serialized_start=735
-  _globals['_FAMILYMEMBER']._serialized_end=809
-  _globals['_ENDFAMILYREQUEST']._serialized_start=812
-  _globals['_ENDFAMILYREQUEST']._serialized_end=1002
-  _globals['_ENDFAMILYRESPONSE']._serialized_start=1004
-  _globals['_ENDFAMILYRESPONSE']._serialized_end=1062
-  _globals['_FAMILYREQUEST']._serialized_start=1064
-  _globals['_FAMILYREQUEST']._serialized_end=1115
-  _globals['_FAMILYRESPONSE']._serialized_start=1117
-  _globals['_FAMILYRESPONSE']._serialized_end=1187
-  _globals['_TRANSACTIONRECORD']._serialized_start=1190
-  _globals['_TRANSACTIONRECORD']._serialized_end=1657
-  _globals['_TRANSACTIONRECORD_STATE']._serialized_start=1536
-  _globals['_TRANSACTIONRECORD_STATE']._serialized_end=1593
-  _globals['_TRANSACTIONRECORD_OUTCOME']._serialized_start=1595
-  _globals['_TRANSACTIONRECORD_OUTCOME']._serialized_end=1657
-  _globals['_FAMILYRECORD']._serialized_start=1660
-  _globals['_FAMILYRECORD']._serialized_end=1813
-  _globals['_PRODUCERIDS']._serialized_start=1815
-  _globals['_PRODUCERIDS']._serialized_end=1843
+  _globals['_INITRESPONSE']._serialized_end=352
+  _globals['_ADDREQUEST']._serialized_start=355
+  _globals['_ADDREQUEST']._serialized_end=553
+  _globals['_ADDRESPONSE']._serialized_start=555
+  _globals['_ADDRESPONSE']._serialized_end=585
+  _globals['_ENDREQUEST']._serialized_start=588
+  _globals['_ENDREQUEST']._serialized_end=723
+  _globals['_ENDRESPONSE']._serialized_start=725
+  _globals['_ENDRESPONSE']._serialized_end=777
+  _globals['_FAMILYMEMBER']._serialized_start=779
+  _globals['_FAMILYMEMBER']._serialized_end=868
+  _globals['_ENDFAMILYREQUEST']._serialized_start=871
+  _globals['_ENDFAMILYREQUEST']._serialized_end=1061
+  _globals['_ENDFAMILYRESPONSE']._serialized_start=1063
+  _globals['_ENDFAMILYRESPONSE']._serialized_end=1121
+  _globals['_FAMILYREQUEST']._serialized_start=1123
+  _globals['_FAMILYREQUEST']._serialized_end=1174
+  _globals['_FAMILYRESPONSE']._serialized_start=1176
+  _globals['_FAMILYRESPONSE']._serialized_end=1246
+  _globals['_TRANSACTIONRECORD']._serialized_start=1249
+  _globals['_TRANSACTIONRECORD']._serialized_end=1716
+  _globals['_TRANSACTIONRECORD_STATE']._serialized_start=1595
+  _globals['_TRANSACTIONRECORD_STATE']._serialized_end=1652
+  _globals['_TRANSACTIONRECORD_OUTCOME']._serialized_start=1654
+  _globals['_TRANSACTIONRECORD_OUTCOME']._serialized_end=1716
+  _globals['_FAMILYRECORD']._serialized_start=1719
+  _globals['_FAMILYRECORD']._serialized_end=1872
+  _globals['_PRODUCERIDS']._serialized_start=1874
+  _globals['_PRODUCERIDS']._serialized_end=1902
 # @@protoc_insertion_point(module_scope)

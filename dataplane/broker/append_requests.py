@@ -1,8 +1,11 @@
 """Clients' `.append` requests at the leader: each is checked, and its batch goes into the log.
 
-    request ──> life, LeaderEpoch, admission ──> decoded ──> producer ──> partitioning version ──> log ──> the core
-                  ^                   │                                       │
-                  └── HeldAppends <───┴── the version is not applied here yet ┘
+    request ──> life, LeaderEpoch, admission, proof ──> decoded ──> producer ──> version ──> log ──> the core
+                  ^                          │                                     │
+                  └─────── HeldAppends <─────┴─ that partitioning version is not applied here yet
+
+A batch with a producer id carries the proof that its sender was given the id (R74). It is checked before anything that
+is known of the id is looked at, so that a stranger can neither write under the id nor learn its sequence.
 
 A repetition gets the receipt of its original whatever partitioning version it names, and whether or not the partition
 takes records (R61): its client would write the records to other partitions otherwise, a second time.
@@ -28,7 +31,9 @@ from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, EncodedBatch, ReceivedBatch, parse_header, without_repetitions
 from wire.error_details import LAST_OFFSET
 from wire.errors import Code, CorruptData, TidelogError
+from wire.producer_keys import batch_proof_of
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
+from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.transport import Message
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
@@ -65,6 +70,8 @@ class AppendRequests:
             self._take_checked,
             lambda received, error: self._refuse_append(received.request.leader_epoch, received.inbox, error),
         )
+        key = role.view.key
+        self._target = partition_target(key.stream, key.stream_incarnation, key.partition, key.partition_incarnation)
         self._open_versions: tuple[int, ...] = ()
         """Partitioning versions of requests that are taken without a closer look."""
         self.on_view()
@@ -94,6 +101,9 @@ class AppendRequests:
             level = self._asked_level(request)
             self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
             batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
+            if batch.header.producer_id != NO_PRODUCER:
+                proven = batch_proof_of(self._target, buffer[:HEADER_SIZE])
+                self._context.producer_keys.check(request.proof, batch.header.producer_id, proven)
             is_durable = self._role.view.config.is_durable
             level = self._transactions.checked_level(request, level, batch.header, is_durable=is_durable)
         except (CorruptData, TidelogError) as e:
@@ -125,6 +135,9 @@ class AppendRequests:
         elif error.code is Code.LIMIT_REACHED:
             self._context.counters.dropped_too_dense += 1
             _log.warning("partition %s: dropped a batch: %s", self._role.view.key, error)
+        elif error.code is Code.UNPROVEN_PRODUCER:
+            self._context.counters.unproven_appends += 1
+            _log.warning("partition %s: refused a batch: %s", self._role.view.key, error)
         self._refuse_append(request.leader_epoch, inbox, error)
 
     def _on_decoded(self, received: ReceivedAppend, batch: EncodedBatch, waited: bool) -> None:
@@ -176,7 +189,9 @@ class AppendRequests:
         raise error
 
     def _verdict(self, sent: BatchHeader) -> Verdict:
-        return self._log.producers.check(sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count)
+        return self._log.producers.check(
+            sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count, sent.body_crc
+        )
 
     def _append_batch(self, received: ReceivedAppend, batch: EncodedBatch) -> None:
         request, level, inbox = received.request, received.level, received.inbox

@@ -19,6 +19,7 @@ from dataplane.log.group_commit import Syncer
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.uncommitted import Uncommitted
 from wire.peers import PeerTransport
+from wire.producer_keys import ProducerKeys
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.tickets import Tickets
@@ -63,6 +64,10 @@ class MetadataPort(Protocol):
         """The time by which this broker may forget, ns since 1970; None: it may not now (R72)."""
         ...
 
+    def next_producer_id(self) -> int:
+        """No producer without transactions has been given this id or a higher one, as far as is applied here."""
+        ...
+
 
 @dataclass(slots=True)
 class Counters:
@@ -99,6 +104,8 @@ class Counters:
     """`.append` requests that name an older partitioning version, or a partition that takes no records."""
     held_appends: int = 0
     """`.append` requests that waited until their partitioning version was applied here."""
+    unproven_appends: int = 0
+    """`.append` requests under a producer id that is not proven to be the sender's own."""
     publish_gaps: int = 0
     """Losses of the connection on which clients publish: see `dataplane.broker.gaps`."""
     bad_requests: int = 0
@@ -169,6 +176,8 @@ class BrokerContext:
     replies: ReplySubjects
     tickets: Tickets
     """Tickets under the brokers' secret: transactional batches show one."""
+    producer_keys: ProducerKeys
+    """Proofs of batches with a producer id are checked with them."""
     settings: ReplicaSettings
     metadata: MetadataPort
     syncer: Syncer

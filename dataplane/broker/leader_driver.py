@@ -101,6 +101,7 @@ class LeaderDriver(ReadableRole):
         super().__init__(setup)
         context, partition_log = setup.context, setup.log
         partition_log.cached_bytes = None
+        partition_log.producers.begin_leading(context.metadata.next_producer_id())
         self._is_heard = False
         """NATS brings it everything that is published and asked."""
         self._subscriptions = RoleSubscriptions(context.loop)

@@ -15,6 +15,7 @@ A row of sections, each with a name and a version of its own. Little-endian:
     producers 1         see `dataplane.replica.producers`: the first piece
     producer-times 1    the second piece; a version that does not know it carries it on, and then it is not used
     message-ids 1       see `dataplane.replica.id_marks`; it is there where some batch had message ids
+    producer-digests 1  the fourth piece; it is there where a CRC is known; as with the times
     transactional-producers 1   the third piece; it is there, with the next one, where such producers have written
     transactions 1      see `dataplane.replica.transactions`
     producers-partial 1     empty; it is there where the producers are not all of them (`KnownProducers.is_partial`)
@@ -41,9 +42,11 @@ from dataplane.replica.producers import (
     NOBODY,
     decode_producers,
     decode_transactional,
+    encode_digests,
     encode_producers,
     encode_times,
     encode_transactional,
+    with_digests,
 )
 from dataplane.replica.transactions import NO_TRANSACTIONS, decode_transactions, encode_transactions
 from wire.errors import CorruptData, InvariantViolation
@@ -57,11 +60,14 @@ SNAPSHOT_SUFFIX = ".snapshot"
 LEADER_EPOCHS = "leader-epochs"
 PRODUCERS = "producers"
 PRODUCER_TIMES = "producer-times"
+PRODUCER_DIGESTS = "producer-digests"
 PRODUCERS_PARTIAL = "producers-partial"
 MESSAGE_IDS = "message-ids"
 TRANSACTIONAL_PRODUCERS = "transactional-producers"
 TRANSACTIONS = "transactions"
 
+_USED_AT_THEIR_OFFSET = [(name, 1) for name in (PRODUCER_TIMES, PRODUCER_DIGESTS, MESSAGE_IDS)]
+"""Sections, with their versions, that say nothing at a later offset, to which an earlier version has carried them."""
 _MAGIC = b"tlgstate"
 _FILE_VERSION = 1
 _SECTION_VERSION = 1
@@ -102,10 +108,12 @@ def snapshot_name(offset: int) -> str:
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     offset = snapshot.offset
     epochs = b"".join(_EPOCH.pack(*entry) for entry in snapshot.epochs)
+    digests = encode_digests(snapshot.producers)
     sections = (
         Section(LEADER_EPOCHS, _SECTION_VERSION, offset, epochs),
         Section(PRODUCERS, _SECTION_VERSION, offset, encode_producers(snapshot.producers)),
         Section(PRODUCER_TIMES, _SECTION_VERSION, offset, encode_times(snapshot.producers)),
+        *([Section(PRODUCER_DIGESTS, _SECTION_VERSION, offset, digests)] if any(digests) else ()),
         *([Section(MESSAGE_IDS, _SECTION_VERSION, offset, encode_marks(marks))] if (marks := _marks(snapshot)) else ()),
         *_transactions(snapshot),
         *([Section(PRODUCERS_PARTIAL, _SECTION_VERSION, offset, b"")] if snapshot.producers.is_partial else ()),
@@ -184,6 +192,7 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
     epochs: tuple[EpochEntry, ...] | None = None
     producers: bytes | None = None
     times: bytes | None = None
+    digests: bytes | None = None
     of_transactions: dict[str, bytes] = {}
     is_partial = False
     marks = NO_IDS
@@ -197,6 +206,8 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             producers = section.payload
         elif kind == (PRODUCER_TIMES, _SECTION_VERSION, offset):
             times = section.payload
+        elif kind == (PRODUCER_DIGESTS, _SECTION_VERSION, offset):
+            digests = section.payload
         elif kind == (MESSAGE_IDS, _SECTION_VERSION, offset):
             marks = decode_marks(section.payload)
         elif kind[:2] in ((TRANSACTIONAL_PRODUCERS, _SECTION_VERSION), (TRANSACTIONS, _SECTION_VERSION)):
@@ -204,7 +215,7 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             is_whole &= section.offset == offset
         elif kind[:2] == (PRODUCERS_PARTIAL, _SECTION_VERSION):  # it holds at every later offset, too
             is_partial = True
-        elif kind[:2] not in ((PRODUCER_TIMES, _SECTION_VERSION), (MESSAGE_IDS, _SECTION_VERSION)):
+        elif kind[:2] not in _USED_AT_THEIR_OFFSET:
             carried.append(section)
             is_whole &= section.name not in (TRANSACTIONAL_PRODUCERS, TRANSACTIONS)
     known = NOBODY if producers is None else decode_producers(producers, times)
@@ -216,6 +227,8 @@ def _understood(offset: Offset, sections: list[Section]) -> Snapshot:
             transactional=decode_transactional(of_transactions[TRANSACTIONAL_PRODUCERS]),
             transactions=decode_transactions(of_transactions[TRANSACTIONS]),
         )
+    if is_whole and digests is not None:
+        known = with_digests(known, digests)
     return Snapshot(offset, epochs or (), known, tuple(carried), is_whole)
 
 

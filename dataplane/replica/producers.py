@@ -4,6 +4,11 @@ Each producer numbers its records in a partition from 0. The table remembers the
 sent again is recognised and answered with the offset of the original. A batch whose sequence does not follow the last
 one is refused, so that a lost batch cannot be overtaken by the one after it.
 
+A batch is the one that is remembered under its sequence if it has as many records, and its body the same CRC as the
+producer has sent it with (`BatchHeader.sent_crc`). Another batch under a sequence that is taken is refused
+(OUT_OF_ORDER_SEQUENCE), and never acknowledged: a client sends the same bytes again. Where the CRC is not known, since
+a version before it wrote the batch, the number of records decides.
+
 A producer is forgotten when it has been silent for `expiration_ms`, or when more than `max_producers` others have
 written since. The time is that of the log: the newest `append_time` of its batches (R73), so that each replica, and
 each recovery, forgets the same producers at the same batch. While nothing is appended no producer is forgotten, and
@@ -11,9 +16,10 @@ none by a batch of its own.
 
 A batch of a forgotten producer can be new, or a repetition of one that it wrote before. To tell that from the first
 batch of a producer that has never written here, the table keeps the highest id that it has forgotten: ids are handed
-out in ascending order, so a producer with a higher id is new, and one with a lower id may have been forgotten
-(UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The refusal says for how long back every producer is
-remembered: batches that its client sent for the first time since then are not in the log.
+out in ascending order, and batches are taken of their owners alone (`wire.producer_keys`), so a producer with a higher
+id is new, and one with a lower id may have been forgotten (UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The
+refusal says for how long back every producer is remembered: batches that its client sent for the first time since then
+are not in the log.
 
 The table of a log that begins above 0 can be partial: the state at the log start was lost, so the producers that wrote
 before it and not since are unknown. A batch of an unknown producer that is not its first one is then refused in the
@@ -29,8 +35,8 @@ Beside the producers the table knows their transactions (`dataplane.replica.tran
 message ids lie (`dataplane.replica.id_marks`).
 
 The table at an offset can be copied at little cost (`known`: its values are never changed, only replaced),
-encoded, and taken up again, by this replica or another one. Encoded, little-endian, in three pieces; earlier versions
-know the first one alone, or the first two:
+encoded, and taken up again, by this replica or another one. Encoded, little-endian, in four pieces; earlier versions
+know the first one alone, or the first two or three:
 
     u32 producers       the one that wrote longest ago first
         i64 id, i64 epoch, i64 next sequence, u32 batches       oldest first
@@ -41,13 +47,15 @@ know the first one alone, or the first two:
     i64 for each producer, in the same order: the time of the log when it wrote last
 
     of transactional producers: as the first piece, and then as the last line of the second
+
+    u32 for each batch of the first piece, then of the third, in the same order: its CRC as it was sent; 0: not known
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -111,9 +119,13 @@ def may_be_stored(verdict: Verdict) -> bool:
     return isinstance(verdict, Duplicate) or (isinstance(verdict, Rejected) and not verdict.is_gap)
 
 
-RememberedBatch: TypeAlias = tuple[int, int, int]
-"""(base sequence, base offset, span). The span is in offsets, which is records as they were sent: compaction takes some
-of them, and changes neither. No class of its own: there are up to 100,000 of them to take up when a log is opened."""
+class RememberedBatch(NamedTuple):
+    base_sequence: int
+    base_offset: int
+    span: int
+    """In offsets, which is records as they were sent: compaction takes some of them, and changes neither."""
+    sent_crc: int = 0
+    """`BatchHeader.sent_crc`; 0: not known."""
 
 
 class Producer(NamedTuple):
@@ -121,10 +133,20 @@ class Producer(NamedTuple):
 
     epoch: int
     next_sequence: int
-    batches: tuple[RememberedBatch, ...]
-    """Oldest first, at most REMEMBERED_BATCHES. None where a marker came since."""
+    packed: bytes
+    """`batches`, as `packed_batches` makes it: a table has up to 200,000 of them, and a broker many tables."""
     written: int = 0
     """The time of the log when it wrote last, in ns since 1970; 0: not known."""
+
+    @property
+    def batches(self) -> tuple[RememberedBatch, ...]:
+        """Oldest first, at most REMEMBERED_BATCHES. None where a marker came since."""
+        return tuple(map(RememberedBatch._make, _PACKED.iter_unpack(self.packed)))
+
+
+def packed_batches(batches: Iterable[RememberedBatch]) -> bytes:
+    """Oldest first."""
+    return b"".join(_PACKED.pack(*batch) for batch in batches)
 
 
 class KnownProducers(NamedTuple):
@@ -157,6 +179,8 @@ NOBODY = KnownProducers({})
 _COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<qqqI")
 _BATCH = struct.Struct("<qqI")
+_PACKED = struct.Struct("<qqII")
+_DIGEST = struct.Struct("<I")
 _FORGOTTEN_AND_TIME = struct.Struct("<qqq")
 _WRITTEN = struct.Struct("<q")
 _RETRY_LATER_MS = 1000
@@ -175,6 +199,10 @@ class ProducerTable:
         """The same object for good."""
         self._forgotten = NO_PRODUCER
         self._forgotten_at = 0
+        self._credible = NO_PRODUCER
+        """The highest id that was forgotten, of those that were ever given out."""
+        self._invented: frozenset[int] = frozenset()
+        """Known ids that nobody had been given when this replica became the leader."""
         self._time = 0
         self._is_partial = False
         self._id_marks = NO_IDS
@@ -213,10 +241,18 @@ class ProducerTable:
         self._producers = OrderedDict(known.producers)
         self._transactional = OrderedDict(known.transactional)
         self._forgotten, self._forgotten_at, self._time = known.forgotten, known.forgotten_at, known.time
+        self._credible, self._invented = known.forgotten, frozenset()
         self._is_partial, self._id_marks = known.is_partial, known.id_marks
         self.transactions.restore(known.transactions)
         for header in headers:
             self.record(header)
+
+    def begin_leading(self, next_id: int) -> None:
+        """`next_id`: nobody had been given this id or a higher one when the leader was elected. Earlier versions took
+        batches under any id: one that nobody had is not taken for a forgotten producer, which would make every lower id
+        an unknown one for good. What follows from the log stays as it is: only the judgement of a leader is another."""
+        self._invented = frozenset(each for each in self._producers if each >= next_id)
+        self._credible = min(self._forgotten, next_id - 1)
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._transactional)
@@ -243,19 +279,20 @@ class ProducerTable:
             batches = producer.batches
             is_bounded = least_batches <= len(batches) <= REMEMBERED_BATCHES
             require(is_bounded, "the last batches of each producer are remembered", found)
-            follows = batches[-1][0] + batches[-1][2] if batches else 0
+            follows = batches[-1].base_sequence + batches[-1].span if batches else 0
             require(producer.next_sequence == follows, "the last batch says what comes next", found)
-            for (sequence, base, span), (later_sequence, later_base, _) in pairwise(batches):
+            for (sequence, base, span, _), (later_sequence, later_base, _, _) in pairwise(batches):
                 in_order = sequence + span <= later_sequence and base + span <= later_base
                 require(in_order, "batches of a producer follow one another", found)
 
-    def check(self, producer_id: int, epoch: int, base_sequence: int, record_count: int) -> Verdict:
-        """Judge a batch before it is appended. `producer_id` may be NO_PRODUCER: always fresh."""
+    def check(self, producer_id: int, epoch: int, base_sequence: int, record_count: int, body_crc: int = 0) -> Verdict:
+        """Judge a batch before it is appended. `producer_id` may be NO_PRODUCER: always fresh. `body_crc`: as it was
+        sent; 0: not known."""
         if producer_id == NO_PRODUCER:
             return Fresh()
         is_transactional = producer_id >= FIRST_TRANSACTIONAL_ID
         known = (self._transactional if is_transactional else self._producers).get(producer_id)
-        may_be_forgotten = producer_id <= self._forgotten and not is_transactional
+        may_be_forgotten = producer_id <= self._credible and not is_transactional
         if known is None and (may_be_forgotten or (self._is_partial and base_sequence)):
             return Rejected(_unknown(producer_id, (self._time - self._forgotten_at) // _NS_PER_MS))
         if known is None or epoch > known.epoch:
@@ -271,8 +308,10 @@ class ProducerTable:
             )
         if base_sequence == known.next_sequence:
             return Fresh()
-        for sequence, base, span in known.batches:
+        for sequence, base, span, sent_crc in _PACKED.iter_unpack(known.packed):
             if sequence == base_sequence and span == record_count:
+                if sent_crc and body_crc and sent_crc != body_crc:
+                    return Rejected(_other_content(producer_id, base_sequence, known.next_sequence))
                 return Duplicate(Offset(base), Offset(base + span))
         error = _out_of_order(producer_id, base_sequence, known.next_sequence)
         return Rejected(error, is_gap=base_sequence > known.next_sequence)
@@ -313,7 +352,9 @@ class ProducerTable:
         """Whether that batch is one by which a repetition is recognised. Any thread."""
         is_transactional = header.producer_id >= FIRST_TRANSACTIONAL_ID
         known = (self._transactional if is_transactional else self._producers).get(header.producer_id)
-        return known is not None and any(base == header.base_offset for _, base, _ in known.batches)
+        return known is not None and any(
+            base == header.base_offset for _, base, _, _ in _PACKED.iter_unpack(known.packed)
+        )
 
     def record(self, header: BatchHeader) -> None:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""
@@ -336,11 +377,12 @@ class ProducerTable:
     def _learn(self, header: BatchHeader, producers: OrderedDict[int, Producer]) -> None:
         producer_id = header.producer_id
         known = producers.get(producer_id)
-        before = known.batches if known is not None and header.producer_epoch <= known.epoch else ()
+        before = known.packed if known is not None and header.producer_epoch <= known.epoch else b""
         epoch = known.epoch if before and known is not None else header.producer_epoch
         span = header.offset_count  # as many as it was sent with: compaction may have taken records since
-        batches = (*before[1 - REMEMBERED_BATCHES :], (header.base_sequence, header.base_offset, span))
-        producers[producer_id] = Producer(epoch, header.base_sequence + span, batches, self._time)
+        batch = _PACKED.pack(header.base_sequence, header.base_offset, span, header.sent_crc)
+        packed = before[(1 - REMEMBERED_BATCHES) * _PACKED.size :] + batch
+        producers[producer_id] = Producer(epoch, header.base_sequence + span, packed, self._time)
         producers.move_to_end(producer_id)
 
     def _record_transactional(self, header: BatchHeader) -> None:
@@ -348,7 +390,7 @@ class ProducerTable:
         if header.marker is None:
             self._learn(header, producers)
         else:
-            producers[header.producer_id] = Producer(header.producer_epoch, 0, (), self._time)
+            producers[header.producer_id] = Producer(header.producer_epoch, 0, b"", self._time)
             producers.move_to_end(header.producer_id)
         self.transactions.record(header)
         if len(producers) > MAX_TRANSACTIONAL:
@@ -384,6 +426,8 @@ class ProducerTable:
     def _forget_oldest(self) -> None:
         producer_id, producer = self._producers.popitem(last=False)
         self._forgotten = max(self._forgotten, producer_id)
+        if producer_id not in self._invented:
+            self._credible = max(self._credible, producer_id)
         self._forgotten_at = producer.written
 
 
@@ -403,12 +447,22 @@ def encode_transactional(known: KnownProducers) -> bytes:
     return _encode_each(known.transactional) + _encode_written(known.transactional)
 
 
+def encode_digests(known: KnownProducers) -> bytes:
+    """The fourth piece."""
+    return b"".join(
+        _DIGEST.pack(sent_crc)
+        for producer in (*known.producers.values(), *known.transactional.values())
+        for _, _, _, sent_crc in _PACKED.iter_unpack(producer.packed)
+    )
+
+
 def _encode_each(producers: Mapping[int, Producer]) -> bytes:
     out = bytearray(_COUNT.pack(len(producers)))
     for producer_id, producer in producers.items():
-        out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, len(producer.batches))
-        for batch in producer.batches:
-            out += _BATCH.pack(*batch)
+        count = len(producer.packed) // _PACKED.size
+        out += _PRODUCER.pack(producer_id, producer.epoch, producer.next_sequence, count)
+        for sequence, base, span, _ in _PACKED.iter_unpack(producer.packed):
+            out += _BATCH.pack(sequence, base, span)
     return bytes(out)
 
 
@@ -437,6 +491,29 @@ def decode_transactional(payload: bytes) -> dict[int, Producer]:
     return _with_written(producers, payload[end:])
 
 
+def with_digests(known: KnownProducers, payload: bytes) -> KnownProducers:
+    """`known`, decoded, with the fourth piece. Raises CorruptData."""
+    try:
+        digests = _DIGEST.iter_unpack(payload)
+        producers, transactional = (
+            {number: _digested(producer, digests) for number, producer in each.items()}
+            for each in (known.producers, known.transactional)
+        )
+    except (struct.error, StopIteration):
+        raise CorruptData(f"{len(payload)} bytes of CRCs do not belong to the batches of the producers") from None
+    if next(digests, None) is not None:
+        raise CorruptData(f"{len(payload)} bytes of CRCs are more than the producers have batches")
+    return known._replace(producers=producers, transactional=transactional)
+
+
+def _digested(producer: Producer, digests: Iterator[tuple[int]]) -> Producer:
+    packed = b"".join(
+        _PACKED.pack(sequence, base, span, next(digests)[0])
+        for sequence, base, span, _ in list(_PACKED.iter_unpack(producer.packed))
+    )
+    return producer._replace(packed=packed)
+
+
 def _decode_each(payload: bytes) -> tuple[dict[int, Producer], int]:
     """Producers, and where they end."""
     try:
@@ -447,11 +524,12 @@ def _decode_each(payload: bytes) -> tuple[dict[int, Producer], int]:
             producer_id, epoch, next_sequence, batch_count = _PRODUCER.unpack_from(payload, at)
             at += _PRODUCER.size
             size = batch_count * _BATCH.size
-            batches = tuple(_BATCH.iter_unpack(payload[at : at + size]))
-            if len(batches) != batch_count:
-                raise CorruptData(f"producer {producer_id} has {len(batches)} batches instead of {batch_count}")
+            packed = b"".join(_PACKED.pack(*batch, 0) for batch in _BATCH.iter_unpack(payload[at : at + size]))
+            if len(packed) != batch_count * _PACKED.size:
+                found = len(packed) // _PACKED.size
+                raise CorruptData(f"producer {producer_id} has {found} batches instead of {batch_count}")
             at += size
-            known[producer_id] = Producer(epoch, next_sequence, batches)
+            known[producer_id] = Producer(epoch, next_sequence, packed)
     except struct.error as error:
         raise CorruptData(f"the state of producers is cut off: {error}") from error
     return known, at
@@ -482,6 +560,15 @@ def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogErro
         Code.OUT_OF_ORDER_SEQUENCE,
         f"producer {producer_id} sent sequence {sequence} where {expected} comes next;"
         f" send the missing batches again first",
+        [EXPECTED_SEQUENCE.of(expected)],
+    )
+
+
+def _other_content(producer_id: int, sequence: int, expected: int) -> TidelogError:
+    return TidelogError(
+        Code.OUT_OF_ORDER_SEQUENCE,
+        f"producer {producer_id} sent another batch than the one that is in the log under sequence {sequence}: it was"
+        " not stored; whoever sends a batch again sends the same bytes, and records get a sequence of their own",
         [EXPECTED_SEQUENCE.of(expected)],
     )
 

@@ -275,7 +275,12 @@ class Admin:
                     )
                 self._producer_ids = [*range(outcome.value + PRODUCER_ID_BLOCK - 1, outcome.value - 1, -1)]
                 self._producer_ids_epoch = epoch
-            return {"producer_id": self._producer_ids.pop(), "producer_epoch": 0}
+            number = self._producer_ids.pop()
+            return {
+                "producer_id": number,
+                "producer_epoch": 0,
+                "key": self._context.producer_keys.key_of(number).hex(),
+            }
 
     # ---- partitions ------------------------------------------------------------------------------------------------
 

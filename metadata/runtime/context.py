@@ -13,6 +13,7 @@ from metadata.runtime.ports import BrokerPort
 from metadata.runtime.tasks import Tasks
 from metadata.state import ClusterState
 from wire.peers import PeerTransport
+from wire.producer_keys import ProducerKeys
 from wire.subjects import Subjects
 from wire.types import BrokerId, Incarnation
 
@@ -32,6 +33,7 @@ class MetadataContext:
     clock: BrokerClock
     tasks: Tasks
     messages: Messages
+    producer_keys: ProducerKeys
     incarnation: Incarnation | None = None
     """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
     refused_requests: int = 0

@@ -35,8 +35,10 @@ from metadata.runtime.registration import Registrar, Registration
 from metadata.runtime.tasks import Tasks
 from metadata.runtime.views import ViewDelivery
 from metadata.state import ClusterState
+from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
 from wire.peers import PeerTransport
+from wire.producer_keys import ProducerKeys
 from wire.subjects import Subjects
 from wire.transport import Subscription
 from wire.types import (
@@ -103,6 +105,7 @@ class MetadataService:
         monotonic: Callable[[], float],
         time_ns: Callable[[], int],
         registration: Registration,
+        secrets: ClusterSecrets,
         observe: StateObserver = _observe_nothing,
     ) -> None:
         """`life_id`: unique to this run of the process. `transport`: to other brokers. `observe`: sees every change."""
@@ -129,6 +132,7 @@ class MetadataService:
             clock=BrokerClock(broker_id, settings, monotonic, time_ns),
             tasks=Tasks(broker_id),
             messages=Messages(broker_id, transport, monotonic),
+            producer_keys=ProducerKeys(secrets, lambda: self.state.cluster_id),
         )
         self._raft = make_raft(
             _Machine(self.state, self._on_changes, observe),
@@ -244,6 +248,10 @@ class MetadataService:
         """Whether a controller has counted on this broker, and on its leaderships, at that moment or later (monotonic
         seconds)."""
         return self._requests.led_at(moment)
+
+    def next_producer_id(self) -> int:
+        """No producer without transactions has been given this id or a higher one, as far as is applied here."""
+        return self.state.next_producer_id
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""

@@ -80,6 +80,7 @@ class Node:
             subjects=subjects,
             settings=MetadataSettings(**settings),
             rng=Random(broker),
+            secrets=public_secrets(),
             monotonic=asyncio.get_running_loop().time,
             time_ns=time.time_ns,
             registration=Registration(

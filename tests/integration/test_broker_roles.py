@@ -38,7 +38,7 @@ from dataplane.replica.producers import ProducerLimits
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link
-from tests.tickets import tickets
+from tests.tickets import producer_keys, tickets
 from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
@@ -53,6 +53,7 @@ from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpoch
 from wire.tidelog_pb2 import Message as EnvelopeMessage
 from wire.transport import Message
 from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
     BrokerId,
     CutoverReport,
     Incarnation,
@@ -118,6 +119,9 @@ class Metadata:
     def led_at(self, moment: float) -> bool:
         return self.lease
 
+    def next_producer_id(self) -> int:
+        return FIRST_TRANSACTIONAL_ID
+
 
 class Node:
     """One broker's data plane, registered, on a data folder."""
@@ -148,6 +152,7 @@ class Node:
             subjects=SUBJECTS,
             replies=ReplySubjects(SUBJECTS, list, int),
             tickets=tickets(),
+            producer_keys=producer_keys(),
             settings=settings or ReplicaSettings(),
             metadata=self.metadata,
             syncer=self.syncer,

@@ -17,9 +17,12 @@ from wire.groups import COMMIT
 from wire.groups import coordinator_subject as subject_of_group
 from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset
 from wire.internal_streams import TRANSACTIONS
+from wire.producer_keys import batch_proof_of, prove
 from wire.subjects import Subjects
+from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.transaction_operations import TRANSACTION_COORDINATOR
+from wire.transaction_proofs import add_proof
 from wire.transactions import ADD, END, INIT, coordinator_partition, coordinator_subject
 from wire.transactions_pb2 import (
     AddRequest,
@@ -41,6 +44,7 @@ class MessageProducer:
     def __init__(self, cluster: DevCluster, nats: NatsConnection, client: tidelog.Client, name: str) -> None:
         self.cluster, self.nats, self.client, self.name = cluster, nats, client, name
         self.id = self.epoch = 0
+        self.key = b""
         self._tickets: dict[tuple[str, int], bytes] = {}
         self._sequences: dict[tuple[str, int], int] = {}
 
@@ -71,7 +75,7 @@ class MessageProducer:
     async def init(self, timeout: float = 60.0) -> None:
         request = InitRequest(transactional_id=self.name, timeout_ms=round(timeout * 1000), client="a test")
         answer = InitResponse.FromString(await self._ask(INIT, request))
-        self.id, self.epoch = answer.producer_id, answer.producer_epoch
+        self.id, self.epoch, self.key = answer.producer_id, answer.producer_epoch, answer.key
 
     async def add(self, *partitions: tuple[str, int], groups: tuple[str, ...] = ()) -> None:
         lives = [await self._life(stream, partition) for stream, partition in partitions]
@@ -82,6 +86,7 @@ class MessageProducer:
             partitions=lives,
             groups=groups,
         )
+        add_proof(request, self.key)
         answer = AddResponse.FromString(await self._ask(ADD, request))
         self._tickets.update(zip([*partitions, *((group, -1) for group in groups)], answer.tickets, strict=True))
 
@@ -115,6 +120,8 @@ class MessageProducer:
             ticket=self._tickets[stream, partition],
         )
         parts, _ = batch.stamp(Offset(0), LeaderEpoch(0))
+        target = partition_target(stream, life.stream_incarnation, partition, life.partition_incarnation)
+        request.proof = prove(self.key, batch_proof_of(target, parts[0]))
         payload = b"".join(bytes(part) for part in encode_append(request, parts))
         AppendResponse.FromString(await self.ask(SUBJECTS.append(StreamName(stream), partition), payload))
         self._sequences[stream, partition] = sequence + len(values)
@@ -130,14 +137,17 @@ class MessageProducer:
                 CommittedOffset(stream=stream, incarnation=life.stream_incarnation, partition=partition, offset=offset)
             ],
         )
+        add_proof(request, self.key)
         CommitResponse.FromString(
             await self.ask(subject_of_group(SUBJECTS, COMMIT, group), request.SerializeToString())
         )
 
     def end_request(self, *, commits: bool = True) -> bytes:
-        return EndRequest(
+        request = EndRequest(
             transactional_id=self.name, producer_id=self.id, producer_epoch=self.epoch, commits=commits
-        ).SerializeToString()
+        )
+        add_proof(request, self.key)
+        return request.SerializeToString()
 
     async def end(self, *, commits: bool = True) -> EndResponse:
         subject = coordinator_subject(SUBJECTS, END, self.name)

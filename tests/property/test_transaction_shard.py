@@ -1,9 +1,11 @@
 """Whatever producers, operators and the metadata do, and whenever the coordinator moves or loses its last records: a
-transaction has one decision, which all that take part hear; nothing takes part in a transaction that has ended; and
-transactions end."""
+transaction has one decision, which all that take part hear; nothing takes part in a transaction that has ended;
+transactions end; and no producer is fenced unless another one has begun, or an operator or its family has ended what
+was open."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 
 from hypothesis import settings
@@ -16,6 +18,7 @@ from tidelog.coordination.requests import Answer
 from tidelog.transactions.participants import GroupIn, Participant, PartitionIn
 from tidelog.transactions.shard import Request, TransactionShard
 from tidelog.transactions.transaction import Ending, Idle
+from wire.errors import Code, TidelogError
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE
 from wire.transactions import FamilyKey
 from wire.transactions_pb2 import (
@@ -63,6 +66,12 @@ class TransactionShardMachine(RuleBasedStateMachine):
         """As they were told, also older ones that were fenced."""
         self.asked: dict[object, tuple[Request, Producer | None]] = {}
         self.heard: set[object] = set()
+        self.fencings: Counter[str] = Counter()
+        """Inits, acts of operators and ends of the whole family, by transactional id: nothing else fences."""
+        self.inits: dict[object, int] = {}
+        """By token: the fencings of its id so far, when the request was sent."""
+        self.fenced_at: dict[int, int] = {}
+        """The same of the init that has begun a producer, by the producer's `id()`."""
         self.added: dict[OF, set[Participant]] = {}
         """Acknowledged."""
         self.decided: dict[OF, bool] = {}
@@ -74,8 +83,13 @@ class TransactionShardMachine(RuleBasedStateMachine):
         """Records of the log that were looked at."""
 
     def send(self, request: Request, producer: Producer | None = None) -> None:
+        if isinstance(request, InitRequest):
+            self.fencings[request.transactional_id] += 1
+        if isinstance(request, EndFamilyRequest) and request.others:
+            self.fencings.update(("f~0", "f~1", "f~2"))
         token = self.world.send(request)
         self.asked[token] = (request, producer)
+        self.inits[token] = self.fencings[getattr(request, "transactional_id", "")]
         self.hear()
 
     def hear(self) -> None:
@@ -88,7 +102,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         for token, answer in [*self.world.answers.items()]:
             if token in self.asked and token not in self.heard:
                 self.heard.add(token)
-                self.on_answer(*self.asked[token], answer)
+                self.on_answer(*self.asked[token], answer, self.inits[token])
 
     def on_commit(self, record: FamilyRecord) -> None:
         members = frozenset((each.producer_id, each.producer_epoch) for each in record.members)
@@ -101,13 +115,18 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def decide(self, of: OF, commits: bool) -> None:
         assert self.decided.setdefault(of, commits) is commits, f"{of} is decided twice, and differently"
 
-    def on_answer(self, request: Request, producer: Producer | None, answer: Answer) -> None:
+    def on_answer(self, request: Request, producer: Producer | None, answer: Answer, fencings: int) -> None:
+        """`fencings`: of its transactional id, when it was sent."""
         match request, answer:
+            case ((AddRequest() | EndRequest()), TidelogError(code=Code.PRODUCER_FENCED)) if producer is not None:
+                name = request.transactional_id
+                assert self.fencings[name] > self.fenced_at[id(producer)], f"nobody else has begun under {name}"
             case InitRequest(), InitResponse():
                 newer = Producer(self.world, request.transactional_id, answer.producer_id, answer.producer_epoch)
                 assert all(newer.epoch > each.epoch for each in self.producers if each.id == newer.id)
                 assert (newer.id, newer.epoch) not in self.decided
                 self.producers.append(newer)
+                self.fenced_at[id(newer)] = fencings
             case AddRequest(), AddResponse():
                 of = (request.producer_id, request.producer_epoch)
                 assert of not in self.decided, "what takes part now hears of no end"
@@ -116,8 +135,8 @@ class TransactionShardMachine(RuleBasedStateMachine):
             case EndRequest(), EndResponse():
                 of = (request.producer_id, request.producer_epoch)
                 self.decide(of, request.commits)
-                assert producer is not None
-                producer.epoch = max(producer.epoch, answer.next_epoch)
+                if producer is not None:
+                    producer.epoch = max(producer.epoch, answer.next_epoch)
                 if not answer.waits_for:
                     for participant in self.added.get(of, ()):
                         gone = participant.is_gone(self.world.view)
@@ -152,14 +171,24 @@ class TransactionShardMachine(RuleBasedStateMachine):
                     epoch=producer.epoch - back,
                     incarnation=incarnation,
                     partition_incarnation=incarnation,
-                )
+                ),
+                None if back else producer,
             )
 
     @rule(which=st.integers(0, 3), commits=st.booleans(), back=st.integers(0, 1))
     def end(self, which: int, commits: bool, back: int) -> None:
         if self.producers:
             producer = self.producers[-1 - which % len(self.producers)]
-            self.send(producer.end_request(commits=commits, epoch=producer.epoch - back), producer)
+            request = producer.end_request(commits=commits, epoch=producer.epoch - back)
+            self.send(request, None if back else producer)
+
+    @rule(which=st.integers(0, 3), commits=st.booleans())
+    def end_is_not_told_in_time(self, which: int, commits: bool) -> None:
+        """Its producer goes on to the next transaction."""
+        self.add(which, frozenset({0}), group=False, back=0)
+        self.end(which, commits, 0)
+        self.world.pass_(2.0)
+        self.hear()
 
     def end_family(self, commits: bool, sequence: int, others: bool, back: int, left_out: int) -> EndFamilyRequest:
         newest = {each.name: each for each in self.producers if each.name.startswith(f"{FAMILY}~")}
@@ -193,6 +222,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def coordinator_loses_a_part_of_a_commit(self, kept: int, left_out: int) -> None:
         last = max(self.sequences, default=5)
         self.world.shard.take("lost", self.end_family(True, last + 1, True, 0, left_out))
+        self.fencings.update(("f~0", "f~1", "f~2"))
         self.world.log += self.world.shard.settle(self.world.now, self.world.times).records[:kept]
         self.world.fail_over()
         self.hear()
@@ -213,6 +243,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @rule(name=IDS)
     def operator_aborts(self, name: str) -> None:
+        self.fencings[name] += 1
         self.world.admin(TRANSACTION_ABORT, name)
         self.world.admin(TRANSACTION_DESCRIBE, name)
         self.hear()
@@ -237,6 +268,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
             producer = self.producers[-1 - which % len(self.producers)]
             self.world.shard.take("lost", producer.end_request(commits=commits))
             self.world.shard.take("lost, too", init_request("u"))
+            self.fencings["u"] += 1
             self.world.log += self.world.shard.settle(self.world.now, self.world.times).records[:kept]
             self.world.fail_over()
             self.hear()

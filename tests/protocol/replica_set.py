@@ -15,6 +15,8 @@ Each broker has a process of its own, whose loop runs to quiet after every event
 Requests of clients are made at once, and are answered on inboxes that only `told` reads. Three things are simpler than
 in a broker: no periodic work runs (checkpoints, housekeeping, the watches of the disk), no sync is quick enough to be
 made on the loop, and timers are exact, where a broker puts those that are far off to a common beat.
+
+The module has more than 600 lines because each event that a test can cause is a method.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ from tests.protocol.running_broker import (
 )
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import World, inhabited
+from tests.tickets import proof_of
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.append import ask_durability, encode_append
@@ -86,6 +89,7 @@ from wire.tidelog_pb2 import (
 from wire.transport import NO_RESPONDERS, Buffer, BulkHandler
 from wire.transport import Message as NatsMessage
 from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
     BrokerId,
     CutoverReport,
     Incarnation,
@@ -123,6 +127,8 @@ class ReplicaSet:
     ) -> None:
         self.settings = settings or ReplicaSettings()
         self.producers = producers
+        self.next_producer_id = FIRST_TRANSACTIONAL_ID
+        """That the metadata have given out."""
         self.log_config = LogConfig(segment_bytes=segment_bytes, producers=producers)
         self.max_payload = 1 << 20
         self.world = World(0)
@@ -399,10 +405,11 @@ class ReplicaSet:
         ids: list[str | None] | None = None,
         ticket: bytes | None = None,
         version: int = 0,
+        prover: int | None = None,
     ) -> None:
         """An append request with one batch, a record for each character; `expects`: the offset of the first; `ids`:
         their message ids; `ticket`: of a transactional batch, None for any other; `version`: the partitioning version
-        that it names."""
+        that it names; `prover`: the producer by whose key it is proven, None for no proof."""
         view = self.brokers[name].life.replica.view
         assert view is not None
         request = AppendRequest(
@@ -420,6 +427,8 @@ class ReplicaSet:
         time_ns = self.brokers[name].life.process.time_ns()
         sent = batch_of(values, time_ns, producer, ids, is_transactional=ticket is not None)
         batch, _ = sent.stamp(Offset(0), LeaderEpoch(0))
+        if prover is not None:
+            request.proof = proof_of(self.key, batch[0], prover)
         data = b"".join(encode_append(request, batch))
         self._request(name, SUBJECTS.append(self.key.stream, self.key.partition), data, token or values)
 

@@ -9,7 +9,8 @@
                                            unclean election before
     begin                                  the view goes to everybody
     publish a xyz [acks=all|leader|none] [durability=LEVEL] [as=TOKEN] [timeout=S] [lease=no]
-              [producer=ID/EPOCH/SEQUENCE] [expects=OFFSET] [ids=I/-/K]     an append request
+              [producer=ID/EPOCH/SEQUENCE] [proof=none|ID]                  an append request; by whose key it is proven
+              [expects=OFFSET] [ids=I/-/K]
               [version=V]         the partitioning version that it names
     publish a xyz bare [as=TOKEN] [lease=no]    a plain NATS message for each character
               [on=s.2]            to the subject of another partition
@@ -17,6 +18,7 @@
     publish a xyz acks=all transaction=ID/EPOCH/SEQUENCE [ticket=none|expired|other-epoch|other-life]
                                            a batch of transactional producer ID
     mark a ID/EPOCH commit|abort [as=TOKEN] [life=other]    a coordinator ends the transaction of a producer
+    allotted ID                            no producer without transactions has this id or a higher one
     counted-on a                           a controller has counted on its leaderships by now
     clock a SECONDS                        its wall clock is so far ahead of those of most brokers
     deliver                                everything on its way, and what comes of it, until all is quiet
@@ -56,7 +58,7 @@
     state                                  all replicas, and the view of the metadata
 
 Each line printed is a message that arrives, or (indented) what a replica then does. Disks are slow only when held: `b`
-alone as a link is its disk.
+alone as a link is its disk. The module has more than 600 lines because each command is one method.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ class ReplicationScript:
             "mark": self._mark,
             "counted-on": self._counted_on,
             "clock": self._clock,
+            "allotted": self._allotted,
             "deliver": self._deliver,
             "step": self._step,
             "hold": self._hold,
@@ -380,6 +383,7 @@ class ReplicationScript:
             "timeout",
             "lease",
             "producer",
+            "proof",
             "expects",
             "ids",
             "transaction",
@@ -402,9 +406,8 @@ class ReplicationScript:
                 name, values, token, ids, {name: text for name, text in headers.items() if text}, options.get("on", "")
             )
         else:
-            producer, ticket = None, None
-            if "producer" in options:
-                producer = _three_numbers(options["producer"])
+            producer = _three_numbers(options["producer"]) if "producer" in options else None
+            ticket, proof = None, options.get("proof")
             if "transaction" in options:
                 identity, epoch, sequence = _three_numbers(options["transaction"])
                 producer = FIRST_TRANSACTIONAL_ID + identity, epoch, sequence
@@ -421,6 +424,7 @@ class ReplicationScript:
                 expects=int(options["expects"]) if "expects" in options else None,
                 ids=_ids(options.get("ids"), values) if "ids" in options else None,
                 version=int(options.get("version", "0")),
+                prover=None if producer is None or proof == "none" else int(proof or producer[0]),
             )
         if len(self._lines) == before and not broker.has_lease:
             self._lines.append(f"  {name}: silent to {token}")
@@ -460,6 +464,11 @@ class ReplicationScript:
         self.world.mark(name, request, command.options.get("as", f"{how}-{producer}"))
         if len(self._lines) == before:
             self._lines.append(f"  {name}: silent")
+
+    def _allotted(self, command: Command) -> None:
+        command.check_options()
+        (number,) = command.words
+        self.world.next_producer_id = int(number)
 
     def _counted_on(self, command: Command) -> None:
         broker = self.world.brokers[command.words[0]]

@@ -29,7 +29,7 @@ from dataplane.replica.leader import Leader
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
-from tests.tickets import tickets
+from tests.tickets import producer_keys, tickets
 from wire.batch import (
     BatchBuilder,
     EncodedBatch,
@@ -417,6 +417,7 @@ class _Life:
             lease_valid=lambda _now: broker.has_lease,
             led_at=lambda moment: broker.counted_on_at >= moment,
             agreed_time_ns=lambda: None if process.wall_skew_ns else process.time_ns(),
+            next_producer_id=lambda: replicas.next_producer_id,
         )
         storage = StorageSettings(
             min_free_bytes=MIN_FREE_BYTES,
@@ -433,6 +434,7 @@ class _Life:
             subjects=SUBJECTS,
             replies=ReplySubjects(SUBJECTS, list, int),
             tickets=tickets(lambda: process.time_ns() / 1_000_000_000),
+            producer_keys=producer_keys(),
             settings=replicas.settings,
             metadata=cast(Any, metadata),
             syncer=Syncer(lambda call: replicas.send(Message(name, name, call))),

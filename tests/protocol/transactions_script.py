@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.datadriven import Command, ScriptError
+from tests.tickets import producer_keys
 from tests.unit.tidelog.groups.groups_world import make_ticket
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamLife, StreamsView
@@ -102,7 +103,9 @@ class TransactionsScript:
 
     @staticmethod
     def _new() -> TransactionShard:
-        return TransactionShard(broker="b1", partition=PARTITION, patience=PATIENCE, make_ticket=make_ticket)
+        return TransactionShard(
+            broker="b1", partition=PARTITION, patience=PATIENCE, make_ticket=make_ticket, producer_keys=producer_keys()
+        )
 
     def _settle(self) -> list[str]:
         lines: list[str] = []

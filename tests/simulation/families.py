@@ -101,7 +101,7 @@ class SimDriver(SimTransactor):
         self.all.invariants.batch(number, tuple(values), is_committed=True)
 
     def _tell(self, prepared: list[PreparedTransaction], *, commits: bool) -> None:
-        for _, producer_id, epoch in prepared:
+        for _, producer_id, epoch, _ in prepared:
             self.all.invariants.transaction_told(Ended(self.name, producer_id, epoch, commits))
 
     async def _abort_all(self) -> None:

@@ -15,9 +15,9 @@ from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.server.peers.tags import TRAILER_BYTES
 from wire.append import decode_append, encode_append
-from wire.batch import BatchBuilder
+from wire.batch import BatchBuilder, parse_header
 from wire.transport import NO_RESPONDERS, Message
-from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
+from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from tests.simulation.messaging import Nats
@@ -35,6 +35,7 @@ class Forger:
         self._nats = nats
         self._rng = Random(f"forger of {nats.world.seed}")
         self._rng_of_transactions = Random(f"forged transactions of {nats.world.seed}")
+        self._rng_of_ids = Random(f"forged ids of {nats.world.seed}")
         self._inboxes = subjects.broker_inboxes()
         self._is_between_brokers = subjects.is_between_brokers
         self._heard: deque[Message] = deque(maxlen=REMEMBERED)
@@ -50,6 +51,7 @@ class Forger:
     def _on_message(self, message: Message) -> None:
         if message.subject.endswith(".append") and not self._is_speaking:
             self._begin_transaction(message)
+            self._usurp(message)
             return
         is_tagged = message.subject.startswith(self._inboxes) or self._is_between_brokers(message.subject)
         if self._is_speaking or not is_tagged or len(message.data) < TRAILER_BYTES:
@@ -90,6 +92,25 @@ class Forger:
         builder.add_record(b"forged:0:", b"0")
         number = FIRST_TRANSACTIONAL_ID + self._rng_of_transactions.randrange(1 << 20, 1 << 40)
         batch = builder.build(0, producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
+        parts = encode_append(request, batch.stamp(Offset(0), LeaderEpoch(0))[0])
+        self._say(message._replace(data=b"".join(parts), reply=self._connection.new_inbox()))
+
+    def _usurp(self, message: Message) -> None:
+        """With the batch that comes next under the id of whoever has sent this one, and the proof of this one."""
+        request, buffer = decode_append(message.data)
+        sent = parse_header(buffer)
+        if sent.producer_id == NO_PRODUCER or self._rng_of_ids.random() >= SHARE:
+            return
+        builder = BatchBuilder()
+        for _ in range(self._rng_of_ids.randrange(1, 3)):
+            builder.add_record(b"forged:0:", b"0")
+        batch = builder.build(
+            0,
+            producer_id=sent.producer_id,
+            producer_epoch=sent.producer_epoch,
+            base_sequence=sent.base_sequence + sent.record_count,
+            is_transactional=sent.is_transactional,
+        )
         parts = encode_append(request, batch.stamp(Offset(0), LeaderEpoch(0))[0])
         self._say(message._replace(data=b"".join(parts), reply=self._connection.new_inbox()))
 

@@ -723,6 +723,10 @@ MUTANTS: tuple[Mutant, ...] = (
         in_transactions=True,
     ),
     _mutant(
+        "a leader takes batches under a producer id of whoever sends them",
+        (AppendRequests.on_append, "if batch.header.producer_id != NO_PRODUCER:", "if False:"),
+    ),
+    _mutant(
         "a leader takes batches of transactions with any ticket",
         (TransactionRules.checked_level, "self._context.tickets.check(", "str(("),
         (TransactionRules.checked_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),

@@ -7,17 +7,17 @@ import pkgutil
 
 import pytest
 
-from dataplane.replica.producers import Producer, RememberedBatch
+from dataplane.replica.producers import Producer, RememberedBatch, packed_batches
 from tests.simulation import invariants
 from tests.simulation.invariants.base import Invariant
 from tests.simulation.invariants.checker import INVARIANTS
 from tests.simulation.invariants.history import Session, as_kept
 
-B1, B2, B3, B4, B5, B6 = [(number * 10, number * 100, 10) for number in range(1, 7)]
+B1, B2, B3, B4, B5, B6 = [RememberedBatch(number * 10, number * 100, 10) for number in range(1, 7)]
 
 
 def knows(*batches: RememberedBatch, written: int = 7) -> Producer:
-    return Producer(0, batches[-1][0] + batches[-1][2], batches, written)
+    return Producer(0, batches[-1].base_sequence + batches[-1].span, packed_batches(batches), written)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,9 @@ def test_a_producer_that_has_sent_nothing_since_has_all_its_batches_known() -> N
     assert as_kept(knows(B2, B6), truth, session) == truth
 
 
-@pytest.mark.parametrize("held", [knows(B5), knows(B2, B3, B4, B5), knows(B3, B2, B6), knows(B2, (35, 350, 5), B6)])
+@pytest.mark.parametrize(
+    "held", [knows(B5), knows(B2, B3, B4, B5), knows(B3, B2, B6), knows(B2, RememberedBatch(35, 350, 5), B6)]
+)
 def test_a_log_that_lacks_the_newest_batch_or_has_others_is_wrong(held: Producer) -> None:
     assert as_kept(held, knows(B2, B3, B4, B5, B6), None) != held
 

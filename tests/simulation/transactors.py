@@ -173,7 +173,7 @@ class SimTransactor:
         if is_known:  # its coordinator has heard of it: the next one has another epoch
             how = "committed" if commits else "aborted"
             self.all.world.say(f"{self.name} is told that epoch {session.producer_epoch} is {how}")
-            self.all.invariants.transaction_told(Ended(self.name, *session, commits))
+            self.all.invariants.transaction_told(Ended(self.name, session.producer_id, session.producer_epoch, commits))
 
     async def _give_up(self, producer: TransactionalProducer[Any, Any], session: ProducerSession) -> None:
         with suppress(_Given):
@@ -211,7 +211,9 @@ class SimTransactor:
         await self._check_lives(offsets)
         await producer.send_offsets({(of.stream, of.partition): each for of, each in offsets.items()}, group=group)
         for of, offset in offsets.items():
-            self.all.invariants.transactional_offset(OffsetInTransaction(*session, group, of, offset))
+            self.all.invariants.transactional_offset(
+                OffsetInTransaction(session.producer_id, session.producer_epoch, group, of, offset)
+            )
         await self._check_lives(offsets)
 
     async def _check_lives(self, offsets: dict[StreamPartition, int]) -> None:

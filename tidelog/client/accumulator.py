@@ -35,6 +35,8 @@ Invariants:
    stored nothing. If no earlier attempt of the first batch can have been written, or the leader remembers every
    producer that wrote since that batch was made, it is not in the log, hence none behind it, and all go on under a new
    session. Else its outcome cannot be known any more: it fails and says so.
+   UNPROVEN_PRODUCER, where the brokers do not hold the secret any more from which the key of the session follows, is
+   the same: the leader stored nothing, and whether an earlier attempt was stored it does not say.
 7. What rules 5 and 6 say holds of a leader that can know what was stored. One of an earlier LeaderEpoch than an attempt
    of the batch named has been deposed, as has one of an earlier LeaderEpoch than a later answer came from: the batch
    waits for its successor. (A client goes back to an earlier LeaderEpoch where the metadata say so, and a controller
@@ -80,7 +82,7 @@ from tidelog.client.batch_failures import as_told, begin_again, forgotten, given
 from tidelog.client.batches import BatchState, Gathering, PendingBatch, ProducerSession
 from tidelog.client.errors import OutOfOrderSequence, typed
 from tidelog.client.leader_link import LeaderLink
-from wire.error_details import LEADER_EPOCH, OUTCOME, REMEMBERED_MS, VERSION
+from wire.error_details import EXPECTED_SEQUENCE, LEADER_EPOCH, OUTCOME, REMEMBERED_MS, VERSION
 from wire.errors import Code, TidelogError
 from wire.types import REMEMBERED_BATCHES, Acks
 
@@ -271,7 +273,9 @@ class PartitionAccumulator:
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
         batch.last_error = error
-        if code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
+        if code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID) or (
+            code is Code.UNPROVEN_PRODUCER and not batch.is_transactional
+        ):
             if self._window[0] is not batch:
                 return self._resend_up_to(batch, now)
             is_out_of_order = code is Code.OUT_OF_ORDER_SEQUENCE
@@ -279,6 +283,8 @@ class PartitionAccumulator:
                 batch.state = BatchState.RESEND
                 self.link.back_off(now, error)
                 return [RefreshMetadata()]
+            if code is Code.UNPROVEN_PRODUCER:
+                return self._unproven(batch, error, now)
             return self._out_of_order(batch, error, now) if is_out_of_order else self._forgotten(batch, error, now)
         if _is_of_layout(error):
             return self._of_another_layout(batch, error, now)
@@ -462,6 +468,15 @@ class PartitionAccumulator:
             if not batch.sent_first:
                 # This attempt may have reached the leader before the batches that were in front of it.
                 return self._resend_up_to(batch, now)
+            expected = error.detail(EXPECTED_SEQUENCE)
+            if expected is not None and expected > batch.base_sequence:
+                other = OutOfOrderSequence(
+                    Code.OUT_OF_ORDER_SEQUENCE,
+                    f"the log of {self.name} has other records in the place of these, under the id of this producer:"
+                    f" these were not written ({error.message})",
+                    error.details,
+                )
+                return [*self._fail(batch, other), *self._renew_session()]
             lost = OutOfOrderSequence(
                 Code.OUT_OF_ORDER_SEQUENCE,
                 f"the log of {self.name} lacks records of this producer that had been acknowledged before this one: "
@@ -477,6 +492,12 @@ class PartitionAccumulator:
             self.link.back_off(now, None)  # the leader may not know the next session either
             return self._begin_anew()
         return [*self._fail(batch, forgotten(batch, self.name)), *self._renew_session()]
+
+    def _unproven(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
+        if batch.uncertain:
+            return [*self._fail(batch, typed(as_told(error, batch))), *self._renew_session()]
+        self.link.back_off(now, error)
+        return self._begin_anew()
 
     def _of_another_layout(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         if batch.is_transactional:

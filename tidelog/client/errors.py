@@ -257,6 +257,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
     Code.BAD_REPLICATION_FACTOR: BadReplicationFactor,
     Code.NOT_ENOUGH_BROKERS: BadReplicationFactor,
     Code.BAD_REQUEST: BadRequest,
+    Code.TRANSACTION_COMMITTED: BadRequest,
     Code.OFFSET_BEFORE_LOG: OffsetOutOfRange,
     Code.OFFSET_AHEAD: OffsetOutOfRange,
     Code.LOG_TRUNCATED: LogTruncated,

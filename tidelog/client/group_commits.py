@@ -11,12 +11,14 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from tidelog.client.batches import ProducerSession
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import NoServer
 from tidelog.client.group_session import GroupSession
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, MAX_COMMITTED, OFFSETS, StreamPartition, to_stream_partitions
 from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, OffsetsResponse
+from wire.transaction_proofs import add_proof
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +38,7 @@ class Mark(NamedTuple):
 class TransactionPart(NamedTuple):
     """What makes a commit of offsets a part of a transaction."""
 
-    producer_id: int
-    producer_epoch: int
+    session: ProducerSession
     ticket: bytes
     """For the group."""
     numbers: Iterator[int]
@@ -175,6 +176,7 @@ def commit_requests(
     for first in range(0, len(offsets), MAX_COMMITTED):
         request = CommitRequest(group=group, offsets=offsets[first : first + MAX_COMMITTED])
         if part is not None:
-            request.producer_id, request.producer_epoch = part.producer_id, part.producer_epoch
+            request.producer_id, request.producer_epoch = part.session.producer_id, part.session.producer_epoch
             request.ticket, request.number = part.ticket, next(part.numbers)
+            add_proof(request, part.session.key)
         yield request

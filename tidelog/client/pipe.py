@@ -31,6 +31,7 @@ from tidelog.client.upkeep import Upkeep
 from wire.append import encode_append
 from wire.batch import Compression
 from wire.errors import Code, CorruptData, TidelogError
+from wire.producer_keys import batch_proof_of, prove
 from wire.replication import decode_header
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import NO_RESPONDERS, Message, Transport
@@ -70,7 +71,9 @@ class Pipe:
         compression: Compression,
         append_subject: str,
         leader_subject: str,
+        proof_target: str,
     ) -> None:
+        """`proof_target`: the partition, in proofs of batches (`wire.producer_keys`)."""
         self.partition = partition
         self.core = core
         self.touched_at = 0.0
@@ -83,6 +86,7 @@ class Pipe:
         self._loop = asyncio.get_running_loop()
         self._append_subject = append_subject
         self._leader_subject = leader_subject
+        self._proof_target = proof_target
         self._acknowledged = request.acks != AppendRequest.NONE
         self._inboxes: dict[PendingBatch, list[str]] = {}
         self._probe_inbox: str | None = None
@@ -200,6 +204,8 @@ class Pipe:
             self._request.ClearField("expected_last_offset")
         else:
             self._request.expected_last_offset = batch.expected_offset - 1
+        if batch.session is not None:
+            self._request.proof = prove(batch.session.key, batch_proof_of(self._proof_target, batch.encoded[0]))
         parts = encode_append(self._request, batch.encoded)
         if not self._acknowledged:
             return self._transport.publish(self._append_subject, parts)

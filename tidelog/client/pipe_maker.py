@@ -13,6 +13,7 @@ from wire.append import ask_durability
 from wire.batch import Compression
 from wire.durability import Durability
 from wire.subjects import Subjects
+from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest
 from wire.transport import Transport
 from wire.types import Acks
@@ -54,4 +55,5 @@ class PipeMaker:
             compression=self.compression,
             append_subject=self.subjects.append(layout.name, known.partition),
             leader_subject=self.subjects.leader(layout.name, known.partition),
+            proof_target=partition_target(layout.name, layout.incarnation, known.partition, known.incarnation),
         )

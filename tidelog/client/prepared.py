@@ -29,6 +29,8 @@ class PreparedTransaction(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
+    proof: bytes = b""
+    """Whoever has it may commit or abort the transaction."""
 
 
 class FamilyCommit(NamedTuple):
@@ -108,10 +110,10 @@ def _unknown(family: str, why: str) -> DeliveryTimeout:
 def _member(family: str, prepared: PreparedTransaction) -> FamilyMember:
     """Raises BadRequest."""
     try:
-        name, producer, epoch = prepared
+        name, producer, epoch, proof = prepared
         of, _, child = name.partition(TILDE)
         if of != family:
             raise bad(f"{name!r} is no transaction of family {family!r}; only those of one family end together")
-        return FamilyMember(child=child, producer_id=producer, producer_epoch=epoch)
+        return FamilyMember(child=child, producer_id=producer, producer_epoch=epoch, proof=proof)
     except (AttributeError, TypeError, ValueError):
         raise bad(f"{prepared!r:.100} is no PreparedTransaction, as producer.prepare() gives it") from None

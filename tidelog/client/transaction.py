@@ -193,7 +193,7 @@ class Transactions:
                 )
         self.state = State.OPEN
         self.number += 1
-        self.failure = None
+        self.failure = self.unconfirmed = None
         self._tickets, self._wanted, self._asked = {}, {}, set()
         self._is_known = self._may_be_committed = self._prepares = False
 
@@ -292,20 +292,23 @@ class Transactions:
             case State.NEW | State.READY | State.FENCED:
                 return []
 
-    def doom(self, cause: TidelogError | None) -> Effects:
-        """It cannot be committed any more, for that reason. None: the program aborts it."""
+    def doom(self, cause: TidelogError | None, failure: TidelogError | None = None) -> Effects:
+        """It cannot be committed any more, for that reason. None: the program aborts it. `failure`: what the program is
+        told, where it is not that nothing is committed."""
         if not self.is_taking:
             return []
         is_closing = self.state is State.CLOSING
         self.state = State.DOOMED
-        why = "its program has aborted it" if cause is None else cause.message
-        self.failure = TransactionAborted(
-            Code.TRANSACTION_ABORTED,
-            f"nothing of the transaction of {self.name!r} is committed: {why}",
-            [OUTCOME.of("not_written")],
-        )
-        self.failure.__cause__ = cause
-        return [Drop(self.failure), *(self._abort() if is_closing else [])]
+        if failure is None:
+            why = "its program has aborted it" if cause is None else cause.message
+            failure = TransactionAborted(
+                Code.TRANSACTION_ABORTED,
+                f"nothing of the transaction of {self.name!r} is committed: {why}",
+                [OUTCOME.of("not_written")],
+            )
+            failure.__cause__ = cause
+        self.failure = failure
+        return [Drop(failure), *(self._abort() if is_closing else [])]
 
     # Who takes part
 
@@ -354,6 +357,8 @@ class Transactions:
         """Also without an answer for so long that the sender gave up."""
         if not self._is_of_present(add.session):
             return []
+        if error.code is Code.TRANSACTION_COMMITTED:
+            return self.doom(error, _committed_by_others(error))
         return self._fence(error, "not_written") if error.code is Code.PRODUCER_FENCED else self.doom(error)
 
     # How it ends
@@ -398,6 +403,14 @@ class Transactions:
                 return self._abort()
             case Code.TRANSACTION_ABORTED:
                 self._end_with(end.session.producer_epoch + 1)
+                return []
+            case Code.TRANSACTION_COMMITTED:
+                self.failure = self.unconfirmed = _committed_by_others(error)
+                self._end_with(None)
+                return []
+            case Code.UNPROVEN_PRODUCER if not end.commits or not self._may_be_committed:
+                self._set_failure(self.failure or error)
+                self._end_with(None)
                 return []
             case Code.UNKNOWN_TRANSACTION if not end.commits or not self._may_be_committed:
                 self._set_failure(self.failure or error)
@@ -505,6 +518,17 @@ class Transactions:
 def _add(session: ProducerSession, wanted: list[Participant]) -> SendAdd:
     partitions = tuple(each for each in wanted if isinstance(each, PartitionLife))
     return SendAdd(session, partitions, tuple(each for each in wanted if isinstance(each, str)))
+
+
+def _committed_by_others(error: TidelogError) -> TidelogError:
+    """This producer did not ask for that, or has asked for the contrary: somebody else has its key, such as a copy
+    of the program."""
+    return DeliveryTimeout(
+        Code.OUTCOME_UNKNOWN,
+        f"{error.message}: somebody else has committed it with what was written until then. What was sent since is"
+        " not written, and which records are is not known here; read the streams before sending any of them again",
+        [OUTCOME.of("unknown")],
+    )
 
 
 def _prepared(name: str) -> str:

@@ -24,6 +24,7 @@ from tidelog.client.transaction import (
 )
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
+from wire.transaction_proofs import add_proof
 from wire.transactions import ADD, END, INIT
 from wire.transactions_pb2 import (
     AddRequest,
@@ -104,7 +105,7 @@ class TransactionSession:
                 cluster_id=await self._link.cluster_id(),
             )
             answer = await self._link.ask(INIT, machine.name, request, InitResponse, timeout=self._answer_timeout)
-            machine.on_init(ProducerSession(answer.producer_id, answer.producer_epoch))
+            machine.on_init(ProducerSession(answer.producer_id, answer.producer_epoch, answer.key))
 
     async def begin(self) -> None:
         """Raises as `Transactions.begin`; NoServer where the coordinator does not answer; the failure of a commit that
@@ -198,7 +199,7 @@ class TransactionSession:
             ticket = machine.ticket(group)
             if ticket is not None:
                 session = machine.session
-                return TransactionPart(session.producer_id, session.producer_epoch, ticket, self._numbers)
+                return TransactionPart(session, ticket, self._numbers)
             await self._changed()
 
     def check_present(self, number: int) -> None:
@@ -266,6 +267,7 @@ class TransactionSession:
             groups=add.groups,
             cluster_id=await self._link.cluster_id(),
         )
+        add_proof(request, add.session.key)
         timeout = self._answer_timeout * _OF_DELIVERY
         try:
             answer = await self._link.ask(ADD, self.machine.name, request, AddResponse, timeout=timeout)
@@ -284,6 +286,7 @@ class TransactionSession:
                 commits=end.commits,
                 cluster_id=await self._link.cluster_id(),
             )
+            add_proof(request, end.session.key)
             answer = await self._link.ask(
                 END, self.machine.name, request, EndResponse, timeout=self._answer_timeout, attempts=attempts
             )

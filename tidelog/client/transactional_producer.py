@@ -35,6 +35,8 @@ from tidelog.client.transaction_writer import TransactionWriter
 from wire.batch import GivenHeaders
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import Code, TidelogError
+from wire.producer_keys import prove
+from wire.transaction_proofs import proven_of_prepared
 from wire.transactions import TILDE
 from wire.types import StreamName
 
@@ -178,7 +180,10 @@ class TransactionalProducer(Generic[K, V]):
                 f" under it; name the producer FAMILY{TILDE}CHILD, such as {self.transactional_id[:40]}{TILDE}1"
             )
         session = await self._session.prepare()
-        return None if session is None else PreparedTransaction(self.transactional_id, *session)
+        if session is None:
+            return None
+        proof = prove(session.key, proven_of_prepared(self.transactional_id, session.producer_epoch))
+        return PreparedTransaction(self.transactional_id, session.producer_id, session.producer_epoch, proof)
 
     async def abort(self) -> None:
         """Abort the transaction that is open: nothing of it will be read. What is not acknowledged is given up. Does

@@ -11,6 +11,7 @@ from tidelog.client.batches import ProducerSession
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from wire import operations as op
 from wire.errors import Code, TidelogError
+from wire.producer_keys import is_key
 from wire.types import StreamName
 from wire.violation import named
 
@@ -69,12 +70,12 @@ class Upkeep:
             answer = await self._api.call(op.PRODUCER_INIT)
         except TidelogError as error:
             raise named(error, self._stream) from None
-        producer_id, epoch = answer["producer_id"], answer["producer_epoch"]
-        if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31):
+        producer_id, epoch, key = answer["producer_id"], answer["producer_epoch"], answer.get("key", "")
+        if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31 and is_key(key)):
             raise TidelogError(
                 Code.INTERNAL, f"the answer to {op.PRODUCER_INIT.name} gives out id {producer_id}, epoch {epoch}"
             )
-        return ProducerSession(producer_id, epoch)
+        return ProducerSession(producer_id, epoch, bytes.fromhex(key))
 
     def end(self, error: TidelogError) -> None:
         """The producer cannot go on."""

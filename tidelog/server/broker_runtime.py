@@ -54,6 +54,7 @@ from tidelog.server.transaction_requests import TransactionRequests
 from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
 from wire.internal_streams import ACTIVITY, AUDIT
+from wire.producer_keys import ProducerKeys
 from wire.reply_subjects import ReplySubjects
 from wire.reports import BrokerReport, StreamReport
 from wire.subjects import Subjects
@@ -166,6 +167,7 @@ class BrokerRuntime:
             monotonic=needs.loop.time,
             time_ns=needs.time_ns,
             registration=replace(registration, labels=LabelsWithAdoption(registration.labels, self._adopted)),
+            secrets=needs.secrets,
             observe=self._observe,
         )
         self._routing = RoutingRequests(self.metadata, public, needs.subjects, needs.loop.time, needs.work_time)
@@ -181,6 +183,7 @@ class BrokerRuntime:
         self._tickets = Tickets(
             needs.secrets, lambda: self._context.cluster_id, lambda: needs.time_ns() / 1_000_000_000
         )
+        self._producer_keys = ProducerKeys(needs.secrets, lambda: self._context.cluster_id)
         self.coordinators = Coordinators(
             self.metadata,
             clients=ingest,
@@ -192,6 +195,7 @@ class BrokerRuntime:
             retention=needs.storage_settings.group_retention_ms / 1000,
             work_time=needs.work_time,
             tickets=self._tickets,
+            producer_keys=self._producer_keys,
         )
         self._context = BrokerContext(
             broker=needs.broker,
@@ -201,6 +205,7 @@ class BrokerRuntime:
             peers=peers,
             replies=self._replies,
             tickets=self._tickets,
+            producer_keys=self._producer_keys,
             subjects=needs.subjects,
             settings=needs.replica_settings,
             metadata=self.metadata,

@@ -283,7 +283,8 @@ def _check_address(what: str, address: str) -> None:
 
 
 def _secrets(values: Mapping[str, Any], *, is_alone: bool) -> ClusterSecrets:
-    """`is_alone`: no other broker can join this one, which makes a secret for its own life."""
+    """`is_alone`: no other broker can join this one, which makes a secret for itself
+    (`tidelog.server.own_secret`)."""
     if values.get("raft_secret"):
         return ClusterSecrets(parse_secrets(str(values["raft_secret"]).encode(), "raft_secret (TIDELOG_RAFT_SECRET)"))
     file = values.get("raft_secret_file")

@@ -11,7 +11,9 @@ from wire import groups, groups_pb2, transactions, transactions_pb2
 from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.operation import Operation
+from wire.producer_keys import ProducerKeys
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
+from wire.transaction_proofs import proven_of, proven_of_member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +30,17 @@ class Coordinated:
     one that all others ask, and each limit would hold once per partition."""
     handed: Mapping[str, Operation[..., Any, Any]]
     """What other brokers ask for, by name."""
+    check: Callable[[Any], None]
+    """Raises TidelogError where the request is not proven to come from the producer that it names."""
     limit: str
     """What the limit of requests that wait is called."""
 
 
-def groups_and_cursors(make_shard: Callable[[], Shard]) -> Coordinated:
+def groups_and_cursors(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Coordinated:
+    def check(request: Any) -> None:
+        if isinstance(request, groups_pb2.CommitRequest) and request.producer_id:
+            keys.check(request.proof, request.producer_id, proven_of(request))
+
     return Coordinated(
         make_shard=make_shard,
         kinds={
@@ -45,11 +53,22 @@ def groups_and_cursors(make_shard: Callable[[], Shard]) -> Coordinated:
         name_of=_group_or_cursor,
         partition_of=groups.coordinator_partition,
         handed=_by_name(op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE, transactions.GROUP_END),
+        check=check,
         limit="group_requests",
     )
 
 
-def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
+def transactional_ids(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Coordinated:
+    def check(request: Any) -> None:
+        match request:
+            case transactions_pb2.AddRequest() | transactions_pb2.EndRequest():
+                keys.check(request.proof, request.producer_id, proven_of(request))
+            case transactions_pb2.EndFamilyRequest():
+                for member in request.members:
+                    keys.check(member.proof, member.producer_id, proven_of_member(request.family, member))
+            case _:
+                pass
+
     return Coordinated(
         make_shard=make_shard,
         kinds={
@@ -62,6 +81,7 @@ def transactional_ids(make_shard: Callable[[], Shard]) -> Coordinated:
         name_of=_family,
         partition_of=transactions.coordinator_partition,
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
+        check=check,
         limit="transaction_requests",
     )
 

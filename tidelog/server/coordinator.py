@@ -316,6 +316,12 @@ class Coordinator:
                     )
                 )
                 return
+            try:
+                self._of.check(request)
+            except TidelogError as unproven:
+                self._ports.counters.refused_requests += 1
+                inbox.send(unproven)
+                return
             self._take(inbox, request)
 
         return take

@@ -14,6 +14,7 @@ from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from tidelog.transactions.shard import TransactionShard
 from wire.internal_streams import GROUPS, TRANSACTIONS, is_internal, is_of_internal
 from wire.peers import PeerTransport
+from wire.producer_keys import ProducerKeys
 from wire.subjects import Subjects
 from wire.tickets import Tickets
 from wire.transport import Transport
@@ -39,6 +40,7 @@ class Coordinators:
         retention: float,
         work_time: Callable[[], float],
         tickets: Tickets,
+        producer_keys: ProducerKeys,
     ) -> None:
         self.clients = clients
         self.peers = peers
@@ -50,6 +52,7 @@ class Coordinators:
         self._retention = retention
         self._work_time = work_time
         self._tickets = tickets
+        self._producer_keys = producer_keys
         self._kinds = {GROUPS.name: self._of_groups, TRANSACTIONS.name: self._of_transactions}
         self.counters = CoordinatorCounters()
         self._living: dict[tuple[str, int], Coordinator] = {}
@@ -96,7 +99,7 @@ class Coordinators:
             retention=self._retention,
             check_ticket=self._tickets.check,
         )
-        return groups_and_cursors(make_shard)
+        return groups_and_cursors(make_shard, self._producer_keys)
 
     def _of_transactions(self, partition: int) -> Coordinated:
         make_shard = partial(
@@ -105,8 +108,9 @@ class Coordinators:
             partition=partition,
             patience=self._patience,
             make_ticket=self._tickets.make,
+            producer_keys=self._producer_keys,
         )
-        return transactional_ids(make_shard)
+        return transactional_ids(make_shard, self._producer_keys)
 
     def streams(self) -> StreamsView:
         """Made anew when streams were created, deleted or repartitioned; less often where there are so many that this

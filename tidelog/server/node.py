@@ -50,6 +50,7 @@ from tidelog.server.config import ServerConfig
 from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
 from tidelog.server.log_limit import LogFormat, LogLimit
 from tidelog.server.open_files import raise_limit
+from tidelog.server.own_secret import FILE, keep_own_secret
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import MAX_SHOWN, Refusals
 from tidelog.server.secret_file import SecretWatch
@@ -234,6 +235,13 @@ class Node:
         except DataDirError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         stack.callback(data_dir.close)
+        if not config.secrets.are_shared:
+            try:
+                keep_own_secret(config.secrets, data_dir.files, config.data_dir)
+            except OSError as e:
+                raise TidelogError(
+                    Code.BAD_CONFIG, f"{config.data_dir / FILE} cannot be read or written: {e.strerror}"
+                ) from e
         if config.raft_secret_file is not None:
             self._secret_watch = SecretWatch(config.raft_secret_file, config.secrets, config.broker, loop)
             stack.callback(self._secret_watch.close)

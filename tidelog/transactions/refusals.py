@@ -44,7 +44,7 @@ def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
     name = transaction.transactional_id
     if outcome.commits:
         return TidelogError(
-            Code.BAD_REQUEST, f"the transaction of {name!r} is committed, and cannot be changed any more"
+            Code.TRANSACTION_COMMITTED, f"the transaction of {name!r} is committed, and cannot be changed any more"
         )
     because = (
         "by its producer"

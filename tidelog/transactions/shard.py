@@ -6,8 +6,10 @@
 - The record of a transaction that ends stays as it was at the decision until all is told. A coordinator that reads it
   tells everybody again, which changes nothing where it was told before.
 - A participant whose stream was deleted needs to be told nothing.
-- Requests that need the end of a transaction that is decided (the end itself, an init, the first add of the next one)
-  are held. After HOLD_S an end is answered with what it waits for, and the others are refused: they come again.
+- Requests that need the end of a transaction that is decided (the end itself, an init, the first add of the next one,
+  and its end, where its producer has given the next one up) are held. After HOLD_S the end is answered with what it
+  waits for, and the others are refused: they come again. Nothing but an init, an operator or the end of a family
+  fences.
 - The commit of a family is the last request of its settlement, and its record goes in front of all others
   (`tidelog.transactions.families`).
 - The numbers of producers are never given twice: the record that counts them goes before those of their transactions.
@@ -40,6 +42,7 @@ from wire.echo import one_line
 from wire.error_details import LIMIT
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.internal_streams import TRANSACTIONS
+from wire.producer_keys import ProducerKeys
 from wire.tickets import LIFETIME_S
 from wire.transaction_operations import (
     MAX_LISTED,
@@ -118,7 +121,15 @@ class TransactionShard(Shard):
     """`patience`: seconds that a transaction stays open, if its timeout is not shorter, after a new coordinator has
     begun; `broker` and `partition`: for descriptions and numbers of producers."""
 
-    def __init__(self, *, broker: str, partition: int, patience: float, make_ticket: TicketMaker) -> None:
+    def __init__(
+        self,
+        *,
+        broker: str,
+        partition: int,
+        patience: float,
+        make_ticket: TicketMaker,
+        producer_keys: ProducerKeys,
+    ) -> None:
         super().__init__()
         self.given = 0
         """Numbers of producers that were given out."""
@@ -126,6 +137,7 @@ class TransactionShard(Shard):
         self._partition = partition
         self._patience = patience
         self._make_ticket = make_ticket
+        self._producer_keys = producer_keys
         self._view = StreamsView()
         self._is_view_new = False
         self._is_resumed = False
@@ -290,7 +302,7 @@ class TransactionShard(Shard):
         family = self.families.on_complete(transactional_id)
         if family is not None:
             held += self._held.take(child_id(family, ""))
-        held.sort(key=lambda each: isinstance(each.request, InitRequest | AddRequest))
+        held.sort(key=_place_of_held)
         self._released.extend((each.token, each.request) for each in held)
 
     def _answer_of_held(self, request: Request) -> Answer:
@@ -300,7 +312,7 @@ class TransactionShard(Shard):
         assert isinstance(request, InitRequest | AddRequest | EndRequest)
         transaction = self.transactions[request.transactional_id]
         waits_for = [str(participant) for participant in transaction.participants][:MAX_NAMED]
-        if isinstance(request, EndRequest):
+        if isinstance(request, EndRequest) and request.producer_epoch == transaction.epoch:
             return EndResponse(next_epoch=transaction.epoch + 1, waits_for=waits_for)
         return refusals.ends_still(transaction, waits_for)
 
@@ -346,7 +358,8 @@ class TransactionShard(Shard):
             known.producer_id, known.epoch = self._new_id(records), -1
         known.timeout_ms, known.client = request.timeout_ms, one_line(request.client, MAX_CLIENT)
         self._decisions.become_idle(known, Outcome.NONE, times, records)
-        return InitResponse(producer_id=known.producer_id, producer_epoch=known.epoch)
+        key = self._producer_keys.key_of(known.producer_id)
+        return InitResponse(producer_id=known.producer_id, producer_epoch=known.epoch, key=key)
 
     def _new_id(self, records: Records) -> int:
         serial, self.given = self.given, self.given + 1
@@ -436,6 +449,8 @@ class TransactionShard(Shard):
                 self._decisions.decide(transaction, outcome, self._view, now, times, records)
             case Ending(outcome=decided) if epoch == transaction.epoch:
                 _check_same(transaction, decided, outcome, epoch)
+            case Ending(outcome=decided) if epoch == transaction.epoch + 1 and decided is not Outcome.NONE:
+                return self._hold(transaction.transactional_id, now, token, request, now)  # the next one's, see `_add`
             case Idle() | Open() if epoch == transaction.epoch - 1:
                 _check_same(transaction, transaction.last, outcome, epoch)
                 return EndResponse(next_epoch=transaction.epoch)
@@ -500,6 +515,14 @@ class TransactionShard(Shard):
         held = sum(map(self._held.of, [*self._decisions.active, *waiting]))
         if held != self._held.count:
             raise InvariantViolation(f"{self._held.count} requests are held, {held} for transactions that end")
+
+
+def _place_of_held(held: Held) -> tuple[bool, int]:
+    """Ends come first, that of the next transaction behind that of the one that has ended."""
+    request = held.request
+    if isinstance(request, EndRequest):
+        return False, request.producer_epoch
+    return isinstance(request, InitRequest | AddRequest), 0
 
 
 def _wanted(request: AddRequest) -> list[Participant]:

@@ -24,7 +24,7 @@ begins at a multiple of 8 and is padded with zeros to the next one.
     72  i64 append_time       stamped by the leader: the time of the log, in ns since 1970; 0 = not known
     80  u32 hints             bit 0: records may have message ids; versions before it write 0 and do not read it
     84  u32 partitioning version   stamped by the leader: of the stream (`wire.layouts`); 0 = the first, or not said
-    88  4 bytes               0, not read
+    88  u32 sent_crc          body_crc as the producer sent it, noted by the leader; 0 = of no producer, or not said
     92  u32 header_crc        CRC-32C of bytes 0 to 92
 
     body: the sections that `columns` names, in the order of their bits; n = record_count

@@ -21,7 +21,7 @@ from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.record_headers import check_headers
 from wire.errors import CorruptData, limit_reached
 from wire.record_limit import RecordLimit
-from wire.types import LeaderEpoch, Offset
+from wire.types import NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from wire.transport import Buffer
@@ -149,7 +149,8 @@ class ReceivedBatch:
         if record_limit is not None:
             columns.check_record_sizes(header.record_count, record_limit)
         kept = columns if header.has_message_ids else None
-        known = header._replace(hints=header.hints & MESSAGE_IDS_HINT)
+        sent_crc = header.body_crc if header.producer_id != NO_PRODUCER else 0
+        known = header._replace(hints=header.hints & MESSAGE_IDS_HINT, sent_crc=sent_crc)
         return EncodedBatch(_stamped(known, Offset(0), LeaderEpoch(0)), [body], kept)
 
 
@@ -177,6 +178,7 @@ def _stamped(
         append_time,
         header.hints,
         partitioning_version,
+        header.sent_crc,
     )
 
 

@@ -31,7 +31,7 @@ ABORT_BIT: Final = 0b1000_0000
 MESSAGE_IDS_HINT: Final = 1
 INT64_MAX: Final = (1 << 63) - 1
 
-_HEADER = struct.Struct("<qQIBBHIIIIqqqiiqII4x")
+_HEADER = struct.Struct("<qQIBBHIIIIqqqiiqIII")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = HEADER_SIZE - _HEADER_CRC.size
 _LENGTH_AND_ATTRIBUTES = struct.Struct("<16xI2xH")
@@ -76,6 +76,10 @@ class BatchHeader(NamedTuple):
     partitioning_version: int = 0
     """The partitioning version of the stream, when the leader appended it (`wire.layouts`). 0: the first, or a leader
     that does not say so."""
+    sent_crc: int = 0
+    """The body's CRC-32C as its producer has sent it: it tells a batch that is sent again from another one, whatever
+    encryption, compaction and message ids have made of the body. 0: of no producer, or by a leader that does not say
+    so."""
 
     @property
     def offset_count(self) -> int:
@@ -200,6 +204,7 @@ def encode_header(header: BatchHeader) -> bytes:
         header.append_time,
         header.hints,
         header.partitioning_version,
+        header.sent_crc,
     )
     return encoded + _HEADER_CRC.pack(crc32c(encoded))
 

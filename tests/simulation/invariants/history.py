@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.producers import Producer, ProducerTable
+from dataplane.replica.producers import Producer, ProducerTable, packed_batches
 from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
@@ -263,7 +263,7 @@ def as_kept(held: Producer, truth: Producer, session: Session | None) -> Produce
     if truth.batches[-1] not in common or any(sequence in awaited for sequence, *_ in set(truth.batches) - set(common)):
         return truth
     older = tuple(batch for batch in held.batches if batch < truth.batches[0])
-    return truth._replace(batches=(*older, *common))
+    return truth._replace(packed=packed_batches((*older, *common)))
 
 
 class Row(NamedTuple):

@@ -27,6 +27,7 @@ from tidelog.server.audit import AuditTrail
 from tidelog.server.group_requests import GroupRequests
 from tidelog.server.transaction_requests import TransactionRequests
 from wire import metadata_pb2 as pb
+from wire.cluster_secrets import public_secrets
 from wire.errors import TidelogError
 from wire.operation import ALWAYS_POSSIBLE
 from wire.operations import OPERATIONS
@@ -177,6 +178,7 @@ class Broker:
             subjects=SUBJECTS,
             settings=settings,
             rng=Random(name),
+            secrets=public_secrets(),
             monotonic=asyncio.get_running_loop().time,
             time_ns=lambda: 10**18 + int(asyncio.get_running_loop().time() * 1e9),
             registration=registration

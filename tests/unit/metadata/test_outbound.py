@@ -12,6 +12,7 @@ from metadata.runtime.messages import Messages
 from metadata.runtime.outbound import OutboundRequests
 from metadata.runtime.tasks import Tasks
 from tests.fake_nats import FakeTransport
+from tests.tickets import producer_keys
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
@@ -34,6 +35,7 @@ def requests_of(cluster: Cluster, wire: FakeTransport, incarnation: Incarnation)
             clock=nothing,
             tasks=Tasks(BrokerId("a")),
             messages=Messages(BrokerId("a"), wire, lambda: 0.0),
+            producer_keys=producer_keys(),
             incarnation=incarnation,
         )
     )

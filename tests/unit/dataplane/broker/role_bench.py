@@ -21,11 +21,12 @@ from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
-from tests.tickets import tickets
+from tests.tickets import producer_keys, tickets
 from tests.views import A, partition_view
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
     CutoverReport,
     Incarnation,
     LeaderEpoch,
@@ -135,6 +136,7 @@ class Bench:
             report_retired=self.retired.append,
             lease_valid=lambda _now: self.has_lease,
             agreed_time_ns=lambda: 5,
+            next_producer_id=lambda: FIRST_TRANSACTIONAL_ID,
         )
         space = SimpleNamespace(is_full=False, append=lambda log, parts, headers: log.append(parts, headers))
         self.context = BrokerContext(
@@ -146,6 +148,7 @@ class Bench:
             subjects=Subjects("tidelog"),
             replies=ReplySubjects(Subjects("tidelog"), list, int),
             tickets=tickets(),
+            producer_keys=producer_keys(),
             settings=ReplicaSettings(),
             metadata=cast(Any, metadata),
             syncer=self.syncer,

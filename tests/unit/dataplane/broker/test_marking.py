@@ -12,7 +12,7 @@ import pytest
 from dataplane.broker import marking
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.encryption.keyring import Keyring
-from tests.tickets import tickets
+from tests.tickets import proof_of, tickets
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
 from wire.append import encode_append
@@ -70,8 +70,9 @@ def append(
     header = sent.header
     if ticket is None:
         ticket = tickets().make(header.producer_id, header.producer_epoch, TARGET)
-    request = AppendRequest(acks=acks, ticket=ticket)
     parts, _ = sent.stamp(Offset(0), LeaderEpoch(0))
+    proof = b"" if header.producer_id == NO_PRODUCER else proof_of(KEY, parts[0], header.producer_id)
+    request = AppendRequest(acks=acks, ticket=ticket, proof=proof)
     subject = bench.context.subjects.append(KEY.stream, KEY.partition)
     data = b"".join(encode_append(request, parts))
     bench.ingest.subscribed[subject](Message(subject, data, inbox))

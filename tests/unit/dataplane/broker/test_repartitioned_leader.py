@@ -12,6 +12,7 @@ import pytest
 from dataplane.broker import held_appends
 from dataplane.broker.held_appends import HOLD_S, MAX_HELD
 from dataplane.broker.leader_driver import LeaderDriver, report_if_retired
+from tests.tickets import proof_of
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
 from tests.views import KEY, A
 from wire.append import encode_append
@@ -82,6 +83,8 @@ class Scene:
         request = AppendRequest(
             leader_epoch=EPOCH, acks=acks, partitioning_version=version, confirm_timeout_ms=timeout_ms
         )
+        if producer_id != NO_PRODUCER:
+            request.proof = proof_of(KEY, batch[0], producer_id)
         data = b"".join(map(bytes, encode_append(request, batch)))
         self.bench.ingest.subscribed[SUBJECT](Message(SUBJECT, data, token))
         self.loop.turn()

@@ -16,7 +16,15 @@ from dataplane.log.errors import NoSpace
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recent_states import MAX_REFERENCES, MAX_STATES, RecentState, RecentStates
 from dataplane.log.snapshot import Section, Snapshot
-from dataplane.replica.producers import Duplicate, Fresh, KnownProducers, Producer, ProducerLimits, ProducerTable
+from dataplane.replica.producers import (
+    Duplicate,
+    Fresh,
+    KnownProducers,
+    Producer,
+    ProducerLimits,
+    ProducerTable,
+    RememberedBatch,
+)
 from tests.simulation.disk import AMPLE, SimDisk
 from tests.unit.dataplane.log.test_derived_state import HOME, SECOND, Counting, Written, snapshots
 from wire.batch import BatchBuilder, BatchHeader
@@ -64,7 +72,7 @@ def written(tmp_path: Path) -> Written:
 
 
 def state(batches: int, producers: int = 1) -> RecentState:
-    known = KnownProducers({number: Producer(0, 0, ()) for number in range(producers)})
+    known = KnownProducers({number: Producer(0, 0, b"") for number in range(producers)})
     return RecentState(Offset(batches), batches, known, (), Offset(0), 0)
 
 
@@ -117,7 +125,7 @@ def test_of_a_copy_of_a_compacted_log_a_cut_leaves_known_what_comes_next(monkeyp
     log.truncate(Offset(50))
     for _ in range(2):
         table = log.producers
-        assert table.known.producers[5].batches == ((0, 0, 10), (40, 40, 10))
+        assert table.known.producers[5].batches == (RememberedBatch(0, 0, 10), RememberedBatch(40, 40, 10))
         assert table.check(5, 0, 50, 10) == Fresh()
         assert table.check(5, 0, 40, 10) == Duplicate(Offset(40), Offset(50))
         log.close()

@@ -12,7 +12,7 @@ from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import Fetching, Syncing
 from dataplane.replica.isr import CommittedIsr
 from dataplane.replica.leader import Leader
-from dataplane.replica.producers import NOBODY, Producer, ProducerTable
+from dataplane.replica.producers import NOBODY, Producer, ProducerTable, RememberedBatch, packed_batches
 from dataplane.replica.story import LENGTH, Story
 from tests.unit.dataplane.replica.cores import Driver, follower, view
 from tests.views import B
@@ -100,10 +100,11 @@ def test_a_follower_does_not_make_a_transition_that_is_not_in_the_table() -> Non
 
 
 def test_a_producer_table_names_the_invariant_that_does_not_hold() -> None:
-    sound = Producer(0, 5, ((0, 100, 3), (3, 110, 2)))
+    sound = Producer(0, 5, packed_batches([RememberedBatch(0, 100, 3), RememberedBatch(3, 110, 2)]))
+    overlapping = [RememberedBatch(0, 100, 3), RememberedBatch(3, 102, 2)]
     ProducerTable().validate()
     for producer, named in (
-        (sound._replace(batches=((0, 100, 3), (3, 102, 2))), "batches of a producer follow one another"),
+        (sound._replace(packed=packed_batches(overlapping)), "batches of a producer follow one another"),
         (sound._replace(next_sequence=6), "the last batch says what comes next"),
         (sound._replace(written=7), "the one that wrote longest ago is first"),
     ):

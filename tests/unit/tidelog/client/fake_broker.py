@@ -17,18 +17,21 @@ from typing import Any, TypeAlias, get_origin, get_type_hints
 
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
+from tests.tickets import producer_keys
 from tidelog.client.connection import Client
 from wire.append import decode_append
-from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
+from wire.batch import HEADER_SIZE, BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.layouts import NOT_TOLD
 from wire.operations import OPERATIONS, StreamDescription
+from wire.producer_keys import batch_proof_of
 from wire.replication import encode_header
 from wire.subjects import Subjects
+from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import Message
-from wire.types import BrokerId, LeaderEpoch, Offset, StreamName
+from wire.types import NO_PRODUCER, BrokerId, LeaderEpoch, Offset, StreamName
 
 CLUSTER = "c1"
 
@@ -86,6 +89,7 @@ class FakeBroker:
         """The replica asked for records or positions; None: the leader."""
         self.streams_made = 0
         self.producers_made = 0
+        self.producer_keys = producer_keys(CLUSTER)
         self.identity: tuple[int, int] | None = None
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -217,7 +221,8 @@ class FakeBroker:
     def _new_producer(self) -> dict[str, Any]:
         self.producers_made += 1
         producer_id, epoch = self.identity or (100 + self.producers_made, 0)
-        return {"producer_id": producer_id, "producer_epoch": epoch}
+        key = self.producer_keys.key_of(producer_id) if 0 <= producer_id < 1 << 63 else b""
+        return {"producer_id": producer_id, "producer_epoch": epoch, "key": key.hex()}
 
     # The log
 
@@ -238,6 +243,18 @@ class FakeBroker:
             self._refuse(message.reply, TidelogError(Code.FENCED_LEADER_EPOCH, "an older epoch", details))
             return
         header = batch.header
+        if header.producer_id != NO_PRODUCER:
+            stream = self.streams[key[0]]
+            target = partition_target(
+                key[0], stream["incarnation"], key[1], stream["partitions"][key[1]]["incarnation"]
+            )
+            try:
+                self.producer_keys.check(
+                    request.proof, header.producer_id, batch_proof_of(target, buffer[:HEADER_SIZE])
+                )
+            except TidelogError as unproven:
+                self._refuse(message.reply, unproven)
+                return
         if header.is_transactional:
             try:
                 self.check_ticket(request, header, key)
@@ -245,7 +262,7 @@ class FakeBroker:
                 self._refuse(message.reply, no_ticket)
                 return
         verdict = self.logs[key].producers.check(
-            header.producer_id, header.producer_epoch, header.base_sequence, header.record_count
+            header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, header.body_crc
         )
         if isinstance(verdict, Duplicate):
             base = int(verdict.base_offset)

@@ -19,6 +19,7 @@ from wire.groups_pb2 import CommitRequest
 from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest
 from wire.transaction_operations import TRANSACTION_COORDINATOR
+from wire.transaction_proofs import proven_of, proven_of_member
 from wire.transactions import (
     ADD,
     END,
@@ -131,6 +132,7 @@ class FakeTransactions:
 
     def check_commit(self, request: CommitRequest) -> None:
         """As the coordinator of the group checks it."""
+        self.broker.producer_keys.check(request.proof, request.producer_id, proven_of(request))
         self._check(request.ticket, request.producer_id, request.producer_epoch, f"group {request.group}")
 
     def _check_append(self, request: AppendRequest, header: BatchHeader, key: tuple[str, int]) -> None:
@@ -195,10 +197,15 @@ class FakeTransactions:
                 self._end(known, commits=False)
             known.epoch += 1
             known.last = "none"
-        return InitResponse(producer_id=known.producer_id, producer_epoch=known.epoch)
+        return InitResponse(
+            producer_id=known.producer_id,
+            producer_epoch=known.epoch,
+            key=self.broker.producer_keys.key_of(known.producer_id),
+        )
 
     def _on_add(self, data: bytes) -> AddResponse:
         request = AddRequest.FromString(data)
+        self.broker.producer_keys.check(request.proof, request.producer_id, proven_of(request))
         self.requests.append(request)
         known = self._known(request)
         self._check_epoch(known, request)
@@ -211,6 +218,7 @@ class FakeTransactions:
 
     def _on_end(self, data: bytes) -> EndResponse:
         request = EndRequest.FromString(data)
+        self.broker.producer_keys.check(request.proof, request.producer_id, proven_of(request))
         self.requests.append(request)
         known = self._known(request)
         outcome = "committed" if request.commits else "aborted"
@@ -226,6 +234,8 @@ class FakeTransactions:
 
     def _on_end_family(self, data: bytes) -> EndFamilyResponse:
         request = EndFamilyRequest.FromString(data)
+        for member in request.members:
+            self.broker.producer_keys.check(member.proof, member.producer_id, proven_of_member(request.family, member))
         self.requests.append(request)
         named = [(child_id(request.family, each.child), each.producer_epoch) for each in request.members]
         members = [(self.ids[name], epoch) for name, epoch in named]

@@ -373,3 +373,38 @@ def test_what_is_told_of_a_commit_is_true(seed: int) -> None:
         world.check()
         if is_commit and takes_part:
             assert world.is_committed == (machine.failure is None)
+
+
+def test_a_transaction_that_somebody_else_has_committed_is_never_said_to_be_aborted() -> None:
+    machine, _ = with_s0()
+    machine.on_wanted(S1)
+    error = dropped(machine.on_add_refused(add_of(machine), refused(Code.TRANSACTION_COMMITTED)))
+    assert isinstance(error, DeliveryTimeout)
+    assert "nothing" not in str(error)
+    assert error.details["outcome"] == "unknown"
+    (end,) = machine.commit()
+    assert end == SendEnd(FIRST, False)
+    assert isinstance(end, SendEnd)
+    assert machine.on_end_failed(end, refused(Code.TRANSACTION_COMMITTED), False) == []
+    assert machine.state is State.NEW, "the program goes on under a newer epoch"
+    assert isinstance(machine.failure, DeliveryTimeout)
+    assert "nothing" not in str(machine.failure)
+
+
+def test_an_abort_of_what_somebody_else_has_committed_says_so_once() -> None:
+    machine, _ = with_s0()
+    (_, end) = machine.abort()
+    assert isinstance(end, SendEnd)
+    machine.on_end_failed(end, refused(Code.TRANSACTION_COMMITTED), False)
+    assert isinstance(machine.unconfirmed, DeliveryTimeout)
+    machine.on_init(ProducerSession(FIRST.producer_id, 7))
+    machine.begin()
+    assert machine.unconfirmed is None
+
+
+def test_a_producer_whose_key_is_void_begins_anew() -> None:
+    machine, _ = with_s0()
+    (_, end) = machine.abort()
+    assert isinstance(end, SendEnd)
+    machine.on_end_failed(end, refused(Code.UNPROVEN_PRODUCER), False)
+    assert machine.state is State.NEW

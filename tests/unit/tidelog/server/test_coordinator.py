@@ -12,6 +12,7 @@ import pytest
 
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.peers import peer_link
+from tests.tickets import producer_keys
 from tests.unit.tidelog.groups.groups_world import check_ticket, view
 from tidelog.coordination.streams import StreamsView
 from tidelog.groups.group import Group
@@ -131,7 +132,7 @@ class World:
         self.ports = Ports(self.hub)
         self.client = FakeTransport(self.hub)
         self.asking = peer_link(FakeTransport(self.hub))
-        self.coordinator = Coordinator(self.led, self.ports, groups_and_cursors(make_shard))
+        self.coordinator = Coordinator(self.led, self.ports, groups_and_cursors(make_shard, producer_keys()))
 
     @property
     def groups(self) -> dict[str, Group]:

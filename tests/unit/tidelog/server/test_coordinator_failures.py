@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fake_nats import FakeTransport, Hub, delivered
+from tests.tickets import producer_keys
 from tests.unit.tidelog.groups.groups_world import check_ticket, view
 from tidelog.coordination.streams import StreamsView
 from tidelog.groups import group as group_module
@@ -169,7 +170,7 @@ class Scene:
                 broker="b1", partition=PARTITION, patience=5.0, retention=1000.0, check_ticket=check_ticket
             )
 
-        return Coordinator(self.led, self.ports, groups_and_cursors(make))
+        return Coordinator(self.led, self.ports, groups_and_cursors(make, producer_keys()))
 
     async def send(self, kind: str, data: bytes, name: str = GROUP, *, reply: bool = True) -> str:
         inbox = self.client.new_inbox()

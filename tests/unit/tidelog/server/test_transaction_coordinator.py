@@ -11,6 +11,7 @@ from google.protobuf.message import Message as Protobuf
 
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.peers import peer_link
+from tests.tickets import producer_keys
 from tests.unit.tidelog.groups.groups_world import make_ticket
 from tests.unit.tidelog.server.test_coordinator import Led, Ports, refusal
 from tests.unit.tidelog.transactions.transactions_world import partition
@@ -23,9 +24,11 @@ from tidelog.transactions.shard import TransactionShard
 from wire import json_codec
 from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
+from wire.producer_keys import prove
 from wire.subjects import Subjects
 from wire.tickets import group_target, partition_target
 from wire.tidelog_pb2 import EndTransactionRequest
+from wire.transaction_proofs import add_proof, proven_of, proven_of_prepared
 from wire.transactions import ADD, END, END_FAMILY, FAMILY, INIT, coordinator_partition, coordinator_subject
 from wire.transactions_pb2 import (
     AddRequest,
@@ -51,7 +54,9 @@ GROUP_SUBJECT = "tidelog.__groups.3.coordinate"
 
 
 def make_shard() -> Shard:
-    return TransactionShard(broker="b1", partition=PARTITION, patience=5.0, make_ticket=make_ticket)
+    return TransactionShard(
+        broker="b1", partition=PARTITION, patience=5.0, make_ticket=make_ticket, producer_keys=producer_keys()
+    )
 
 
 class World:
@@ -65,7 +70,7 @@ class World:
         self.client = FakeTransport(self.hub)
         self.peers = peer_link(FakeTransport(self.hub))
         self.told: list[Message] = []
-        self.coordinator = Coordinator(self.led, self.ports, transactional_ids(make_shard))
+        self.coordinator = Coordinator(self.led, self.ports, transactional_ids(make_shard, producer_keys()))
 
     async def listen(self) -> None:
         await self.peers.subscribe(SUBJECTS.mark(StreamName("s"), 0), self.told.append)
@@ -100,6 +105,7 @@ class World:
             partitions=[partition(0)],
             groups=["g0"],
         )
+        add_proof(request, producer.key)
         (added,) = await self.send(ADD, request)
         targets = [partition_target("s", 1, 0, 1), group_target("g0")]
         assert [*AddResponse.FromString(added.data).tickets] == [
@@ -108,15 +114,14 @@ class World:
         return producer
 
     async def end(self, producer: InitResponse) -> list[Message]:
-        return await self.send(
-            END,
-            EndRequest(
-                transactional_id=ID,
-                producer_id=producer.producer_id,
-                producer_epoch=producer.producer_epoch,
-                commits=True,
-            ),
+        request = EndRequest(
+            transactional_id=ID,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            commits=True,
         )
+        add_proof(request, producer.key)
+        return await self.send(END, request)
 
 
 @pytest.fixture
@@ -194,7 +199,9 @@ async def test_after_a_failed_append_the_decisions_of_the_log_are_told_again(wor
     world.led.refusal = TidelogError(Code.NOT_ENOUGH_REPLICAS, "too few")
     (refused,) = await world.send(INIT, InitRequest(transactional_id="t", timeout_ms=0))
     assert refusal(refused) is Code.BAD_REQUEST
-    (refused,) = await world.send(END, EndRequest(transactional_id="t", producer_id=1))
+    unknown = EndRequest(transactional_id="t", producer_id=1)
+    add_proof(unknown, producer_keys().key_of(1))
+    (refused,) = await world.send(END, unknown)
     assert refusal(refused) is Code.NOT_ENOUGH_REPLICAS, "the barrier"
     assert [refusal(message) for message in held] == [Code.OUTCOME_UNKNOWN], "it is committed"
     world.led.refusal = None
@@ -220,8 +227,38 @@ async def prepared(world: World, child: str) -> FamilyMember:
     (answer,) = await world.send(INIT, InitRequest(transactional_id=f"{ID}~{child}", timeout_ms=60_000))
     producer = InitResponse.FromString(answer.data)
     request = AddRequest(transactional_id=f"{ID}~{child}", producer_id=producer.producer_id, partitions=[partition(0)])
+    add_proof(request, producer.key)
     await world.send(ADD, request)
-    return FamilyMember(child=child, producer_id=producer.producer_id)
+    proof = prove(producer.key, proven_of_prepared(f"{ID}~{child}", 0))
+    return FamilyMember(child=child, producer_id=producer.producer_id, proof=proof)
+
+
+async def test_what_is_not_proven_to_come_from_the_producer_is_refused_and_changes_nothing(world: World) -> None:
+    """A stranger knows the id and the epoch."""
+    producer = await world.opened()
+    mine, other = producer.key, producer_keys().key_of(producer.producer_id + 1)
+    for commits in (False, True):
+        end = EndRequest(transactional_id=ID, producer_id=producer.producer_id, commits=commits)
+        turned = EndRequest(transactional_id=ID, producer_id=producer.producer_id, commits=not commits)
+        add_proof(turned, mine)
+        for proof in (b"", prove(other, proven_of(end)), turned.proof, b"x" * 20):
+            end.proof = proof
+            (refused,) = await world.send(END, end)
+            assert refusal(refused) is Code.UNPROVEN_PRODUCER
+    add = AddRequest(transactional_id=ID, producer_id=producer.producer_id, partitions=[partition(1)])
+    add_proof(add, mine)
+    add.groups.append("mine")
+    (refused,) = await world.send(ADD, add)
+    assert refusal(refused) is Code.UNPROVEN_PRODUCER
+    family = EndFamilyRequest(family=ID, commits=True, sequence=1)
+    member = await prepared(world, "a")
+    member.proof = prove(mine, proven_of_prepared(f"{ID}~a", 0))
+    family.members.append(member)
+    (refused,) = await world.send(END_FAMILY, family)
+    assert refusal(refused) is Code.UNPROVEN_PRODUCER
+    assert not world.told, "all are open"
+    await world.end(producer)
+    assert world.told
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

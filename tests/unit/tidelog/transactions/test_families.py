@@ -101,7 +101,7 @@ def test_a_commit_of_which_the_first_records_are_there_is_complete(kept: int) ->
     world.confirm()
     world.settle()
     assert world.answers[token] == ENDED
-    assert a.refused(a.end_request(commits=False)) is Code.BAD_REQUEST
+    assert a.refused(a.end_request(commits=False)) is Code.TRANSACTION_COMMITTED
     assert isinstance(world.shard.transactions[loser.name].state, Open) is (0 < kept < 4)
 
 
@@ -264,7 +264,7 @@ def test_a_part_of_the_family_is_aborted_and_what_is_committed_is_not() -> None:
     assert world.ask(end_request(a, commits=False, others=False)) == ENDED
     assert world.ask(end_request(a, commits=False, others=False)) == ENDED
     assert world.ask(end_request(b, others=False)) == ENDED
-    assert code(world.ask(end_request(b, commits=False, others=False))) is Code.BAD_REQUEST
+    assert code(world.ask(end_request(b, commits=False, others=False))) is Code.TRANSACTION_COMMITTED
     assert isinstance(world.shard.transactions[c.name].state, Open)
     assert world.ask(end_request(commits=False)) == ENDED
     assert isinstance(world.shard.transactions[c.name].state, Idle)

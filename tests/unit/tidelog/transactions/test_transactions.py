@@ -92,7 +92,7 @@ def test_an_end_that_is_sent_again_is_answered_alike_and_the_contrary_is_refused
     assert producer.end(epoch=0).next_epoch == 1
     world.fail_over()
     assert producer.end(epoch=0).next_epoch == 1
-    assert producer.refused(producer.end_request(commits=False, epoch=0)) is Code.BAD_REQUEST
+    assert producer.refused(producer.end_request(commits=False, epoch=0)) is Code.TRANSACTION_COMMITTED
     producer.add(1)
     assert producer.end(commits=False).next_epoch == 2
     assert producer.refused(producer.end_request(commits=True, epoch=1)) is Code.TRANSACTION_ABORTED
@@ -147,7 +147,7 @@ def test_a_new_producer_aborts_the_transaction_of_the_older_one_and_fences_it() 
     assert token not in world.answers, "a marker is missing: what the older one wrote would be seen with the new one's"
     world.confirm()
     world.settle()
-    assert world.answers[token] == InitResponse(producer_id=old.id, producer_epoch=2)
+    assert world.answers[token] == old.began(2)
     for epoch in (0, 1):
         assert old.refused(old.add_request(1, epoch=epoch)) is Code.PRODUCER_FENCED
         assert old.refused(old.end_request(epoch=epoch)) is Code.PRODUCER_FENCED
@@ -175,7 +175,7 @@ def test_a_new_producer_does_not_change_what_the_older_one_has_decided() -> None
     world.confirm()
     world.settle()
     assert world.answers[end] == world.answers[again] == EndResponse(next_epoch=1), "ends are answered before inits"
-    assert world.answers[init] == InitResponse(producer_id=old.id, producer_epoch=2)
+    assert world.answers[init] == old.began(2)
 
 
 def test_two_producers_that_begin_at_once_have_different_epochs() -> None:

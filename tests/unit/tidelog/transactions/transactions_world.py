@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.tickets import producer_keys
 from tests.unit.tidelog.groups.groups_world import make_ticket, view
 from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamsView
@@ -52,7 +53,9 @@ class World:
 
     @staticmethod
     def _new() -> TransactionShard:
-        return TransactionShard(broker="b1", partition=PARTITION, patience=PATIENCE, make_ticket=make_ticket)
+        return TransactionShard(
+            broker="b1", partition=PARTITION, patience=PATIENCE, make_ticket=make_ticket, producer_keys=producer_keys()
+        )
 
     def successor(self, *, compacted: bool = False) -> TransactionShard:
         """Made of the log alone."""
@@ -134,6 +137,10 @@ class Producer:
 
     def __init__(self, world: World, name: str, producer_id: int, epoch: int) -> None:
         self.world, self.name, self.id, self.epoch = world, name, producer_id, epoch
+
+    def began(self, epoch: int) -> InitResponse:
+        """The answer to an init under the same id."""
+        return InitResponse(producer_id=self.id, producer_epoch=epoch, key=producer_keys().key_of(self.id))
 
     def add_request(self, *partitions: int, groups: tuple[str, ...] = (), **more: Any) -> AddRequest:
         return AddRequest(

@@ -1,0 +1,103 @@
+"""Keys of producers: what proves that a batch, or a request about a transaction, comes from whom its id was given to.
+
+Producer ids are small numbers in ascending order, which anybody can guess. So whoever gives one out (the controller, or
+a coordinator of transactions) gives its key with it, and every use of the id carries a proof by that key. The key
+follows from the id and a secret of the cluster: each broker can check a proof, and nothing is stored. An id that was
+never given out has no key that anybody knows.
+
+    key                                      proof
+     0          4                             0          4
+     +----------+----------------------+      +----------+---------------+
+     | secret   | 32 bytes             |      | secret   | tag, 16 bytes |
+     +----------+----------------------+      +----------+---------------+
+
+    secret    fingerprint of the secret of the cluster from which the key follows (`wire.cluster_secrets`)
+    32 bytes  BLAKE2b-256, keyed with that secret, over the producer id and the cluster
+    tag       BLAKE2b-128, keyed with the 32 bytes, over what is proven: a use, and a target or the values of a request
+
+A batch is proven as its producer sends it: its header, which has the CRC of the body, the sequence and the epoch; and
+the partition with its lives. So a batch that somebody has seen on its way is of use to him in no other place, and there
+it is a repetition.
+
+A key is void once its secret is, on a broker that has started since: the producer goes on under a new id.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import struct
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from wire.cluster_secrets import FINGERPRINT_BYTES, KEY_BYTES, ClusterSecret, ClusterSecrets
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from wire.transport import Buffer
+
+_TAG_BYTES: Final = 16
+_PROOF_BYTES: Final = FINGERPRINT_BYTES + _TAG_BYTES
+_KEY_TEXT: Final = re.compile(f"[0-9a-f]{{{2 * (FINGERPRINT_BYTES + KEY_BYTES)}}}")
+_ID: Final = struct.Struct(">q")
+
+
+class ProducerKeys:
+    """Makes keys, and checks proofs. `cluster_id()`: of the cluster."""
+
+    def __init__(self, secrets: ClusterSecrets, cluster_id: Callable[[], str]) -> None:
+        self._secrets = secrets
+        self._cluster_id = cluster_id
+
+    def key_of(self, producer_id: int) -> bytes:
+        """For the producer that gets that id."""
+        secret = self._secrets.first
+        return secret.fingerprint + self._of(secret, producer_id)
+
+    def check(self, proof: bytes, producer_id: int, covered: Buffer) -> None:
+        """Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the producer."""
+        if len(proof) == _PROOF_BYTES and any(
+            hmac.compare_digest(proof[FINGERPRINT_BYTES:], _tag(self._of(secret, producer_id), covered))
+            for secret in self._secrets.accepted_of_producers
+            if proof.startswith(secret.fingerprint)
+        ):
+            return
+        if not proof:
+            why = "shows no proof that the id is its own: update this client, for an earlier version sends none"
+        else:
+            why = (
+                "shows a proof that does not hold here: it is of another producer, of other bytes, or of a secret that"
+                " the brokers do not hold any more; make a new producer"
+            )
+        raise TidelogError(Code.UNPROVEN_PRODUCER, f"a sender under producer id {producer_id} {why}")
+
+    def _of(self, secret: ClusterSecret, producer_id: int) -> bytes:
+        covered = _ID.pack(producer_id) + self._cluster_id().encode()
+        return blake2b(covered, digest_size=KEY_BYTES, key=secret.producer_key).digest()
+
+
+def is_key(text: object) -> bool:
+    """In hex, as `producer.init` gives it; empty: of a broker of an earlier version."""
+    return isinstance(text, str) and (not text or _KEY_TEXT.fullmatch(text) is not None)
+
+
+def prove(key: bytes, covered: Buffer) -> bytes:
+    """The proof by a key that `ProducerKeys.key_of` has made. Empty where there is no key, of a broker of an earlier
+    version."""
+    return key[:FINGERPRINT_BYTES] + _tag(key[FINGERPRINT_BYTES:], covered) if key else b""
+
+
+def batch_proof_of(target: str, header: Buffer) -> bytes:
+    """What is proven of a batch. `target`: `wire.tickets.partition_target`; `header`: the batch's 96 bytes as they are
+    sent."""
+    return b"".join((b"batch\n", target.encode(), b"\n", header))
+
+
+def request_proof_of(use: str, values: Iterable[object]) -> bytes:
+    """What is proven of a request about a transaction. Neither names nor numbers hold a line break."""
+    return "\n".join([use, *map(str, values)]).encode()
+
+
+def _tag(key: bytes, covered: Buffer) -> bytes:
+    return blake2b(covered, digest_size=_TAG_BYTES, key=key).digest()
