@@ -59,11 +59,10 @@ async def records_lost(cluster: DevCluster, harm: Harm, stream: str, copies: Pat
         cluster.kill(broker)
     for path in _harmed(cluster, harm, stream):
         _harm(path, harm.how, copies / path.name)
+    before = _identity(cluster, harm.first)
     is_new_folder = (harm.how, harm.part) == ("missing", "broker.json")
     cluster.start_broker(harm.first, replace=is_new_folder and harm.first == HARMED)
-    log = cluster.log_file(harm.first)
-    size = log.stat().st_size
-    await until(lambda: log.stat().st_size > size, f"the first words of {harm.first}")
+    await until(lambda: _identity(cluster, harm.first) not in (before, b""), f"a new life of {harm.first}", LIMIT)
     for broker in cluster.broker_ids:
         cluster.start_broker(broker, replace=is_new_folder and broker == HARMED)
     cluster.wait_ready(LIMIT)
@@ -78,6 +77,12 @@ async def records_lost(cluster: DevCluster, harm: Harm, stream: str, copies: Pat
 async def _is_whole(client: Any, stream: str) -> bool:
     partitions = (await client.describe(stream))["partitions"]
     return all(p["leader"] is not None and len(p["isr"]) == 3 for p in partitions)
+
+
+def _identity(cluster: DevCluster, broker: str) -> bytes:
+    """It is written anew when a life of the broker begins."""
+    path = cluster.data_dirs[broker] / IDENTITY_FILE
+    return path.read_bytes() if path.exists() else b""
 
 
 def _checkpointed(cluster: DevCluster, stream: str) -> int:
