@@ -4,7 +4,7 @@
                   ^                          │                                     │
                   └─────── HeldAppends <─────┴─ that partitioning version is not applied here yet
 
-A batch with a producer id carries the proof that its sender was given the id (R74). It is checked before anything that
+A batch with a producer id carries the proof that its sender was given the id (R76). It is checked before anything that
 is known of the id is looked at, so that a stranger can neither write under the id nor learn its sequence.
 
 A repetition gets the receipt of its original whatever partitioning version it names, and whether or not the partition
