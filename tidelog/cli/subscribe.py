@@ -11,6 +11,7 @@ import stat
 import sys
 import termios
 from bisect import bisect_right
+from contextlib import suppress
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, cast
@@ -21,6 +22,7 @@ from tidelog.cli.record_formats import RecordFormat, record_format
 from tidelog.cli.session import cluster_options, run
 from tidelog.cli.shown import cleaner, raw_option
 from tidelog.cli.times import FORMS, position, shown_time, time_zone_option
+from wire.errors import TidelogError
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -262,7 +264,7 @@ def _pipe(out: IO[bytes]) -> int | None:
 
 async def _pass_on(pipe: int, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
     """Returns when all of it was read. Raises BrokenPipeError where the reader has gone before: the member goes back
-    to the first record that was not read whole."""
+    to the first record that was not read whole. Where it is interrupted after all was read, that is committed."""
     data = memoryview(b"".join(lines))
     written, pause = 0, 0.001
     try:
@@ -270,9 +272,15 @@ async def _pass_on(pipe: int, lines: list[bytes], records: list[Record], member:
             written += os.write(pipe, data[written:])
     except BrokenPipeError:
         pass
-    while (unread := _unread(pipe)) and not _has_no_reader(pipe):
-        await asyncio.sleep(pause)  # a reader that reads is no event
-        pause = min(2 * pause, _LONGEST_PAUSE)
+    try:
+        while (unread := _unread(pipe)) and not _has_no_reader(pipe):
+            await asyncio.sleep(pause)  # a reader that reads is no event
+            pause = min(2 * pause, _LONGEST_PAUSE)
+    except asyncio.CancelledError:
+        if written == len(data) and not _unread(pipe):
+            with suppress(TidelogError):
+                await member.commit()
+        raise
     read = written - unread
     if read == len(data):
         return

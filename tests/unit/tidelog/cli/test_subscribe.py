@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,33 @@ async def test_positions_are_kept_while_nothing_comes(
             await reading
     assert written[0] == {0: 0}
     assert capsysbinary.readouterr().out == b"a\nb\n"
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_member_that_is_interrupted_commits_what_its_pipe_has_passed_on(is_read: bool) -> None:
+    commits = 0
+
+    class Member:
+        async def commit(self) -> None:
+            nonlocal commits
+            commits += 1
+
+    end, pipe = os.pipe()
+    try:
+        passing = asyncio.create_task(
+            subscribe._pass_on(pipe, [b"a\n", b"b\n"], [], Member())  # type: ignore[arg-type]
+        )
+        while not subscribe._unread(pipe):  # noqa: ASYNC110 - bytes in a pipe are no event here
+            await asyncio.sleep(0)
+        if is_read:
+            assert os.read(end, 100) == b"a\nb\n"
+        passing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await passing
+    finally:
+        os.close(end)
+        os.close(pipe)
+    assert commits == is_read
 
 
 @pytest.mark.parametrize(
