@@ -468,7 +468,8 @@ def refusals(figures: Figures) -> Table:
 def run(folder: Path, display: Display, *, is_secure: bool) -> None:
     """The whole demo with its files in `folder`. Raises the first error; the processes have ended then."""
     began = time.monotonic()
-    access = secure(folder, STREAM, [f"b{number}" for number in range(1, BROKERS + 1)]) if is_secure else Access()
+    brokers = [f"b{number}" for number in range(1, BROKERS + 1)]
+    access = secure(folder, STREAM, brokers, partitions=PARTITIONS) if is_secure else Access()
     cluster = DevCluster(folder, nodes=BROKERS, port=0, **access.cluster)
     try:
         with display:

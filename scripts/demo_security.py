@@ -95,12 +95,23 @@ def make_nkey(kind: int = nkeys.PREFIX_BYTE_USER) -> nkeys.KeyPair:
     return nkeys.from_seed(bytearray(nkeys.encode_seed(secrets.token_bytes(32), kind)))
 
 
-def secure(folder: Path, stream: str, brokers: list[str]) -> Access:
-    """Makes keys and certificates in `folder`, which must be its owner's alone; `stream` is the demo's."""
+def secure(folder: Path, stream: str, brokers: list[str], *, partitions: int) -> Access:
+    """Makes keys and certificates in `folder`, which must be its owner's alone; `stream` is the demo's, with so many
+    partitions."""
     captured = ["--subject", stream, "--subject", CLEAR_STREAM]
     roles = {
         "admin": ["--role", "admin"],
-        "producer": ["--role", "producer", "--stream", stream, "--stream", CLEAR_STREAM, *captured],
+        "producer": [
+            "--role",
+            "producer",
+            "--stream",
+            stream,
+            "--stream",
+            CLEAR_STREAM,
+            *captured,
+            "--partitions",
+            str(partitions),
+        ],
         "consumer": ["--role", "consumer", "--stream", stream],
         "spark": ["--role", "spark", "--stream", stream],
     }

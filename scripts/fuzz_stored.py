@@ -352,8 +352,11 @@ class StoredFuzz:
             "jsonl": len(rows),
             "raw": None,
             "copy": [(None, *row[1:]) for row in rows],
-            # A map of protobuf has no order.
-            "liftbridge": [(*row[:3], tuple(sorted(dict(row[3]).items()))) for row in rows],
+            # A map of protobuf has no order; the port adds two headers to those of the record.
+            "liftbridge": [
+                (*row[:3], tuple(sorted({"subject": STREAM.encode(), "reply": b"", **dict(row[3])}.items())))
+                for row in rows
+            ],
         }
         for name, reader in readers.items():
             try:

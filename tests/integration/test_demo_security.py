@@ -42,7 +42,7 @@ async def publish(cluster: DevCluster, access: Access, *, encryption: bool = Tru
 async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    access = secure(tmp_path, STREAM, BROKERS)
+    access = secure(tmp_path, STREAM, BROKERS, partitions=2)
     with dev_cluster(tmp_path, **access.cluster) as cluster:
         await publish(cluster, access)
         bare = await nats.connect(cluster.nats_url, **access.of_bare_nats("producer"))
@@ -75,7 +75,7 @@ async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
 def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Access]]:
     """The same cluster without any of the protections."""
     folder = tmp_path_factory.mktemp("weak")
-    access = secure(folder, STREAM, BROKERS)
+    access = secure(folder, STREAM, BROKERS, partitions=2)
     rules: str = access.cluster["nats_config"].replace('"verify": true', '"verify": false')
     rules = re.sub(r"^  permissions: {.*?^  }$", "", rules, flags=re.MULTILINE | re.DOTALL)
     admin = re.findall(r"nkey: (\S+)", rules)[0]

@@ -16,13 +16,14 @@ from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 from wire.append import encode_append
 from wire.batch import BatchBuilder
+from wire.operations import PRODUCER_INIT, ProducerIdentity
+from wire.producer_keys import batch_proof_of, prove
 from wire.subjects import Subjects
+from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.types import LeaderEpoch, Offset, StreamName
 
 STREAM = "forgetful"
-PRODUCER = 1 << 40
-"""The id of a producer of our own."""
 RECORDS = 60
 SIZE = 1000
 
@@ -34,13 +35,17 @@ def processes(tmp_path: Path) -> Iterator[DevCluster]:
         yield running
 
 
-async def append(cluster: ReplicatedCluster, sequence: int) -> AppendResponse:
-    """One record of `PRODUCER`, acknowledged by all."""
+async def append(cluster: ReplicatedCluster, producer: ProducerIdentity, sequence: int) -> AppendResponse:
+    """One record of `producer`, acknowledged by all."""
     builder = BatchBuilder()
     builder.add_values([b"numbered %d" % sequence])
-    batch = builder.build(1, producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence)
+    batch = builder.build(1, producer_id=producer["producer_id"], producer_epoch=0, base_sequence=sequence)
     parts, _ = batch.stamp(Offset(0), LeaderEpoch(0))
-    message = b"".join(bytes(part) for part in encode_append(AppendRequest(acks=AppendRequest.ALL), parts))
+    known = await cluster.client.metadata(STREAM)
+    target = partition_target(STREAM, known.incarnation, 0, known.partitions[0].incarnation)
+    proof = prove(bytes.fromhex(producer["key"]), batch_proof_of(target, parts[0]))
+    request = AppendRequest(acks=AppendRequest.ALL, proof=proof)
+    message = b"".join(bytes(part) for part in encode_append(request, parts))
 
     async def answered() -> AppendResponse | None:
         answer = await cluster.nats.request(Subjects().append(StreamName(STREAM), 0), message, timeout=LIMIT)
@@ -68,7 +73,8 @@ def epochs(cluster: ReplicatedCluster, broker: str, start: int) -> dict[int, int
 async def test_a_follower_below_the_log_start_takes_over_epochs_and_producers(processes: DevCluster) -> None:
     async with observed(processes) as cluster:
         await cluster.create(STREAM, segment_bytes=8192, retention_max_bytes=16384)
-        assert [(await append(cluster, number)).base_offset for number in range(3)] == [0, 1, 2]
+        producer = await cluster.client._api.call(PRODUCER_INIT)
+        assert [(await append(cluster, producer, number)).base_offset for number in range(3)] == [0, 1, 2]
         before = await cluster.leader(STREAM, isr=3)
         away = cluster.others(before.broker)[0]
         cluster.kill(away)
@@ -87,11 +93,11 @@ async def test_a_follower_below_the_log_start_takes_over_epochs_and_producers(pr
         while last.broker != away:
             await cluster.client.move_leader(STREAM, 0, away)
             last = await cluster.leader(STREAM, above_epoch=last.leader_epoch, isr=3)
-        repeated = [await append(cluster, number) for number in range(3)]
+        repeated = [await append(cluster, producer, number) for number in range(3)]
         assert [(each.duplicate, each.base_offset) for each in repeated] == [(True, 0), (True, 1), (True, 2)]
 
         cluster.kill(before.broker)
-        fresh = await append(cluster, 3)
+        fresh = await append(cluster, producer, 3)
         assert not fresh.duplicate
         assert fresh.base_offset > acknowledged[-1]
         cluster.start(before.broker)

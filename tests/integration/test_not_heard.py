@@ -29,7 +29,9 @@ def users(*subjects: str, without: str = "") -> str:
         lines = broker.splitlines()
         assert sum(f'"{without}"' in line for line in lines) == 1, without
         broker = "\n".join(line for line in lines if f'"{without}"' not in line)
-    others = printed("--role", "admin") + printed("--role", "producer", "--stream", "a", "--subject", "a")
+    others = printed("--role", "admin") + printed(
+        "--role", "producer", "--stream", "a", "--subject", "a", "--partitions", "3"
+    )
     return f"authorization {{ users: [\n{with_password(broker + others)}\n] }}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -265,6 +264,8 @@ def _pipe(out: IO[bytes]) -> int | None:
 async def _pass_on(pipe: int, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
     """Returns when all of it was read. Raises BrokenPipeError where the reader has gone before: the member goes back
     to the first record that was not read whole. Where it is interrupted after all was read, that is committed."""
+    import asyncio
+
     data = memoryview(b"".join(lines))
     written, pause = 0, 0.001
     try:
@@ -324,6 +325,8 @@ def _positions(consumer: Consumer) -> dict[int, Position]:
 
 
 async def _print_and_keep(consumer: Consumer, show: RecordFormat, limit: int | None, file: PositionsFile) -> None:
+    import asyncio
+
     await consumer.start()
     printed = _positions(consumer)
     file.write(printed)

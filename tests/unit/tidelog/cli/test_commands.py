@@ -47,6 +47,7 @@ OF_A_CLUSTER = [
     command
     for command in every_command()
     if command[0] not in ("up", "server", "log", "security", "context", "completion") and command not in EVERY_GROUP
+    if command != ("cluster", "recover")  # it works on a folder, and asks no cluster
 ]
 
 
