@@ -306,7 +306,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a forgotten producer is taken for a producer that never wrote",
-        (ProducerTable.check, "producer_id <= self._forgotten and", "False and"),
+        (ProducerTable.check, "producer_id <= self._credible and", "False and"),
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",

@@ -545,11 +545,12 @@ class Invariants:
         return out
 
     def _look_at_order(self, where: str, values: list[bytes], purged_end: int) -> None:
-        """A record that was deleted may be stored anew when it is sent again under its message id (R45)."""
+        """A record that was deleted may be stored anew when it is sent again under its message id (R45), and deleted
+        once more."""
         last: dict[bytes, int] = {}
-        deleted = {*values[:purged_end]}
+        first: dict[bytes, int] = {}
         for offset, value in enumerate(values):
-            if offset >= purged_end and value in deleted:
+            if first.setdefault(value, offset) < min(offset, purged_end):
                 continue
             if not value:
                 continue  # a tombstone
