@@ -2,6 +2,8 @@
 written into the activity stream.
 
 `ActivityWatch` keeps the state as it was before, and compares what a command changed: its cost is that of the change.
+A command may have changed very many partitions, so the comparison can be interrupted at each of them; the state must
+stay as it is until then.
 All brokers apply the same commands, so each of them makes the same events, with the same positions (`wire.activity`).
 A snapshot takes the place of commands: its differences are one set of events that are `merged`.
 
@@ -28,6 +30,7 @@ from metadata.cluster import Cluster
 from metadata.model import Broker, Changes, Partition, Stream
 from wire import activity
 from wire.activity import NOWHERE, ActivityEvent, Position, position_of
+from wire.turns import Steps, pieces
 from wire.types import BrokerId, PartitionKey, StreamName
 
 MAX_EVENTS: Final = 20_000
@@ -39,6 +42,8 @@ MAX_BATCH_BYTES: Final = 128 << 10
 """JSON of the events of one batch; a larger one goes alone."""
 MAX_REASON: Final = 500
 """Characters."""
+PIECE: Final = 50
+"""Partitions that are taken over before `Steps` yield."""
 MAX_NUMBERS: Final = 1000
 """Partitions that one event names; where it is about more, several events follow each other."""
 
@@ -55,22 +60,28 @@ class ActivityWatch:
         self._count = 0
         """Events of that generation."""
 
-    def begin_at(self, state: Cluster) -> None:
-        """Everything there is has happened before."""
+    def begin_at(self, state: Cluster) -> Steps[None]:
+        """Everything there is has happened before. The state must stay as it is meanwhile."""
         self._brokers = dict(state.brokers)
         self._streams = dict(state.streams)
-        self._partitions = dict(state.partitions())
+        self._partitions = {}
+        for found in pieces(state.partitions(), PIECE):
+            yield len(found)
+            self._partitions.update(found)
         self._controller_epoch = state.controller_epoch
         self._generation, self._count = state.generation, 0
 
     def on_applied(
         self, state: Cluster, changes: Changes, time: str | None, *, merged: bool = False
-    ) -> list[ActivityEvent]:
-        """`state`: after the command; `time`: now, as events tell it."""
+    ) -> Iterator[ActivityEvent | None]:
+        """`state`: after the command; `time`: now, as events tell it. None stands for a partition that was looked at:
+        the iterator may be left there for a while."""
         if state.generation != self._generation:
             self._generation, self._count = state.generation, 0
-        events: list[ActivityEvent] = []
         for event in self._differences(state, changes):
+            if event is None:
+                yield None
+                continue
             index = self._count
             self._count += 1
             made: ActivityEvent = {
@@ -79,10 +90,9 @@ class ActivityWatch:
             if merged:
                 made["merged"] = True
             made.update(event)
-            events.append(made)
-        return events
+            yield made
 
-    def _differences(self, state: Cluster, changes: Changes) -> Iterator[ActivityEvent]:
+    def _differences(self, state: Cluster, changes: Changes) -> Iterator[ActivityEvent | None]:
         if changes.controller and state.controller_epoch != self._controller_epoch:
             self._controller_epoch = state.controller_epoch
             yield {
@@ -96,6 +106,7 @@ class ActivityWatch:
                 self._brokers[broker] = known
         for stream, gone in groupby(changes.gone, key=lambda key: (key.stream, key.stream_incarnation)):
             for key in gone:
+                yield None
                 self._partitions.pop(key, None)
             name, incarnation = stream
             left = state.streams.get(name)
@@ -118,7 +129,7 @@ class ActivityWatch:
         if event is not None:
             yield {"event": event, "broker": new.id, "incarnation": new.incarnation}
 
-    def _of_stream(self, state: Cluster, name: StreamName, keys: list[PartitionKey]) -> Iterator[ActivityEvent]:
+    def _of_stream(self, state: Cluster, name: StreamName, keys: list[PartitionKey]) -> Iterator[ActivityEvent | None]:
         stream = state.streams.get(name)
         if stream is None:
             return
@@ -127,6 +138,7 @@ class ActivityWatch:
         about: ActivityEvent = {"stream": name, "stream_incarnation": stream.incarnation}
         if old is None or old.incarnation != stream.incarnation:
             for key in keys:
+                yield None
                 self._partitions[key] = stream.partitions[key.partition]
             yield {
                 "event": activity.STREAM_CREATED,
@@ -152,6 +164,7 @@ class ActivityWatch:
         together: dict[str, list[int]] = {}
         each: list[ActivityEvent] = []
         for key in keys:
+            yield None
             new = stream.partitions[key.partition]
             before = self._partitions.get(key)
             self._partitions[key] = new

@@ -19,8 +19,9 @@ time
                 time that has elapsed here: a host that wakes, clocks of all hosts that are set at once
 
 and in the state AGREED it gives the agreed time. Who gets none forgets nothing, which is only late. What a broker dates
-(plain records, markers) it dates by its own clock, and in the state OFF by the agreed time in its place. A broker that
-is alone is its own majority: a jump of its clock is a jump of the agreed time.
+(plain records, markers) it dates by its own clock, and in the state OFF by the agreed time in its place. What one
+broker dates and another judges (tickets) goes by the common time: the agreed one as it was last told, in every state. A
+broker that is alone is its own majority: a jump of its clock is a jump of the agreed time.
 
 Pure: `now` is monotonic seconds, `time_ns` a wall clock in ns since 1970.
 """
@@ -144,6 +145,11 @@ class AgreedClock:
     def stamp_ns(self, now: float, time_ns: int) -> int:
         """For what this broker dates: its own clock, and the agreed time in its place while that one is off."""
         return self._agreed_at(now) if self.state(now, time_ns) is ClockState.OFF else time_ns
+
+    def common_ns(self, now: float, time_ns: int) -> int:
+        """For what one broker dates and another judges: the agreed time as it was last told, however long ago that was,
+        and this broker's own clock before one was told."""
+        return time_ns if self._told_at is None else self._agreed_at(now)
 
     def time_ns(self, now: float, time_ns: int) -> int | None:
         """The time by which this broker may forget. None: it may not."""

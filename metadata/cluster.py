@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from metadata.model import Broker, Partition, Stream
 from metadata.snapshot import Contents
-from wire.types import BrokerId, Generation, PartitionKey, PartitionView, StreamName
+from wire.turns import pieces
+from wire.types import BrokerId, Generation, Incarnation, PartitionKey, PartitionView, StreamName
+
+PIECE: Final = 50
+"""Partitions that are passed over in the time of one look (`wire.turns`)."""
 
 
 class Cluster:
@@ -58,6 +63,19 @@ class Cluster:
         return self._contents.unclean_elections
 
     @property
+    def rules(self) -> int:
+        """By which commands are applied: see `metadata.rules`."""
+        return self._contents.rules
+
+    def is_lost(self, incarnation: Incarnation) -> bool:
+        """A decision that was lost when the cluster began anew may have given it out, and none of this cluster did."""
+        return any(each.first <= incarnation <= each.last for each in self._contents.lost)
+
+    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+        """The stream, or the partition, was made by one of them."""
+        return self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation)
+
+    @property
     def next_producer_id(self) -> int:
         """No producer without transactions has been given this id or a higher one."""
         return self._contents.next_producer_id
@@ -77,15 +95,32 @@ class Cluster:
     def view(self, key: PartitionKey) -> PartitionView | None:
         return self._contents.streams[key.stream].view(key.partition) if self.partition(key) is not None else None
 
-    def partitions(self) -> Iterator[tuple[PartitionKey, Partition]]:
-        """All, by stream name and number."""
+    def partitions(
+        self, wanted: Callable[[Partition], bool] = lambda _: True
+    ) -> Iterator[tuple[PartitionKey, Partition]]:
+        """All that are wanted, by stream name and number."""
         for _, stream in sorted(self._contents.streams.items()):
             for number, partition in sorted(stream.partitions.items()):
-                yield PartitionKey(stream.name, stream.incarnation, number, partition.incarnation), partition
+                if wanted(partition):
+                    yield PartitionKey(stream.name, stream.incarnation, number, partition.incarnation), partition
+
+    def walk(self, wanted: Callable[[Partition], bool]) -> Iterator[list[PartitionKey]]:
+        """The keys of all that are wanted, by stream name, of so many partitions at a time. It goes on while the state
+        changes: of partitions that are made or changed meanwhile it may give the old keys, or none."""
+        for name in sorted(self._contents.streams):
+            stream = self._contents.streams.get(name)
+            if stream is None:
+                continue
+            for piece in pieces([*stream.partitions.items()], PIECE):
+                yield [
+                    PartitionKey(stream.name, stream.incarnation, number, partition.incarnation)
+                    for number, partition in piece
+                    if wanted(partition)
+                ]
 
     def keys_of(self, broker: BrokerId) -> list[PartitionKey]:
         """Partitions that `broker` replicates, sorted."""
-        return [key for key, partition in self.partitions() if broker in partition.replicas]
+        return [key for key, _ in self.partitions(lambda partition: broker in partition.replicas)]
 
     def led_by(self, broker: BrokerId) -> int:
         return self._led.get(broker, 0)

@@ -44,6 +44,7 @@ from metadata.placement import Chance
 from metadata.relief import Relief
 from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
+from metadata.rules import RULES
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
@@ -99,12 +100,14 @@ class ControllerCore:
         self._founding: Founding | None = None
         self._ticket = 0
         self._handed_over = False
+        self._go_on_at = inf
+        """When the next decision is due, because the last one did not come to all that there is to decide."""
         self._relief = Relief(state)
         self._failover = Failover(state, settings, self._liveness, self._propose)
         self.repartitioning = Repartitioning(
             state,
             settings,
-            knows=self._liveness.newest_generation,
+            knows=self._liveness.begun_generation,
             live=self.live_brokers,
             propose=self._propose,
             epoch=lambda: self.controller_epoch,
@@ -212,7 +215,7 @@ class ControllerCore:
             self._liveness.restart(now, self._connected_at)
             self.clocks.restart()
             self.repartitioning.begin()
-            self._failover.begin(now)
+            self._failover.begin()
             self._handed_over = False
             if self._unheard_since < inf:
                 self._unheard_since = now
@@ -247,10 +250,17 @@ class ControllerCore:
         self._liveness.on_raft_peers(connected)
 
     def on_probe_answer(
-        self, broker: BrokerId, number: int, generation: Generation, now: float, *, vouches: bool = False
+        self,
+        broker: BrokerId,
+        number: int,
+        generation: Generation,
+        now: float,
+        *,
+        begun: Generation | None = None,
+        vouches: bool = False,
     ) -> list[Effect]:
-        """`vouches`: see `Liveness.on_answer`."""
-        self._liveness.on_answer(broker, number, generation, now, vouches=vouches)
+        """See `Liveness.on_answer`."""
+        self._liveness.on_answer(broker, number, generation, now, begun=begun, vouches=vouches)
         return [*self._failover.count_witnesses(now), *self._decide(now)]
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
@@ -300,7 +310,7 @@ class ControllerCore:
             search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
             return min(search_at, self._epoch_retry_at if self._epoch_ticket is None else inf)
         if self._phase is Phase.ACTIVE and self._has_quorum:
-            return self._liveness.next_deadline()
+            return min(self._liveness.next_deadline(), self._go_on_at)
         return inf
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -364,6 +374,7 @@ class ControllerCore:
                     expected_controller_epoch=self._state.controller_epoch,
                     # Without an id no cluster is founded: the group says whether it has one that is not known here yet.
                     cluster_id=self._new_cluster_id if founds else "",
+                    rules=RULES,
                 )
             )
         )
@@ -384,7 +395,8 @@ class ControllerCore:
         return [AskForClusters()] if asks else []
 
     def _decide(self, now: float) -> list[Effect]:
-        """Everything that is due: probes, declarations of death, elections, steps of repartitions."""
+        """What is due: probes, declarations of death, elections, steps of repartitions."""
+        self._go_on_at = inf
         if self._phase is not Phase.ACTIVE or not self._has_quorum:
             return []
         orders = self._liveness.tick(now, self._state.brokers, self._state.generation)
@@ -404,11 +416,10 @@ class ControllerCore:
             effects += _hand_over("clients cannot ask it")
         effects += self._failover.declare_dead(verdict.dead, now)
         effects += self._failover.end_waits(now)
-        for broker in verdict.behind:
-            why = f"broker {broker} lags behind the metadata by more than its lease"
-            effects += self._failover.replace(broker, now, why)
-        effects += self._failover.replace_cut_off(verdict.cut_off, now)
+        effects += self._failover.replace(verdict.behind, verdict.cut_off, now)
         effects += self.repartitioning.due(now)
+        if self._failover.has_more:
+            self._go_on_at = now
         return effects
 
 

@@ -1,38 +1,75 @@
-"""The cluster state as clients and operators read it: the answers of `wire.operations`."""
+"""The cluster state as clients and operators read it: the answers of `wire.operations`.
+
+Answers that grow with the number of streams or partitions are made in turns (`wire.turns`). Partitions are values, and
+the names and partitions are copied first: an answer shows each stream as it was when its part of the answer began.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metadata.model import Partition, Stream
 from metadata.requests import unknown_stream
 from metadata.state import ClusterState
 from wire import operations as op
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
-from wire.partition_operations import ChangedPartitions
+from wire.operations import Traffic
+from wire.partition_operations import ChangedPartition, ChangedPartitions
 from wire.racks import RACK_LABEL
 from wire.repartition_operations import RepartitionState, RepartitionStatus
-from wire.reports import BrokerReport, ReplicaReport
+from wire.reports import BrokerReport, ReplicaReport, UsageReport, total_traffic
 from wire.subjects import Subjects
-from wire.types import BrokerId, Generation, Offset, PartitionKey, StreamName
+from wire.turns import Steps, pieces
+from wire.types import BrokerId, Generation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 MAX_NAMED = 100
 """Partitions of a kind that the status of a cluster names; it counts all."""
+_PIECE = 50
+"""Partitions or streams that are looked at before `Steps` yield."""
+_OF_REPLICA = 6
+"""Looks that the description of a replica takes as long as."""
+_OF_STREAM = 25
+"""The same, of the summary of a stream, with its settings."""
 
 
-def reports_of_leaders(
-    stream: Stream, said: Mapping[int, Mapping[BrokerId, ReplicaReport]]
-) -> dict[int, ReplicaReport]:
-    """The report of each partition's leader, where it serves and leads by the state here too."""
-    found: dict[int, ReplicaReport] = {}
-    for number, partition in stream.partitions.items():
-        told = said.get(number, {}).get(partition.leader) if partition.leader is not None else None
-        if told is None or told.get("replicas_progress") is None:
-            continue
-        if told.get("leader_epoch") == partition.leader_epoch:
-            found[number] = told
+def by_partition(
+    stream: Stream, told: Mapping[BrokerId, Sequence[ReplicaReport]]
+) -> Steps[dict[int, dict[BrokerId, ReplicaReport]]]:
+    """The reports of brokers on the replicas of a stream, as far as they are of the partitions that it has now."""
+    found: dict[int, dict[BrokerId, ReplicaReport]] = {}
+    for broker, reports in told.items():
+        for piece in pieces(reports, _PIECE):
+            for said in piece:
+                partition = stream.partitions.get(said.get("partition", -1))
+                if partition is not None and said.get("incarnation") == partition.incarnation:
+                    found.setdefault(said["partition"], {})[broker] = said
+            yield len(piece)
     return found
+
+
+def committed_ends(
+    stream: Stream, said: Mapping[int, Mapping[BrokerId, ReplicaReport]]
+) -> Steps[dict[int, tuple[LeaderEpoch, int]]]:
+    """By partition whose leader tells it: the LeaderEpoch, and the end of the committed log."""
+    found: dict[int, tuple[LeaderEpoch, int]] = {}
+    for number, reports in said.items():
+        partition = stream.partitions.get(number)
+        if partition is not None:
+            end = report_of_leader(partition, reports).get("committed_end")
+            if end is not None:
+                found[number] = partition.leader_epoch, end
+        yield 1
+    return found
+
+
+def report_of_leader(partition: Partition, said: Mapping[BrokerId, ReplicaReport]) -> ReplicaReport:
+    """`said`: by broker. Empty where the leader does not serve, or does not lead by the state here."""
+    told = said.get(partition.leader) if partition.leader is not None else None
+    if told is None or told.get("replicas_progress") is None or told.get("leader_epoch") != partition.leader_epoch:
+        return {}
+    return told
 
 
 def find_stream(state: ClusterState, name: str) -> Stream:
@@ -41,6 +78,14 @@ def find_stream(state: ClusterState, name: str) -> Stream:
     if stream is None:
         raise unknown_stream(name)
     return stream
+
+
+def find_partition(stream: Stream, number: int) -> Partition:
+    """Raises TidelogError(BAD_REQUEST)."""
+    partition = stream.partitions.get(number)
+    if partition is None:
+        raise TidelogError(Code.BAD_REQUEST, f"stream {stream.name} has no partition {number}")
+    return partition
 
 
 def stream_form(stream: Stream) -> op.StreamSummary:
@@ -53,15 +98,33 @@ def stream_form(stream: Stream) -> op.StreamSummary:
     }
 
 
-def list_form(state: ClusterState, subjects: Subjects, *, internal: bool = False) -> op.StreamList:
-    """`internal`: with Tidelog's own."""
-    return {
-        "streams": [
-            stream_form(stream)
-            for name, stream in sorted(state.streams.items())
-            if internal or not is_internal(name, stream.subject, subjects)
+def list_form(
+    state: ClusterState,
+    subjects: Subjects,
+    *,
+    internal: bool = False,
+    usage: Mapping[BrokerId, UsageReport] | None = None,
+) -> Steps[op.StreamList]:
+    """`internal`: with Tidelog's own. `usage`: by the brokers that have told it; None: nobody asked."""
+    forms: list[op.StreamSummary] = []
+    for piece in pieces(sorted(state.streams.items()), _PIECE):
+        shown = [
+            stream_form(stream) for name, stream in piece if internal or not is_internal(name, stream.subject, subjects)
         ]
-    }
+        forms += shown
+        yield len(piece) + _OF_STREAM * len(shown)
+    if usage is None:
+        return {"streams": forms, "unanswered": []}
+    for form in forms:
+        told = [report["streams"][form["name"]] for report in usage.values() if form["name"] in report["streams"]]
+        form["bytes_on_disk"] = sum([sum(each["bytes_on_disk"].values()) for each in told]) if told else None
+        form["traffic"] = total_traffic(each["traffic"] for each in told) if told else None
+        yield 1 + _OF_REPLICA * len(told) + sum(len(each["bytes_on_disk"]) for each in told) // 20
+    holders: set[BrokerId] = set()
+    for stream in [*state.streams.values()]:
+        holders.update(replica for partition in stream.partitions.values() for replica in partition.replicas)
+        yield 1 + len(stream.partitions) // 5
+    return {"streams": forms, "unanswered": sorted(holders - usage.keys())}
 
 
 def describe_form(
@@ -69,11 +132,16 @@ def describe_form(
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     refusals: Mapping[BrokerId, TidelogError],
     repartition: RepartitionState | None = None,
-) -> op.StreamDescription:
+) -> Steps[op.StreamDescription]:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
     of the brokers that could not answer. `repartition`: that is under way."""
-    progress = reports_of_leaders(stream, said)
-    return {
+    told = [report for reports in said.values() for report in reports.values()]
+    traffic: list[Traffic] = []
+    for reports in pieces(told, _PIECE):
+        traffic = [total_traffic([*traffic, *(each["traffic"] for each in reports if "traffic" in each)])]
+        yield len(reports)
+    partitions: list[op.PartitionDescription] = []
+    form: op.StreamDescription = {
         "name": stream.name,
         "subject": stream.subject,
         "incarnation": stream.incarnation,
@@ -82,14 +150,25 @@ def describe_form(
         "partitioning_version": stream.partitioning_version,
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
-        "partitions": [
-            _partition_form(number, partition, progress.get(number, {}), said.get(number, {}))
-            for number, partition in sorted(stream.partitions.items())
-        ],
+        "partitions": partitions,
         "layouts": _layout_forms(stream),
         "repartition": repartition,
         "refusals": {broker: error.message for broker, error in refusals.items()},
+        "bytes_on_disk": _bytes_of(told),
+        "traffic": traffic[0] if any("traffic" in report for report in told) else None,
     }
+    for piece in pieces(sorted(stream.partitions.items()), _PIECE):
+        for number, partition in piece:
+            of = said.get(number, {})
+            partitions.append(_partition_form(number, partition, report_of_leader(partition, of), of))
+        yield sum(1 + _OF_REPLICA * len(partition.replicas) for _, partition in piece)
+    return form
+
+
+def _bytes_of(reports: Iterable[ReplicaReport]) -> int | None:
+    """None: nobody tells."""
+    told = [report["bytes_on_disk"] for report in reports if "bytes_on_disk" in report]
+    return sum(told) if told else None
 
 
 def _layout_forms(stream: Stream) -> list[op.LayoutForm]:
@@ -133,16 +212,19 @@ def _partition_form(
                 "damage": said.get(replica, {}).get("damage"),
                 "quarantined": said.get(replica, {}).get("quarantined"),
                 "stopped": said.get(replica, {}).get("stopped"),
+                "bytes_on_disk": said.get(replica, {}).get("bytes_on_disk"),
+                "traffic": said.get(replica, {}).get("traffic"),
             }
             for replica in partition.replicas
         },
+        "bytes_on_disk": _bytes_of(said.values()),
     }
 
 
 def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, ReplicaReport]) -> op.MovedPartition:
     """One of them, as `describe_form` has it; `said`: by broker."""
-    progress = reports_of_leaders(stream, {number: said}).get(number, {})
-    return {"stream": stream.name, **_partition_form(number, stream.partitions[number], progress, said)}
+    partition = stream.partitions[number]
+    return {"stream": stream.name, **_partition_form(number, partition, report_of_leader(partition, said), said)}
 
 
 def changed_form(
@@ -150,28 +232,34 @@ def changed_form(
     numbers: Iterable[int],
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     is_alive: Callable[[BrokerId], bool],
-) -> ChangedPartitions:
-    """After a change of these partitions; `said`: by partition and broker."""
-    leaders = reports_of_leaders(stream, said)
+) -> Steps[ChangedPartitions]:
+    """After a change of these partitions; `said`: by partition and broker. One that was removed since is left out."""
 
-    def knows(number: int, broker: BrokerId) -> bool:
-        told = said.get(number, {}).get(broker, {})
-        return told.get("failed") is not None or (told.get("partition_epoch") or 0) >= stream.partitions[number].epoch
+    def form_of(number: int, partition: Partition) -> ChangedPartition:
+        of = said.get(number, {})
+        start = report_of_leader(partition, of).get("log_start_offset")
+        return {
+            "partition": number,
+            "readonly": partition.readonly,
+            "paused": partition.paused,
+            "log_start_offset": max(partition.purged_end, start or Offset(0)),
+            "not_yet": [
+                broker
+                for broker in partition.replicas
+                if is_alive(broker) and not _knows(of.get(broker, {}), partition)
+            ],
+        }
 
-    return {
-        "partitions": [
-            {
-                "partition": number,
-                "readonly": partition.readonly,
-                "paused": partition.paused,
-                "log_start_offset": max(
-                    partition.purged_end, leaders.get(number, {}).get("log_start_offset") or Offset(0)
-                ),
-                "not_yet": [broker for broker in partition.replicas if is_alive(broker) and not knows(number, broker)],
-            }
-            for number, partition in ((number, stream.partitions[number]) for number in numbers)
-        ]
-    }
+    forms: list[ChangedPartition] = []
+    changed = [(number, stream.partitions[number]) for number in numbers if number in stream.partitions]
+    for piece in pieces(changed, _PIECE):
+        forms += [form_of(number, partition) for number, partition in piece]
+        yield sum(1 + len(partition.replicas) for _, partition in piece)
+    return {"partitions": forms}
+
+
+def _knows(told: ReplicaReport, partition: Partition) -> bool:
+    return told.get("failed") is not None or (told.get("partition_epoch") or 0) >= partition.epoch
 
 
 def loss_form(
@@ -253,11 +341,14 @@ def _loss_by_damage(chosen: BrokerId, damage: op.Damage, named: str) -> str:
     return f"records from offset {sound} to {known - 1}{beyond} are given up; {kept}"
 
 
-def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]) -> op.StreamRoutes:
-    """Leaders, ISRs and incarnations, with which a client reaches each partition, and racks. `labels`: as the brokers
-    last said."""
-    replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
-    return {
+def metadata_form(
+    state: ClusterState, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]
+) -> Steps[op.StreamRoutes]:
+    """Leaders, ISRs and incarnations, with which a client reaches each partition, and racks; all of it as of the
+    generation in which it begins. `labels`: as the brokers last said."""
+    partitions: list[op.PartitionRoute] = []
+    racks: dict[str, str] = {}
+    form: op.StreamRoutes = {
         "name": stream.name,
         "subject": stream.subject,
         "incarnation": stream.incarnation,
@@ -269,7 +360,13 @@ def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId,
         "replication_factor": stream.replication_factor,
         "config": stream.settings.to_strings(),
         "generation": state.generation,
-        "partitions": [
+        "partitions": partitions,
+        "racks": racks,
+    }
+    replicas: set[BrokerId] = set()
+    yield _OF_STREAM
+    for piece in pieces(sorted(stream.partitions.items()), _PIECE):
+        partitions += [
             {
                 "partition": number,
                 "incarnation": partition.incarnation,
@@ -279,12 +376,14 @@ def metadata_form(state: ClusterState, stream: Stream, labels: Mapping[BrokerId,
                 "epoch": partition.epoch,
                 "state": partition.state.value,
             }
-            for number, partition in sorted(stream.partitions.items())
-        ],
-        "racks": {
-            replica: rack for replica in replicas if (rack := labels.get(replica, {}).get(RACK_LABEL)) is not None
-        },
-    }
+            for number, partition in piece
+        ]
+        replicas.update(replica for _, partition in piece for replica in partition.replicas)
+        yield len(piece)
+    for replica in sorted(replicas):
+        if (rack := labels.get(replica, {}).get(RACK_LABEL)) is not None:
+            racks[replica] = rack
+    return form
 
 
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:
@@ -299,29 +398,43 @@ def cluster_form(
     told: Mapping[BrokerId, BrokerReport | TidelogError],
     other_clusters: Sequence[op.OtherCluster] = (),
     repartitions: Sequence[RepartitionStatus] = (),
-) -> op.ClusterStatus:
+) -> Steps[op.ClusterStatus]:
     """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
     clusters that the controller has heard in the namespace. `repartitions`: of the streams that are being
     repartitioned."""
-    streams = list(state.streams.values())
-    internal = [stream for stream in streams if is_internal(stream.name, stream.subject, subjects)]
+    counts = _Counts()
+    offline: list[op.OfflinePartition] = []
+    under_replicated: list[str] = []
+    offline_count = under_replicated_count = partition_count = topology = 0
+    streams = sorted(state.streams.items())
+    internal = [stream for _, stream in streams if is_internal(stream.name, stream.subject, subjects)]
+    yield len(streams)
+    for name, stream in streams:
+        topology = max(topology, stream.routing_generation)
+        for piece in pieces(sorted(stream.partitions.items()), _PIECE):
+            for number, partition in piece:
+                counts.count(partition)
+                if partition.leader is None:
+                    offline_count += 1
+                    if len(offline) < MAX_NAMED:
+                        offline.append(_offline_form(f"{name}/{number}", partition))
+                if len(partition.isr) < len(partition.replicas):
+                    under_replicated_count += 1
+                    if len(under_replicated) < MAX_NAMED:
+                        under_replicated.append(f"{name}/{number}")
+            partition_count += len(piece)
+            yield len(piece)
+    of_internal = _Counts()
+    for stream in internal:
+        for partition in stream.partitions.values():
+            of_internal.count(partition)
     internal_partitions = sum(len(stream.partitions) for stream in internal)
-    keyed = list(state.partitions())
-    partitions = [partition for _, partition in keyed]
-    offline: list[op.OfflinePartition] = [
-        {
-            "partition": str(key),
-            "waits_for": [
-                replica
-                for replica in (*partition.isr, *partition.eligible)
-                if not partition.is_withdrawn(replica) or replica in _of_other_folders(partition)
-            ],
-            "other_folder": [*_of_other_folders(partition)],
-        }
-        for key, partition in keyed
-        if partition.leader is None
+    brokers = [
+        _broker_form(state, broker, labels.get(broker, {}), told.get(broker, {}), counts, of_internal)
+        for broker in sorted(state.brokers)
     ]
+    yield internal_partitions + len(brokers)
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
@@ -329,23 +442,44 @@ def cluster_form(
         "other_clusters": list(other_clusters),
         "generation": state.generation,
         **defaults_form(state),
-        "brokers": [
-            broker_form(state, subjects, broker, labels.get(broker, {}), told.get(broker, {}))
-            for broker in sorted(state.brokers)
-        ],
+        "brokers": brokers,
         "unclean_elections": state.unclean_elections,
         "streams": len(streams) - len(internal),
-        "partitions": len(keyed) - internal_partitions,
+        "partitions": partition_count - internal_partitions,
         "internal_streams": len(internal),
         "internal_partitions": internal_partitions,
-        "offline_partitions": len(offline),
-        "offline": offline[:MAX_NAMED],
-        "under_replicated": _count([_is_under_replicated(partition) for partition in partitions]),
-        "under_replicated_partitions": [str(key) for key, partition in keyed if _is_under_replicated(partition)][
-            :MAX_NAMED
-        ],
-        "topology_generation": max((stream.routing_generation for stream in streams), default=Generation(0)),
+        "offline_partitions": offline_count,
+        "offline": offline,
+        "under_replicated": under_replicated_count,
+        "under_replicated_partitions": under_replicated,
+        "topology_generation": Generation(topology),
         "repartitions": list(repartitions[:MAX_NAMED]),
+    }
+
+
+class _Counts:
+    """Partitions by broker."""
+
+    def __init__(self) -> None:
+        self.leaders: Counter[BrokerId] = Counter()
+        self.replicas: Counter[BrokerId] = Counter()
+
+    def count(self, partition: Partition) -> None:
+        if partition.leader is not None:
+            self.leaders[partition.leader] += 1
+        for replica in partition.replicas:
+            self.replicas[replica] += 1
+
+
+def _offline_form(key: str, partition: Partition) -> op.OfflinePartition:
+    return {
+        "partition": key,
+        "waits_for": [
+            replica
+            for replica in (*partition.isr, *partition.eligible)
+            if not partition.is_withdrawn(replica) or replica in _of_other_folders(partition)
+        ],
+        "other_folder": [*_of_other_folders(partition)],
     }
 
 
@@ -354,41 +488,69 @@ def _of_other_folders(partition: Partition) -> list[BrokerId]:
     return [entry.replica for entry in partition.withdrawn if entry.sound_incarnation]
 
 
-def _is_under_replicated(partition: Partition) -> bool:
-    return len(partition.isr) < len(partition.replicas)
-
-
-def broker_form(
+def broker_description(
     state: ClusterState,
     subjects: Subjects,
     broker: BrokerId,
     labels: Mapping[str, str],
     told: BrokerReport | TidelogError,
+    usage: UsageReport | None,
+) -> Steps[op.BrokerDescription]:
+    """`broker describe`. `told` and `usage`: what it said of itself, None: it did not tell."""
+    counts, of_internal = _Counts(), _Counts()
+    held: list[op.HeldReplica] = []
+    streams = sorted(state.streams.items())
+    yield len(streams)
+    for name, stream in streams:
+        ours = is_internal(name, stream.subject, subjects)
+        used = usage["streams"][name]["bytes_on_disk"] if usage is not None and name in usage["streams"] else {}
+        for piece in pieces(sorted(stream.partitions.items()), _PIECE):
+            for number, partition in piece:
+                counts.count(partition)
+                if ours:
+                    of_internal.count(partition)
+                if broker in partition.replicas:
+                    held.append(
+                        {
+                            "stream": name,
+                            "partition": number,
+                            "leads": partition.leader == broker,
+                            "standing": standing(partition, broker),
+                            "isr": [*partition.isr],
+                            "min_isr": stream.min_isr,
+                            "bytes_on_disk": used.get(str(number)),
+                        }
+                    )
+            yield 2 * len(piece)
+    return {**_broker_form(state, broker, labels, told, counts, of_internal), "held": held}
+
+
+def _broker_form(
+    state: ClusterState,
+    broker: BrokerId,
+    labels: Mapping[str, str],
+    told: BrokerReport | TidelogError,
+    counts: _Counts,
+    of_internal: _Counts,
 ) -> op.BrokerStatus:
+    """`counts`: of all partitions; `of_internal`: of those of Tidelog's own streams."""
     known = state.brokers[broker]
     report: BrokerReport = {} if isinstance(told, TidelogError) else told
-    internal = [
-        partition
-        for stream in state.streams.values()
-        if is_internal(stream.name, stream.subject, subjects)
-        for partition in stream.partitions.values()
-    ]
-    internal_leaders = _count([partition.leader == broker for partition in internal])
-    internal_replicas = _count([broker in partition.replicas for partition in internal])
-    replicas = _count([broker in partition.replicas for _, partition in state.partitions()])
     return {
         "id": broker,
         "alive": known.alive,
         "incarnation": known.incarnation,
         "voter": bool(known.raft_address),
-        "leaders": state.led_by(broker) - internal_leaders,
-        "replicas": replicas - internal_replicas,
-        "internal_leaders": internal_leaders,
-        "internal_replicas": internal_replicas,
+        "leaders": counts.leaders[broker] - of_internal.leaders[broker],
+        "replicas": counts.replicas[broker] - of_internal.replicas[broker],
+        "internal_leaders": of_internal.leaders[broker],
+        "internal_replicas": of_internal.replicas[broker],
         "labels": dict(labels),
         "failed": report.get("failed"),
         "damaged": report.get("damaged"),
         "counters": report.get("counters"),
+        "bytes_on_disk": report.get("bytes_on_disk"),
+        "traffic": report.get("traffic"),
         "disk": report.get("disk"),
         "space": report.get("space"),
         "clock": report.get("clock"),
@@ -399,7 +561,3 @@ def broker_form(
         "tasks": report.get("tasks"),
         "refusal": told.message if isinstance(told, TidelogError) else None,
     }
-
-
-def _count(flags: Sequence[bool]) -> int:
-    return sum(flags)

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from metadata.model import Partition, Returned, Withdrawn
 from wire.errors import InvariantViolation
-from wire.types import BrokerId, LeaderEpoch, LogEnd
+from wire.types import BrokerId, LeaderEpoch
 
 IsAlive = Callable[[BrokerId], bool]
 
@@ -51,6 +51,8 @@ def with_isr(
 
 def caught_up(partition: Partition, members: Collection[BrokerId]) -> Partition:
     """A leader has seen these members of the ISR in sync, in their present lives."""
+    if not any(entry.replica in members for entry in partition.returned):
+        return partition
     return replace(partition, returned=tuple(entry for entry in partition.returned if entry.replica not in members))
 
 
@@ -143,13 +145,21 @@ def elect(
 
 
 def after_death(
-    partition: Partition, dead: tuple[BrokerId, ...], *, alive: IsAlive, led: Mapping[BrokerId, int], min_isr: int
+    partition: Partition,
+    dead: tuple[BrokerId, ...],
+    *,
+    alive: IsAlive,
+    led: Mapping[BrokerId, int],
+    min_isr: int,
+    leave_offline: bool = False,
 ) -> Partition:
     """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
-    offline."""
-    if not any(broker in partition.isr for broker in dead) or partition.leader is None:
-        return partition  # offline, each member may be the one that holds most
-    if partition.leader in dead:
+    offline. `leave_offline`: they leave that of a partition that is offline, too (rules of versions before R71)."""
+    if not any(broker in partition.isr for broker in dead):
+        return partition
+    if partition.leader is None and not leave_offline:
+        return partition  # each member may be the one that holds most
+    if partition.leader is not None and partition.leader in dead:
         return elect(partition, alive=alive, led=led, min_isr=min_isr)
     live = tuple(broker for broker in partition.isr if alive(broker))
     # With no live member all of them stay: each holds everything committed, and the first to return may lead.
@@ -198,10 +208,11 @@ def after_registration(
     proven: bool,
     unsound: Withdrawn | None,
     proves: Callable[[Withdrawn], bool],
-    log: LogEnd,
+    back: Returned | None,
 ) -> Partition:
     """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its folder
-    is the one in which a withdrawn replica was last sound. `log`: how far its log reaches."""
+    is the one in which a withdrawn replica was last sound. `back`: what it says of its log; None: by rules of
+    versions before R71."""
     found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
     has_lost_cache = False
     if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
@@ -212,13 +223,13 @@ def after_registration(
     else:
         kept = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=unsound)
         has_lost_cache = unsound is None
-    if len(partition.replicas) > 1 and broker in (*kept.isr, *kept.eligible):
+    if back is not None and len(partition.replicas) > 1 and broker in (*kept.isr, *kept.eligible):
         others = caught_up(kept, (broker,)).returned
-        kept = replace(kept, returned=(*others, Returned(broker, log)))
+        kept = replace(kept, returned=(*others, back))
     if partition.leader == broker or partition.leader is None:
         avoid = broker if partition.leader == broker else None
         elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid)
-        if has_lost_cache and elected.leader == broker:
+        if has_lost_cache and elected.leader == broker and back is not None:
             # The last that there is. Replicas outside the ISR may hold committed records that it has lost.
             return replace(elected, loss_epoch=elected.leader_epoch)
         return elected

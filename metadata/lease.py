@@ -43,8 +43,9 @@ class Lease:
         """(generation that must be applied, since when the lease runs then)."""
 
     def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> bool:
-        """A probe is being answered. `controller_epoch`, `generation`: of the state applied here. False: it is of a
-        later controller epoch than that, and is ignored."""
+        """A probe is being answered. `controller_epoch`: of the state applied here. `generation`: one that is applied,
+        and of which those roles of this broker have heard that lead no more by it. False: the probe is of a later
+        controller epoch than that, and is ignored."""
         if probe.controller_epoch != controller_epoch:
             return probe.controller_epoch < controller_epoch
         if probe.controller_epoch > self._controller_epoch:

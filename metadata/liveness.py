@@ -78,6 +78,7 @@ class _Watch:
     answered: int = 0
     """Number of the newest probe that was answered."""
     generation: Generation | None = None
+    begun: Generation | None = None
     refused_at: float | None = None
     """First refusal since it was last heard."""
     confirmed: bool = False
@@ -163,9 +164,18 @@ class Liveness:
             watch.probe_at = now
 
     def on_answer(
-        self, broker: BrokerId, number: int, generation: Generation, now: float, *, vouches: bool = False
+        self,
+        broker: BrokerId,
+        number: int,
+        generation: Generation,
+        now: float,
+        *,
+        begun: Generation | None = None,
+        vouches: bool = False,
     ) -> None:
-        """`vouches`: it has been connected for `liveness_grace`, with the same server as this controller."""
+        """`generation`: applied there. `begun`: up to which the roles there know that they lead, or lead no more; None:
+        it is no other. `vouches`: it has been connected for `liveness_grace`, with the same server as this controller.
+        """
         sent = self._outstanding.pop(number, None)
         if sent is None or sent[0] != broker:
             return
@@ -182,6 +192,7 @@ class Liveness:
         if watch is None or number < watch.answered:
             return
         watch.heard_at, watch.answered, watch.generation, watch.asked_at = now, number, generation, inf
+        watch.begun = generation if begun is None else begun
         watch.refused_at, watch.confirmed = None, False
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> None:
@@ -265,10 +276,11 @@ class Liveness:
         watch = self._watches.get(broker)
         return 0 if watch is None else watch.answered
 
-    def newest_generation(self, broker: BrokerId) -> Generation | None:
-        """The generation applied at that broker, by its newest answer in this controller epoch; None: no answer."""
+    def begun_generation(self, broker: BrokerId) -> Generation | None:
+        """Up to which that broker leads what it is to lead, by its newest answer in this controller epoch; None: no
+        answer."""
         watch = self._watches.get(broker)
-        return watch.generation if watch is not None else None
+        return watch.begun if watch is not None else None
 
     def heard_since(self, broker: BrokerId, time: float) -> bool:
         watch = self._watches.get(broker)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from math import gcd
+from typing import NamedTuple
 
 from wire.errors import Code, InvariantViolation, TidelogError
 from wire.layouts import NOT_TOLD, Layout
@@ -32,6 +33,7 @@ from wire.types import (
     BrokerId,
     Generation,
     Incarnation,
+    IsrMember,
     LeaderEpoch,
     LogEnd,
     Offset,
@@ -80,7 +82,16 @@ class Returned:
     proved that it lost nothing; what it holds is what it says."""
 
     replica: BrokerId
+    incarnation: Incarnation
+    """That life."""
     log: LogEnd
+
+
+class LostDecisions(NamedTuple):
+    """Generations that commands may have had which were lost when the cluster began anew. Both inclusive."""
+
+    first: Generation
+    last: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +275,7 @@ class Stream:
             leader_epoch=partition.leader_epoch,
             loss_accepted=partition.unclean_epoch == partition.leader_epoch,
             loss_epoch=partition.loss_epoch,
-            returned=tuple(entry.replica for entry in partition.returned),
+            returned=tuple(IsrMember(entry.replica, entry.incarnation) for entry in partition.returned),
             state=partition.state,
             paused=partition.paused,
             readonly=partition.readonly,

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from metadata.model import Partition
 from metadata.state import ClusterState
+from wire.turns import Steps, pieces
 from wire.types import BrokerId
+
+_PIECE: Final = 50
+"""Partitions that are looked at, or placed, before `Steps` yield."""
 
 
 class Chance(Protocol):
@@ -44,7 +48,7 @@ def place(
     replication_factor: int,
     chance: Chance,
     beside: Iterable[Partition] = (),
-) -> list[Placement]:
+) -> Steps[list[Placement]]:
     """Placements of `partitions` new partitions on `live` brokers, of which there are at least `replication_factor`.
     `beside`: partitions that their stream has already.
 
@@ -52,12 +56,14 @@ def place(
     apart by chance, so that partitions which share a leader do not share all followers too.
     """
     loads = {broker: _Load() for broker in live}
-    for _, partition in state.partitions():
-        for replica in partition.replicas:
-            if replica in loads:
-                loads[replica].replicas_everywhere += 1
-        if partition.leader in loads:
-            loads[partition.leader].leads_everywhere += 1
+    for looked_at in pieces(state.partitions(), _PIECE):
+        for _, partition in looked_at:
+            for replica in partition.replicas:
+                if replica in loads:
+                    loads[replica].replicas_everywhere += 1
+            if partition.leader in loads:
+                loads[partition.leader].leads_everywhere += 1
+        yield len(looked_at)
     for partition in beside:
         for replica in partition.replicas:
             if replica in loads:
@@ -65,8 +71,10 @@ def place(
         if partition.leader in loads:
             loads[partition.leader].leads_here += 1
     order = sorted(live)
-    placements = []
-    for _ in range(partitions):
+    placements: list[Placement] = []
+    for number in range(partitions):
+        if number % _PIECE == 0:
+            yield _PIECE * (3 + len(live))
         chance.shuffle(order)
         chosen = sorted(order, key=lambda broker: (loads[broker].replicas_here, loads[broker].replicas_everywhere))
         replicas = chosen[:replication_factor]

@@ -3,7 +3,8 @@
 It is the state of a voter that is left. Others may have applied commands that this one has not: their numbers must not
 be given out once more, for folders, logs and clients know them. So every number that only grows goes a long way on, the
 partitions have no leader, and no broker is alive until it registers. What folders prove stays: a broker that has not
-registered since still has the incarnation of its folder.
+registered since still has the incarnation of its folder. One that has registered by a lost decision has an incarnation
+of those that were passed over, and so have streams that were made by one (`Contents.lost`): their logs are not removed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from metadata import snapshot
+from metadata.model import LostDecisions
+from wire.turns import Turns
 from wire.types import Generation, LeaderEpoch, PartitionEpoch
 
 STEP = 1_000_000
@@ -21,8 +24,10 @@ PRODUCER_STEP = 1_000_000_000
 
 def advanced(state: bytes) -> bytes:
     """A snapshot of the cluster state, and the one to begin anew with. Raises CorruptData."""
-    contents = snapshot.decode(state)
-    contents.generation = Generation(contents.generation + STEP)
+    contents = Turns(snapshot.decoding(state)).finish()
+    first, last = Generation(contents.generation + 1), Generation(contents.generation + STEP)
+    contents.lost = (*contents.lost, LostDecisions(first, last))
+    contents.generation = last
     contents.controller_epoch += STEP
     contents.controller, contents.controller_life_id = None, ""
     contents.next_producer_id += PRODUCER_STEP
@@ -38,4 +43,4 @@ def advanced(state: bytes) -> bytes:
             )
             for number, partition in stream.partitions.items()
         }
-    return snapshot.encode(contents)
+    return Turns(snapshot.encoding(contents)).finish()

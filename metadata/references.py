@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from wire import metadata_pb2 as pb
 from wire.types import Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
@@ -40,9 +40,21 @@ def log_ends_to_pb(ends: Mapping[PartitionKey, LogEnd]) -> list[pb.LogEnds]:
     return found
 
 
-def log_ends_of(told: pb.LogEnds) -> Iterator[tuple[PartitionKey, LogEnd]]:
+def logs_to_pb(keys: Iterable[PartitionKey]) -> list[pb.LogEnds]:
+    """Without their ends."""
+    found = log_ends_to_pb(dict.fromkeys(keys, LogEnd(LeaderEpoch(0), Offset(0))))
+    for logs in found:
+        logs.ClearField("leader_epochs")
+        logs.ClearField("ends")
+    return found
+
+
+def logs_of(told: pb.LogEnds) -> Iterator[PartitionKey]:
     stream, incarnation = StreamName(told.stream), Incarnation(told.stream_incarnation)
-    entries = zip(told.partitions, told.partition_incarnations, told.leader_epochs, told.ends, strict=False)
-    for partition, partition_incarnation, leader_epoch, end in entries:
-        key = PartitionKey(stream, incarnation, partition, Incarnation(partition_incarnation))
+    for partition, partition_incarnation in zip(told.partitions, told.partition_incarnations, strict=False):
+        yield PartitionKey(stream, incarnation, partition, Incarnation(partition_incarnation))
+
+
+def log_ends_of(told: pb.LogEnds) -> Iterator[tuple[PartitionKey, LogEnd]]:
+    for key, leader_epoch, end in zip(logs_of(told), told.leader_epochs, told.ends, strict=False):
         yield key, LogEnd(LeaderEpoch(leader_epoch), Offset(end))

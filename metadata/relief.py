@@ -29,6 +29,7 @@ from typing import Final
 from metadata.model import Partition
 from metadata.state import ClusterState
 from wire.stream_config import OnUnderCapacity, StreamConfig
+from wire.turns import LOOKS
 from wire.types import BrokerId, LeaderMove, PartitionKey, Room
 
 MAX_MOVES = 16
@@ -36,7 +37,10 @@ MAX_MOVES = 16
 SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 LOOK_INTERVAL_S = 0.2
-"""While some broker is in need all partitions are looked at this often."""
+"""While some broker is in need a walk through all partitions begins this often, as the one before has ended. It takes a
+turn with each answer to a probe."""
+OF_LED: Final = 2
+"""Looks that a partition takes which a broker in need leads."""
 
 _RANK: Final[Mapping[Room, int]] = {Room.AMPLE: 0, Room.SHORT: 1, Room.FULL: 2}
 
@@ -57,7 +61,10 @@ class Relief:
         self._without_key: set[BrokerId] = set()
         self._under_way: dict[PartitionKey, LeaderMove] = {}
         self._failed: dict[PartitionKey, _Failed] = {}
-        self._look_at = -inf
+        self._in_need: set[BrokerId] = set()
+        self._walk: Iterator[list[PartitionKey]] | None = None
+        """What is left of a walk through the partitions that brokers in need lead."""
+        self._walk_at = -inf
 
     def clear(self) -> None:
         """The controller epoch is over: reports of brokers are forgotten, and moves end by themselves."""
@@ -65,6 +72,7 @@ class Relief:
         self._hanging.clear()
         self._without_key.clear()
         self._failed.clear()
+        self._walk = None
 
     def on_room(self, broker: BrokerId, room: Room) -> None:
         self._rooms[broker] = room
@@ -94,18 +102,30 @@ class Relief:
     def due(self, now: float) -> list[LeaderMove]:
         """Moves to begin now; say how each ended with `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
-        keyless = self._without_key if self._is_any_encrypted() else set()
-        in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
-        if not in_need:
+        keyless = self._without_key if self._without_key and self._is_any_encrypted() else set()
+        self._in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
+        if not self._in_need:
             self._failed.clear()
+            self._walk = None
             return []
-        if now < self._look_at:
-            return []
-        self._look_at = now + LOOK_INTERVAL_S
+        if self._walk is None and now >= self._walk_at:
+            self._walk, self._walk_at = self._state.walk(self._is_led_in_need), now + LOOK_INTERVAL_S
         out: list[LeaderMove] = []
-        for key, partition in self._led_by(in_need):
-            if len(self._under_way) >= MAX_MOVES:
+        looks = 0
+        while self._walk is not None and looks < LOOKS:
+            keys = next(self._walk, None)
+            if keys is None or len(self._under_way) >= MAX_MOVES:
+                self._walk = None
                 break
+            looks += 1 + OF_LED * len(keys)
+            out += self._moves(keys, now)
+        return out
+
+    def _moves(self, keys: Sequence[PartitionKey], now: float) -> Iterator[LeaderMove]:
+        for key in keys:
+            partition = self._state.partition(key)
+            if len(self._under_way) >= MAX_MOVES or partition is None or not self._is_to_move(key, partition):
+                continue
             target = self._target(key, partition)
             if target is None or key in self._under_way or not self._is_due(key, now):
                 continue
@@ -118,8 +138,7 @@ class Relief:
                 disk_hangs=partition.leader in self._hanging,
             )
             self._under_way[key] = move
-            out.append(move)
-        return out
+            yield move
 
     def on_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         self._under_way.pop(move.key, None)
@@ -132,18 +151,21 @@ class Relief:
         failed = self._failed.get(key)
         return failed is None or now >= failed.again_at
 
-    def _led_by(self, in_need: set[BrokerId]) -> Iterator[tuple[PartitionKey, Partition]]:
-        for key, partition in self._state.partitions():
-            if partition.leader in in_need:
-                settings = self._state.streams[key.stream].settings
-                room = self._rooms.get(partition.leader, Room.AMPLE)
-                if (
-                    self._lacks_key(partition.leader, settings)
-                    or partition.leader in self._hanging
-                    or room is Room.FULL
-                    or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
-                ):
-                    yield key, partition
+    def _is_led_in_need(self, partition: Partition) -> bool:
+        return partition.leader in self._in_need
+
+    def _is_to_move(self, key: PartitionKey, partition: Partition) -> bool:
+        """Whether it is led by a broker that should not lead it."""
+        leader, settings = partition.leader, self._state.streams[key.stream].settings
+        if leader is None or leader not in self._in_need:
+            return False
+        room = self._rooms.get(leader, Room.AMPLE)
+        return (
+            self._lacks_key(leader, settings)
+            or leader in self._hanging
+            or room is Room.FULL
+            or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
+        )
 
     def _is_any_encrypted(self) -> bool:
         return any(stream.settings.encryption for stream in self._state.streams.values())

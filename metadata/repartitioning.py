@@ -2,7 +2,8 @@
 is over. Events in, effects out.
 
     PREPARED   the partitions are made. Cutover is proposed when the leader of each partition of both layouts has
-               answered a probe with the generation of the Prepare, or a later one: it is there, and knows that it leads
+               answered a probe with the generation of the Prepare, or a later one, so that it is there, and knows that
+               it leads; and each of them has min ISR members, without which it may not be able to report (R62)
     CUTOVER    leaders report where the layout before ends. Finish is proposed when all of them have, and the clients
                that tell of what they know have applied the cutover; at the latest `repartition_adoption_timeout_s`
                after this controller has found that all have reported
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from metadata.effects import Effect, Note, Propose
 from metadata.failover import DECISION_RETRY_S
@@ -29,6 +31,9 @@ from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD
 from wire.types import BrokerId, Generation, StreamName
+
+LOOKED_AT: Final = 10_000
+"""Partitions of streams that are repartitioned, at a decision, and up to a stream's more: some ms."""
 
 
 @dataclass(slots=True)
@@ -41,9 +46,9 @@ class _Watched:
 
 
 class Repartitioning:
-    """See the module. `state` is read only. `knows(broker)`: the generation in its newest answer to a probe; `live()`:
-    the brokers that are alive; `propose` makes the effect that proposes a command; `epoch()`: the controller epoch of
-    this broker, 0 while it is not the controller."""
+    """See the module. `state` is read only. `knows(broker)`: the generation up to which that broker leads what it is to
+    lead, by its newest answer to a probe; `live()`: the brokers that are alive; `propose` makes the effect that
+    proposes a command; `epoch()`: the controller epoch of this broker, 0 while it is not the controller."""
 
     def __init__(
         self,
@@ -93,27 +98,35 @@ class Repartitioning:
         return None if watched is None or watched.told_at == inf else max(0.0, now - watched.told_at)
 
     def not_ready(self, stream: Stream) -> list[int]:
-        """Partitions of both layouts whose leaders are not known to know of the repartition yet, or that have still to
-        tell of the last one: keys that come from there, or go there, could not be written after the cutover."""
+        """Partitions of both layouts that are below min ISR, whose leaders are not known to know of the repartition
+        yet, or that have still to tell of the last one: keys that come from there, or go there, could not be written
+        after the cutover."""
         marker = stream.repartition
         assert marker is not None
-        untold = not_told(stream)
+        untold = {*not_told(stream)}
         return [
             number
             for number in concerned(stream, marker)
             if (leader := stream.partitions[number].leader) is None
+            or len(stream.partitions[number].isr) < stream.min_isr
             or (self._knows(leader) or 0) < marker.prepared_generation
             or number in untold
         ]
 
     def due(self, now: float) -> list[Effect]:
-        """Commands to propose now."""
+        """Commands to propose now. Of very many partitions it looks at those of some streams, and at the others next
+        time."""
         effects: list[Effect] = []
-        for name, watched in self._watched.items():
+        looked_at = 0
+        for name, watched in [*self._watched.items()]:
+            if looked_at >= LOOKED_AT:
+                break
+            self._watched[name] = self._watched.pop(name)  # behind all others
             stream = self._state.streams.get(name)
             # The state may be ahead of the changes that `on_applied` has told of.
             if stream is None or stream.repartition != watched.marker:
                 continue
+            looked_at += len(stream.partitions)
             if watched.marker.phase is RepartitionPhase.CUTOVER and stream.layouts[-1].is_told:
                 watched.told_at = min(watched.told_at, now)
             if now < watched.retry_at:

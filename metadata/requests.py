@@ -1,8 +1,13 @@
-"""Requests of operators and clients, as the controller decides them: each becomes a command, or a refusal."""
+"""Requests of operators and clients, as the controller decides them: each becomes a command, or a refusal.
+
+Those that grow with the number of partitions are decided in turns (`wire.turns`). The state may change meanwhile, as it
+may before the command is applied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from metadata import stream_settings
 from metadata.commands.partitions import why_not_unclean
@@ -24,7 +29,11 @@ from wire.layouts import check_partition_count, check_partitioner
 from wire.partition_operations import LATEST
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
+from wire.turns import Steps, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, PartitionKey, StreamName
+
+_PIECE: Final = 100
+"""Partitions that are looked at before `Steps` yield."""
 
 
 class AdminRequests:
@@ -62,7 +71,7 @@ class AdminRequests:
         *,
         partitioner: str | None = None,
         voters: int = 1,
-    ) -> pb.Command:
+    ) -> Steps[pb.Command]:
         """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
         cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
         which may still be on their way. `partitioner` None: the default one.
@@ -85,13 +94,13 @@ class AdminRequests:
         if partitioner is not None:
             check_partitioner(partitioner)
         self._check_limits(partitions)
-        return self._create(name, subject, partitions, replication_factor, config, partitioner, voters)
+        return (yield from self._create(name, subject, partitions, replication_factor, config, partitioner, voters))
 
-    def create_internal(self, stream: InternalStream, *, voters: int = 1) -> pb.Command:
+    def create_internal(self, stream: InternalStream, *, voters: int = 1) -> Steps[pb.Command]:
         """Raises TidelogError, as `create_stream`."""
         self._require_controller()
         subject = self._subjects.internal(stream.name)
-        return self._create(stream.name, subject, stream.partitions, None, stream.config, None, voters)
+        return (yield from self._create(stream.name, subject, stream.partitions, None, stream.config, None, voters))
 
     def _create(
         self,
@@ -102,7 +111,7 @@ class AdminRequests:
         config: Mapping[str, str],
         partitioner: str | None,
         voters: int,
-    ) -> pb.Command:
+    ) -> Steps[pb.Command]:
         check_partition_count(partitions)
         factor = replication_factor
         if factor is None:
@@ -111,15 +120,16 @@ class AdminRequests:
             raise TidelogError(
                 Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
             )
-        wanted = stream_settings.with_defaults(config, self._state.defaults)
+        given = StreamConfig.plain(config)
+        wanted = stream_settings.with_defaults(given, self._state.defaults)
         StreamConfig.from_strings(wanted).check(factor)
-        live, assignments = self._assignments(partitions, factor, voters)
+        live, assignments = yield from self._assignments(partitions, factor, voters)
         return pb.Command(
             create_stream=pb.CreateStream(
                 controller_epoch=self._epoch(),
                 name=name,
                 subject=subject,
-                config=dict(config),
+                config=given,
                 replication_factor=factor,
                 partitioner=partitioner or "",
                 brokers=live,
@@ -129,19 +139,25 @@ class AdminRequests:
 
     def _assignments(
         self, partitions: int, factor: int, voters: int, *, beside: Iterable[Partition] = ()
-    ) -> tuple[list[BrokerId], list[pb.Assignment]]:
+    ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
         """Live brokers, and which of them hold so many new partitions of a stream that has those `beside` them."""
         live = self._live_brokers()
         self._check_enough(factor, live, voters)
         live = self._relief.with_room(live, factor)
-        placements = place(
+        placements = yield from place(
             self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance, beside=beside
         )
         index = {broker: place_of for place_of, broker in enumerate(live)}
-        return live, [
-            pb.Assignment(replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader])
-            for placement in placements
-        ]
+        assignments: list[pb.Assignment] = []
+        for piece in pieces(placements, _PIECE):
+            assignments += [
+                pb.Assignment(
+                    replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader]
+                )
+                for placement in piece
+            ]
+            yield 2 * len(piece)
+        return live, assignments
 
     def _check_limits(self, partitions: int, *, streams: int = 1) -> None:
         """Raises TidelogError(LIMIT_REACHED) where so many more streams and partitions are too much."""
@@ -199,9 +215,10 @@ class AdminRequests:
         stream = self._changeable(name)
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
+        wanted = StreamConfig.plain(changes)
         config = stream_settings.altered(
             stream.config,
-            changes=changes,
+            changes=wanted,
             unset=unset,
             defaults=self._state.defaults,
             replication_factor=stream.replication_factor,
@@ -214,12 +231,12 @@ class AdminRequests:
                 controller_epoch=self._epoch(),
                 name=name,
                 incarnation=stream.incarnation,
-                set=dict(changes),
+                set=wanted,
                 unset=unset,
             )
         )
 
-    def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> pb.Command:
+    def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> Steps[pb.Command]:
         """The command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
 
         Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, BAD_CONFIG, LIMIT_REACHED;
@@ -234,8 +251,8 @@ class AdminRequests:
         assignments: list[pb.Assignment] = []
         if missing:
             self._check_limits(len(missing), streams=0)
-            live, assignments = self._assignments(
-                len(missing), stream.replication_factor, voters, beside=stream.partitions.values()
+            live, assignments = yield from self._assignments(
+                len(missing), stream.replication_factor, voters, beside=[*stream.partitions.values()]
             )
         return pb.Command(
             prepare_repartition=pb.PrepareRepartition(
@@ -297,7 +314,7 @@ class AdminRequests:
 
     def delete_records(
         self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
-    ) -> pb.Command:
+    ) -> Steps[pb.Command]:
         """`before`: by partition, where its records begin from now on; LATEST: at the end of its committed log.
         `committed`: the LeaderEpoch of the leader that told that end, and the end. All is done, or nothing.
 
@@ -308,6 +325,7 @@ class AdminRequests:
             raise TidelogError(Code.BAD_REQUEST, f"no records of stream {name} are to be deleted; name a partition")
         items = []
         for number, asked in sorted(before.items()):
+            yield 3
             key, _ = self._find(name, number)
             if asked < LATEST:
                 raise TidelogError(
@@ -340,8 +358,9 @@ class AdminRequests:
         self._require_controller()
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
-        stream_settings.altered_defaults(self._state.defaults, changes=changes, unset=unset)
-        return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=dict(changes), unset=unset))
+        wanted = StreamConfig.plain(changes)
+        stream_settings.altered_defaults(self._state.defaults, changes=wanted, unset=unset)
+        return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=wanted, unset=unset))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
         """The move that is to be asked of the leader, so that `target` can lead in its place.

@@ -1,16 +1,30 @@
-"""The cluster state as bytes and back. Equal states give equal bytes: everything is written in sorted order."""
+"""The cluster state as bytes and back, in turns (`wire.turns`). Equal states give equal bytes: everything is written in
+sorted order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from metadata.model import Broker, Outcome, Partition, Repartition, RepartitionPhase, Returned, Stream, Withdrawn
+from metadata.model import (
+    Broker,
+    LostDecisions,
+    Outcome,
+    Partition,
+    Repartition,
+    RepartitionPhase,
+    Returned,
+    Stream,
+    Withdrawn,
+)
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
 from wire.layouts import Layout
+from wire.turns import Steps, pieces
 from wire.types import (
     BrokerId,
     Generation,
@@ -24,6 +38,11 @@ from wire.types import (
 )
 
 VERSION = 1
+
+PIECE: Final = 50
+"""Partitions that are handled before `Steps` yield."""
+LOOKS_OF_PARTITION: Final = 3
+LOOKS_OF_STREAM: Final = 10
 
 _STATES = (PartitionState.ACTIVE, PartitionState.DRAINING, PartitionState.RETIRED)
 _PHASES = (RepartitionPhase.PREPARED, RepartitionPhase.CUTOVER)
@@ -46,6 +65,10 @@ class Contents:
     """Recorded outcomes by sequence; least recently heard client first."""
     unclean_elections: int
     """How often an operator has accepted a loss, since the cluster began."""
+    rules: int
+    """See `metadata.rules`."""
+    lost: tuple[LostDecisions, ...]
+    """One for each time that the cluster began anew (`metadata.recovery`)."""
 
     @classmethod
     def empty(cls) -> Contents:
@@ -61,18 +84,20 @@ class Contents:
             streams={},
             clients={},
             unclean_elections=0,
+            rules=0,
+            lost=(),
         )
 
 
-def encode(contents: Contents) -> bytes:
-    names = sorted(
-        {
-            replica
-            for stream in contents.streams.values()
-            for part in stream.partitions.values()
-            for replica in part.replicas
-        }
-    )
+def encoding(contents: Contents) -> Steps[bytes]:
+    """The bytes of a state that does not change meanwhile."""
+    found: set[BrokerId] = set()
+    for stream in contents.streams.values():
+        yield 1
+        for part in pieces(stream.partitions.values(), PIECE):
+            yield len(part)
+            found.update(chain.from_iterable(partition.replicas for partition in part))
+    names = sorted(found)
     place = {name: index for index, name in enumerate(names)}
     snapshot = pb.Snapshot(
         version=VERSION,
@@ -95,28 +120,28 @@ def encode(contents: Contents) -> bytes:
             for _, broker in sorted(contents.brokers.items())
         ],
         names=names,
-        streams=[_stream_to_pb(stream, place) for _, stream in sorted(contents.streams.items())],
-        clients=[
-            pb.ClientState(
-                client=client,
-                outcomes=[
-                    pb.RecordedOutcome(
-                        sequence=sequence,
-                        code=outcome.code.name if outcome.code else "",
-                        message=outcome.message,
-                        value=outcome.value,
-                    )
-                    for sequence, outcome in sorted(outcomes.items())
-                ],
-            )
-            for client, outcomes in contents.clients.items()
-        ],
         unclean_elections=contents.unclean_elections,
+        rules=contents.rules,
+        lost=[pb.Generations(first=each.first, last=each.last) for each in contents.lost],
     )
+    for _, stream in sorted(contents.streams.items()):
+        yield from _stream_to_pb(stream, place, snapshot.streams.add())
+    for client, outcomes in contents.clients.items():
+        yield len(outcomes)
+        recorded = [
+            pb.RecordedOutcome(
+                sequence=sequence,
+                code=outcome.code.name if outcome.code else "",
+                message=outcome.message,
+                value=outcome.value,
+            )
+            for sequence, outcome in sorted(outcomes.items())
+        ]
+        snapshot.clients.add(client=client, outcomes=recorded)
     return snapshot.SerializeToString(deterministic=True)
 
 
-def decode(data: bytes) -> Contents:
+def decoding(data: bytes) -> Steps[Contents]:
     """Raises CorruptData when the bytes are not a snapshot that this version can read."""
     try:
         snapshot = pb.Snapshot.FromString(data)
@@ -127,13 +152,27 @@ def decode(data: bytes) -> Contents:
             f"metadata snapshot of version {snapshot.version}, this broker reads version {VERSION}; update the broker"
         )
     try:
-        return _contents_from_pb(snapshot)
+        return (yield from _contents_from_pb(snapshot))
     except (IndexError, KeyError, TidelogError) as error:
         raise CorruptData(f"metadata snapshot of generation {snapshot.generation}: {error!r}") from error
 
 
-def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
+def _contents_from_pb(snapshot: pb.Snapshot) -> Steps[Contents]:
     names = [BrokerId(name) for name in snapshot.names]
+    streams: dict[StreamName, Stream] = {}
+    for stream in snapshot.streams:
+        streams[StreamName(stream.name)] = yield from _stream_from_pb(stream, names)
+    clients: dict[str, dict[int, Outcome]] = {}
+    for client in snapshot.clients:
+        yield len(client.outcomes)
+        clients[client.client] = {
+            recorded.sequence: Outcome(
+                code=Code[recorded.code] if recorded.code else None,
+                message=recorded.message,
+                value=recorded.value,
+            )
+            for recorded in client.outcomes
+        }
     return Contents(
         generation=Generation(snapshot.generation),
         cluster_id=snapshot.cluster_id,
@@ -153,27 +192,20 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Contents:
             )
             for broker in snapshot.brokers
         },
-        streams={StreamName(stream.name): _stream_from_pb(stream, names) for stream in snapshot.streams},
-        clients={
-            client.client: {
-                recorded.sequence: Outcome(
-                    code=Code[recorded.code] if recorded.code else None,
-                    message=recorded.message,
-                    value=recorded.value,
-                )
-                for recorded in client.outcomes
-            }
-            for client in snapshot.clients
-        },
+        streams=streams,
+        clients=clients,
         unclean_elections=snapshot.unclean_elections,
+        rules=snapshot.rules,
+        lost=tuple(LostDecisions(Generation(each.first), Generation(each.last)) for each in snapshot.lost),
     )
 
 
-def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamState:
+def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int], written: pb.StreamState) -> Steps[None]:
     def places(brokers: Iterable[BrokerId]) -> list[int]:
         return [place[broker] for broker in brokers]
 
-    return pb.StreamState(
+    yield LOOKS_OF_STREAM
+    head = pb.StreamState(
         name=stream.name,
         subject=stream.subject,
         incarnation=stream.incarnation,
@@ -194,8 +226,13 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
         ],
         placement=stream.placement,
         leader_pin=stream.leader_pin,
-        partitions=[
-            pb.PartitionStateRecord(
+        repartition=None if stream.repartition is None else _repartition_to_pb(stream.repartition),
+    )
+    written.MergeFrom(head)
+    for part in pieces(sorted(stream.partitions.items()), PIECE):
+        yield LOOKS_OF_PARTITION * len(part)
+        for number, partition in part:
+            written.partitions.add(
                 partition=number,
                 incarnation=partition.incarnation,
                 state=_STATES.index(partition.state),
@@ -221,14 +258,15 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int]) -> pb.StreamSta
                 unclean_epoch=partition.unclean_epoch,
                 loss_epoch=partition.loss_epoch,
                 returned=[
-                    pb.Returned(replica=place[entry.replica], leader_epoch=entry.log.leader_epoch, end=entry.log.offset)
+                    pb.Returned(
+                        replica=place[entry.replica],
+                        incarnation=entry.incarnation,
+                        leader_epoch=entry.log.leader_epoch,
+                        end=entry.log.offset,
+                    )
                     for entry in partition.returned
                 ],
             )
-            for number, partition in sorted(stream.partitions.items())
-        ],
-        repartition=None if stream.repartition is None else _repartition_to_pb(stream.repartition),
-    )
 
 
 def _repartition_to_pb(repartition: Repartition) -> pb.Repartition:
@@ -241,33 +279,16 @@ def _repartition_to_pb(repartition: Repartition) -> pb.Repartition:
     )
 
 
-def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
+def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Steps[Stream]:
     def brokers(places: Iterable[int]) -> tuple[BrokerId, ...]:
         return tuple(names[index] for index in places)
 
-    return Stream(
-        name=StreamName(stream.name),
-        subject=stream.subject,
-        incarnation=Incarnation(stream.incarnation),
-        kind=stream.kind,
-        config=dict(sorted(stream.config.items())),
-        replication_factor=stream.replication_factor,
-        partitioner=stream.partitioner,
-        partitioning_version=stream.partitioning_version,
-        routing_generation=Generation(stream.routing_generation or stream.incarnation),
-        layouts=tuple(
-            Layout(
-                version=layout.version,
-                partitions=layout.partitions,
-                starts=tuple(layout.starts),
-                generation=layout.generation,
-            )
-            for layout in stream.layouts
-        ),
-        placement=stream.placement,
-        leader_pin=stream.leader_pin,
-        partitions={
-            record.partition: Partition(
+    yield LOOKS_OF_STREAM
+    partitions: dict[int, Partition] = {}
+    for part in pieces(stream.partitions, PIECE):
+        yield LOOKS_OF_PARTITION * len(part)
+        for record in part:
+            partitions[record.partition] = Partition(
                 incarnation=Incarnation(record.incarnation),
                 state=_STATES[record.state],
                 replicas=brokers(record.replicas),
@@ -289,12 +310,36 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Stream:
                 unclean_epoch=LeaderEpoch(record.unclean_epoch),
                 loss_epoch=LeaderEpoch(max(record.loss_epoch, record.unclean_epoch)),
                 returned=tuple(
-                    Returned(names[entry.replica], LogEnd(LeaderEpoch(entry.leader_epoch), Offset(entry.end)))
+                    Returned(
+                        names[entry.replica],
+                        Incarnation(entry.incarnation),
+                        LogEnd(LeaderEpoch(entry.leader_epoch), Offset(entry.end)),
+                    )
                     for entry in record.returned
                 ),
             )
-            for record in stream.partitions
-        },
+    return Stream(
+        name=StreamName(stream.name),
+        subject=stream.subject,
+        incarnation=Incarnation(stream.incarnation),
+        kind=stream.kind,
+        config=dict(sorted(stream.config.items())),
+        replication_factor=stream.replication_factor,
+        partitioner=stream.partitioner,
+        partitioning_version=stream.partitioning_version,
+        routing_generation=Generation(stream.routing_generation or stream.incarnation),
+        layouts=tuple(
+            Layout(
+                version=layout.version,
+                partitions=layout.partitions,
+                starts=tuple(layout.starts),
+                generation=layout.generation,
+            )
+            for layout in stream.layouts
+        ),
+        placement=stream.placement,
+        leader_pin=stream.leader_pin,
+        partitions=partitions,
         repartition=_repartition_from_pb(stream.repartition) if stream.HasField("repartition") else None,
     )
 

@@ -16,11 +16,20 @@ Every decision is a compare-and-set, checked here and nowhere else:
 
 A command may carry (client, sequence): repeated, as when its proposer could not know the outcome, it is answered with
 its first outcome.
+
+A command that looks at very many partitions is worked out in turns, between which the broker does other work, and takes
+effect at once. `prepare` computes on a fork of the state, and `apply` puts that in the state's place. Nothing else is
+applied in between, so `apply` alone comes to the same state, and takes the whole time. Small commands are carried out
+by `apply`, on the state itself.
+
+    prepare(command) ──False──> prepare(command) … ──True──> apply(command)
+                                       └────── restore: what was worked out is dropped
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -31,38 +40,81 @@ from metadata.commands.ledger import Ledger
 from metadata.model import Changes, Outcome, Stream
 from wire import metadata_pb2 as pb
 from wire.errors import Code
-from wire.types import Incarnation, PartitionKey, StreamName
+from wire.turns import LOOKS, Steps, Turns, pieces
+from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, StreamName
 
 MAX_CLIENTS = 1024
 """Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
 OUTCOMES_PER_CLIENT = 64
 """Outcomes kept per client; a sequence number that is older than all of them is refused."""
 
+SMALL_COMMAND_BYTES: Final = 16 << 10
+"""A command that is no longer, and looks only at partitions that it names, needs no turns."""
+
+PIECE: Final = 50
+"""Partitions that are compared before `Steps` yield."""
+
+_AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids"})
+"""Commands that look at no partition."""
+_OF_NAMED: Final = frozenset({"alter_isr", "elect_leaders", "withdraw", "remove_retired"})
+"""Commands that look at the partitions that they name. All others may look at those of a stream, or of the cluster."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """The next command."""
+
+    command: bytes
+    message: pb.Command
+    ledger: Ledger
+    """A fork of the state where it takes turns."""
+    turns: Turns[Outcome] | None
+    """None: it takes none."""
+
 
 class ClusterState(Cluster):
     """See the module."""
 
     def __init__(self) -> None:
-        self._become(snapshot.Contents.empty())
+        self._become(snapshot.Contents.empty(), {})
 
-    def _become(self, contents: snapshot.Contents) -> None:
-        super().__init__(contents, {})
-        self._ledger = Ledger(self._contents, self._led)
-        for _, partition in self.partitions():
-            self._ledger.count_leader(partition.leader, 1)
+    def _become(self, contents: snapshot.Contents, led: dict[BrokerId, int]) -> None:
+        Cluster.__init__(self, contents, led)
+        self._ledger = Ledger(contents, led)
+        self._prepared: _Prepared | None = None
 
     def snapshot(self) -> bytes:
-        return snapshot.encode(self._contents)
+        return Turns(snapshot.encoding(self._contents)).finish()
+
+    def encoding(self) -> Steps[bytes]:
+        """A snapshot of the state as it is now, while commands are applied."""
+        return snapshot.encoding(self._ledger.picture())
 
     def restore(self, data: bytes) -> Changes:
-        """Become the state of that snapshot; returns the differences from the state until now. Raises CorruptData."""
-        old, new = self._contents, snapshot.decode(data)
-        before = self._seen_by_views()
-        self._become(new)
-        after = self._seen_by_views()
+        """As `restoring`, in one go."""
+        return Turns(self.restoring(data)).finish()
+
+    def restoring(self, data: bytes) -> Steps[Changes]:
+        """Become the state of that snapshot, with the last step; returns the differences from the state until now, to
+        which nothing is applied meanwhile. Raises CorruptData."""
+        old, new = self._contents, (yield from snapshot.decoding(data))
+        partitions: list[PartitionKey] = []
+        gone: list[PartitionKey] = []
+        led: dict[BrokerId, int] = {}
+        for name in sorted({**old.streams, **new.streams}):
+            changed, left = yield from _differences(old.streams.get(name), new.streams.get(name), led)
+            partitions += changed
+            gone += left
+        repartitioned = []
+        for name, stream in sorted(new.streams.items()):
+            yield 1 + len(stream.partitions) // 10
+            known = old.streams.get(name)
+            if known is not None and _routing(known) != _routing(stream):
+                repartitioned.append(name)
+        self._become(new, led)
         return Changes(
-            partitions=tuple(sorted(key for key, found in after.items() if before.get(key) != found)),
-            gone=tuple(sorted(key for key in before if key not in after)),
+            partitions=tuple(partitions),
+            gone=tuple(gone),
             brokers=tuple(
                 sorted(
                     broker
@@ -72,83 +124,54 @@ class ClusterState(Cluster):
             ),
             controller=old.controller_epoch != new.controller_epoch,
             streams=_incarnations(old) != _incarnations(new),
-            repartitioned=tuple(
-                name
-                for name, stream in sorted(new.streams.items())
-                if (known := old.streams.get(name)) is not None and _routing(known) != _routing(stream)
-            ),
+            repartitioned=tuple(repartitioned),
         )
 
-    def _seen_by_views(self) -> dict[PartitionKey, tuple[object, ...]]:
-        shared = {name: stream.shared for name, stream in self.streams.items()}
-        return {key: (partition, shared[key.stream]) for key, partition in self.partitions()}
+    def prepare(self, command: bytes) -> bool:
+        """Do a turn of the work for `apply(command)`, which must be the next one. True: `apply` has little left to do.
+        Nothing that readers see is changed."""
+        if self._prepared is None or self._prepared.command != command:
+            try:
+                self._prepared = self._begin(command)
+            except DecodeError:
+                return True
+        try:
+            return self._prepared.turns is None or self._prepared.turns.turn(LOOKS)
+        except BaseException:
+            self._prepared = None
+            raise
+
+    def _begin(self, command: bytes) -> _Prepared:
+        """Raises DecodeError."""
+        message = pb.Command.FromString(command)
+        kind = message.WhichOneof("body")
+        is_small = kind in _AT_ONCE or (kind in _OF_NAMED and len(command) <= SMALL_COMMAND_BYTES)
+        if is_small or kind is None or self._recorded(message) is not None:
+            return _Prepared(command, message, self._ledger, None)
+        fork = self._ledger.fork()
+        return _Prepared(command, message, fork, Turns(_in_steps(fork, message)))
 
     def apply(self, command: bytes) -> Outcome:
         """Never raises, whatever the bytes."""
+        prepared, self._prepared = self._prepared, None
         try:
-            message = pb.Command.FromString(command)
+            if prepared is None or prepared.command != command:
+                prepared = self._begin(command)
         except DecodeError as error:
             return self._ledger.refuse(
                 Code.BAD_REQUEST, f"a metadata command of {len(command)} bytes cannot be read: {error}"
             )
-        recorded = self._recorded(message)
+        recorded = self._recorded(prepared.message)
         if recorded is not None:
             return recorded
-        outcome = self._dispatch(message)
-        self._record(message, outcome)
+        if prepared.turns is None:
+            outcome = Turns(_in_steps(self._ledger, prepared.message)).finish()
+        else:
+            outcome = prepared.turns.finish()
+            self._ledger.take_over(prepared.ledger)
+            Cluster.__init__(self, self._ledger.contents, self._ledger.leaderships)
+        self._record(prepared.message, outcome)
         return outcome
-
-    def _dispatch(self, message: pb.Command) -> Outcome:
-        ledger = self._ledger
-        match message.WhichOneof("body"):
-            case "begin_controller_epoch":
-                return brokers.begin_controller_epoch(ledger, message.begin_controller_epoch)
-            case "register_broker":
-                return brokers.register_broker(ledger, message.register_broker)
-            case "brokers_dead":
-                return brokers.brokers_dead(ledger, message.brokers_dead)
-            case "create_stream":
-                return streams.create_stream(ledger, message.create_stream)
-            case "alter_stream":
-                return streams.alter_stream(ledger, message.alter_stream)
-            case "set_readonly":
-                return streams.set_readonly(ledger, message.set_readonly)
-            case "set_paused":
-                return streams.set_paused(ledger, message.set_paused)
-            case "alter_paused":
-                return partitions.alter_paused(ledger, message.alter_paused)
-            case "delete_records":
-                return streams.delete_records(ledger, message.delete_records)
-            case "alter_cluster":
-                return streams.alter_cluster(ledger, message.alter_cluster)
-            case "delete_stream":
-                return streams.delete_stream(ledger, message.delete_stream)
-            case "alter_isr":
-                return partitions.alter_isr(ledger, message.alter_isr)
-            case "elect_leaders":
-                return partitions.elect_leaders(ledger, message.elect_leaders)
-            case "withdraw":
-                return partitions.withdraw(ledger, message.withdraw)
-            case "allocate_producer_ids":
-                return producers.allocate_producer_ids(ledger, message.allocate_producer_ids)
-            case "unclean_elect":
-                return partitions.elect_unclean(ledger, message.unclean_elect)
-            case "prepare_repartition":
-                return repartition.prepare(ledger, message.prepare_repartition)
-            case "cancel_repartition":
-                return repartition.cancel(ledger, message.cancel_repartition)
-            case "cutover":
-                return repartition.cut_over(ledger, message.cutover)
-            case "report_cutover":
-                return repartition.report_cutover(ledger, message.report_cutover)
-            case "finish_repartition":
-                return repartition.finish(ledger, message.finish_repartition)
-            case "remove_retired":
-                return repartition.remove_retired(ledger, message.remove_retired)
-            case None:
-                return ledger.refuse(
-                    Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"
-                )
 
     def _recorded(self, message: pb.Command) -> Outcome | None:
         outcomes = self._contents.clients.get(message.client) if message.client else None
@@ -175,6 +198,82 @@ class ClusterState(Cluster):
         clients[message.client] = outcomes
         if len(clients) > MAX_CLIENTS:
             del clients[next(iter(clients))]
+
+
+def _in_steps(ledger: Ledger, message: pb.Command) -> Steps[Outcome]:
+    outcome = _dispatch(ledger, message)
+    return outcome if isinstance(outcome, Outcome) else (yield from outcome)
+
+
+def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
+    match message.WhichOneof("body"):
+        case "begin_controller_epoch":
+            return brokers.begin_controller_epoch(ledger, message.begin_controller_epoch)
+        case "register_broker":
+            return brokers.register_broker(ledger, message.register_broker)
+        case "brokers_dead":
+            return brokers.brokers_dead(ledger, message.brokers_dead)
+        case "create_stream":
+            return streams.create_stream(ledger, message.create_stream)
+        case "alter_stream":
+            return streams.alter_stream(ledger, message.alter_stream)
+        case "set_readonly":
+            return streams.set_readonly(ledger, message.set_readonly)
+        case "set_paused":
+            return streams.set_paused(ledger, message.set_paused)
+        case "alter_paused":
+            return partitions.alter_paused(ledger, message.alter_paused)
+        case "delete_records":
+            return streams.delete_records(ledger, message.delete_records)
+        case "alter_cluster":
+            return streams.alter_cluster(ledger, message.alter_cluster)
+        case "delete_stream":
+            return streams.delete_stream(ledger, message.delete_stream)
+        case "alter_isr":
+            return partitions.alter_isr(ledger, message.alter_isr)
+        case "elect_leaders":
+            return partitions.elect_leaders(ledger, message.elect_leaders)
+        case "withdraw":
+            return partitions.withdraw(ledger, message.withdraw)
+        case "allocate_producer_ids":
+            return producers.allocate_producer_ids(ledger, message.allocate_producer_ids)
+        case "unclean_elect":
+            return partitions.elect_unclean(ledger, message.unclean_elect)
+        case "prepare_repartition":
+            return repartition.prepare(ledger, message.prepare_repartition)
+        case "cancel_repartition":
+            return repartition.cancel(ledger, message.cancel_repartition)
+        case "cutover":
+            return repartition.cut_over(ledger, message.cutover)
+        case "report_cutover":
+            return repartition.report_cutover(ledger, message.report_cutover)
+        case "finish_repartition":
+            return repartition.finish(ledger, message.finish_repartition)
+        case "remove_retired":
+            return repartition.remove_retired(ledger, message.remove_retired)
+        case None:
+            return ledger.refuse(
+                Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"
+            )
+
+
+def _differences(
+    old: Stream | None, new: Stream | None, led: dict[BrokerId, int]
+) -> Steps[tuple[list[PartitionKey], list[PartitionKey]]]:
+    """Partitions of one name whose views have changed, and those that are gone, sorted; their leaders are counted."""
+    known = {} if old is None else {old.key(number): partition for number, partition in old.partitions.items()}
+    is_alike = old is not None and new is not None and old.shared == new.shared
+    changed: list[PartitionKey] = []
+    if new is not None:
+        for part in pieces(sorted(new.partitions.items()), PIECE):
+            yield 2 * len(part)
+            for number, partition in part:
+                key = new.key(number)
+                if known.pop(key, None) != partition or not is_alike:
+                    changed.append(key)
+                if partition.leader is not None:
+                    led[partition.leader] = led.get(partition.leader, 0) + 1
+    return changed, sorted(known, key=KEY_ORDER)
 
 
 def _routing(stream: Stream) -> tuple[object, ...]:

@@ -10,6 +10,7 @@
     scripts/bench spark                        the Spark connector, beside Parquet and an Arrow pipe (about 10 minutes)
     scripts/bench routing                      pushes of routes, and how soon a new leader is known (a minute)
     scripts/bench ids                          message ids: memory, and CPU time of each record (half a minute)
+    scripts/bench bounds                       the longest steps of coordinators and of the cluster's state (a minute)
 
 {workloads}
 
@@ -32,6 +33,7 @@ from types import ModuleType
 
 from scripts.benchmarks import (
     acked,
+    bounds,
     catchup,
     failover,
     ids,
@@ -65,6 +67,8 @@ KILLS, QUICK_KILLS = 10, 4
 def main(words: list[str]) -> int:
     if words[:1] == ["ids"]:
         return _ids(words[1:])
+    if words[:1] == ["bounds"]:
+        return _bounds(words[1:])
     if words[:1] == ["spark"]:
         return _spark(words[1:])
     if words[:1] == ["routing"]:
@@ -77,6 +81,16 @@ def _ids(words: list[str]) -> int:
     parser.add_argument("--ids", type=int, default=1_000_000, help="of the window (default: %(default)s)")
     for what, figure in ids.rows(parser.parse_args(words).ids):
         print(f"{what:<70} {figure:>12}", flush=True)
+    return 0
+
+
+def _bounds(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench bounds", description=bounds.__doc__)
+    parser.add_argument("--producers", type=int, default=200_000, help="whose memory is measured (%(default)s)")
+    parser.add_argument("--partitions", type=int, default=100_000, help="of the cluster (default: %(default)s)")
+    options = parser.parse_args(words)
+    for what, figure in bounds.rows(options.producers, options.partitions):
+        print(f"{what:<90} {figure:>14}", flush=True)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code."""
+"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code.
+
+The module has more than 600 lines because it is one table.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
 from metadata.raft.introductions import MAX_INTRODUCTIONS
 from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
 from metadata.raft.types import CONNECTION_TIMEOUT_S
+from metadata.runtime.answers import MAX_STATUS_REQUESTS
 from metadata.runtime.messages import MAX_MESSAGE_BYTES
 from metadata.runtime.namespace import (
     FLOOD,
@@ -40,13 +44,14 @@ from tidelog.groups.group import (
     MAX_METADATA,
     MAX_METADATA_BYTES,
     MAX_TARGET_BYTES,
+    TURN,
 )
 from tidelog.groups.group import MAX_OFFSETS as MAX_GROUP_OFFSETS
 from tidelog.groups.group import MAX_PARTITIONS as MAX_GROUP_PARTITIONS
 from tidelog.groups.group import MAX_SUBSCRIPTIONS as MAX_GROUP_SUBSCRIPTIONS
 from tidelog.groups.members import MAX_PATTERNS, MAX_STARS, MAX_SUBSCRIPTION
 from tidelog.groups.pending import MAX_PENDING, MAX_PENDING_BYTES
-from tidelog.groups.shard import MAX_GROUPS, MAX_OF_ALL, MAX_REQUESTS, MAX_WORK
+from tidelog.groups.shard import MAX_ASKED, MAX_FORGOTTEN, MAX_GROUPS, MAX_OF_ALL, MAX_REQUESTS, MAX_WORK
 from tidelog.runtime.delivery import MAX_HEADER_BYTES
 from tidelog.runtime.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.runtime.pace import ANSWER_BYTES_PER_S, REST
@@ -66,7 +71,15 @@ from tidelog.server.log_limit import MAX_ARGUMENT, MAX_BYTES, MAX_BYTES_OF_ALL, 
 from tidelog.server.peers.replay import WINDOW
 from tidelog.server.peers.tags import MAX_SENDERS, UNHEARD_PER_S
 from tidelog.transactions.families import MAX_FAMILIES, MAX_TOLD
-from tidelog.transactions.shard import MAX_HELD, MAX_IDS, MAX_PARTICIPANTS_OF_ALL
+from tidelog.transactions.shard import MAX_ASKED as MAX_PARTICIPANTS_ASKED
+from tidelog.transactions.shard import (
+    MAX_HELD,
+    MAX_IDS,
+    MAX_IDS_OF_FAMILY,
+    MAX_PARTICIPANTS_OF_ALL,
+    MAX_PARTICIPANTS_OF_FAMILY,
+)
+from tidelog.transactions.shard import MAX_REQUESTS as MAX_TRANSACTION_REQUESTS
 from wire.adoption import MAX_REPORT_BYTES, MAX_STREAMS, SESSION_TTL_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
@@ -83,6 +96,7 @@ from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES
 from wire.transactions import MAX_ADDED, MAX_PARTICIPANTS
 from wire.transactions import MAX_MEMBERS as MAX_FAMILY_MEMBERS
+from wire.turns import LOOKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +155,8 @@ BOUNDS = (
     ),
     Bound(
         on="questions to other brokers, for `cluster.status` and descriptions",
-        limit="one that is under way and one that waits, of each broker, kind and stream; requests share them",
+        limit="one that is under way and one that waits, of each broker, kind, stream and partitions; requests share"
+        f" them; a broker answers {MAX_STATUS_REQUESTS} at a time",
         where="metadata/runtime/rounds.py",
         answer="the usual answer",
     ),
@@ -253,8 +268,8 @@ BOUNDS = (
     ),
     Bound(
         on="time of the event loop for requests to the API",
-        limit=f"everything else has its turn for at least {REST:g} times as long;"
-        f" {ANSWER_BYTES_PER_S} bytes of answers a second",
+        limit=f"everything else has its turn for at least {REST:g} times as long, and after {LOOKS} looks of a request"
+        f" at streams, partitions, replicas or groups; {ANSWER_BYTES_PER_S} bytes of answers a second",
         where="tidelog/runtime/pace.py",
         answer="the usual answer, later",
     ),
@@ -444,10 +459,11 @@ BOUNDS = (
     ),
     Bound(
         on="what a coordinator of transactions keeps: `transactional_ids`, `transactional_families`,"
-        " `transaction_participants`",
-        limit=f"{MAX_IDS} ids, {MAX_FAMILIES} families with their last commits, {MAX_PARTICIPANTS_OF_ALL} partitions"
-        f" and groups that take part; {MAX_PARTICIPANTS} of one transaction, {MAX_ADDED} added at once,"
-        f" {MAX_FAMILY_MEMBERS} transactions of a family committed together, in {MAX_TOLD} partitions and groups",
+        " `transaction_participants`; of one family `family_ids`, `family_participants`",
+        limit=f"{MAX_IDS} ids, {MAX_IDS_OF_FAMILY} of one family, {MAX_FAMILIES} families with their last commits,"
+        f" {MAX_PARTICIPANTS_OF_ALL} partitions and groups that take part, {MAX_PARTICIPANTS_OF_FAMILY} of one family;"
+        f" {MAX_PARTICIPANTS} of one transaction, {MAX_ADDED} added at once, {MAX_FAMILY_MEMBERS} transactions of a"
+        f" family committed together, in {MAX_TOLD} partitions and groups",
         where="tidelog/transactions/shard.py",
         answer="LIMIT_REACHED; BAD_REQUEST for a request with more",
         counter="refused_coordinator_limits",
@@ -493,9 +509,17 @@ BOUNDS = (
     ),
     Bound(
         on="work of a coordinator of groups before others have their turn on the event loop",
-        limit=f"{MAX_REQUESTS} requests; {MAX_WORK} names, partitions and offsets that groups look at, or the step of"
-        " one group",
+        limit=f"{MAX_REQUESTS} requests, that look at {MAX_ASKED} members and offsets, or one; {MAX_WORK} names,"
+        f" partitions and offsets that groups look at, or the step of one group; {TURN} partitions, members and names"
+        f" in computing its targets; {MAX_FORGOTTEN} records of a group that is forgotten",
         where="tidelog/groups/shard.py",
+        answer="no error",
+    ),
+    Bound(
+        on="work of a coordinator of transactions before others have their turn on the event loop",
+        limit=f"{MAX_TRANSACTION_REQUESTS} requests; {MAX_PARTICIPANTS_ASKED} participants and transactional ids, or"
+        " one request",
+        where="tidelog/transactions/shard.py",
         answer="no error",
     ),
     Bound(
@@ -530,6 +554,12 @@ BOUNDS = (
         limit="`max_producers_per_partition`; the one that has been silent for longest is forgotten",
         where="dataplane/replica/producers.py",
         answer="UNKNOWN_PRODUCER_ID, the one that was forgotten",
+    ),
+    Bound(
+        on="producers that a broker remembers, of all its partitions, `producers`",
+        limit="`max_producers_of_all`, but for what comes to its followers; those that are known go on",
+        where="dataplane/broker/producers_of_all.py",
+        answer="BACKPRESSURE, to those that are new in a partition",
     ),
     Bound(
         on="depth and numbers of JSON",

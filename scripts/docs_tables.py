@@ -128,6 +128,9 @@ def permissions() -> str:
     transactional = permissions_of(Role.PRODUCER, replace(scope, transactional_ids=("ID",)))
     more = tuple(grant for grant in transactional.publish if grant not in granted[f"`{Role.PRODUCER.value}`"].publish)
     granted["`producer` with `--transactional-id`: also"] = Permissions(more, transactional.subscribe)
+    with_group = permissions_of(Role.PRODUCER, replace(scope, transactional_ids=("ID",), groups=("GROUP",)))
+    more = tuple(grant for grant in with_group.publish if grant not in transactional.publish)
+    granted["`producer` with `--transactional-id` and `--group`: also"] = Permissions(more, with_group.subscribe)
     return _table(
         ("role", "publishes to", "subscribes to"),
         ((name, spelled(each.publish), spelled(each.subscribe)) for name, each in granted.items()),

@@ -159,11 +159,9 @@ Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
 
 
 class StoredFuzz:
-    """One run on a cluster that has ports of Liftbridge's."""
+    """One run on a cluster that has ports of Liftbridge's. Strangers send under the ids of honest producers, too."""
 
-    def __init__(self, cluster: DevCluster, seed: int, *, forgers: bool = True) -> None:
-        """`forgers`: strangers send under the ids of honest producers, too."""
-        self._forgers = forgers
+    def __init__(self, cluster: DevCluster, seed: int) -> None:
         self._cluster = cluster
         self._seed = seed
         self._some = Appendables(seed)
@@ -190,7 +188,7 @@ class StoredFuzz:
                 lambda: self._transact(client),
                 lambda: self._under_a_foreign_id(client, stranger),
             ]
-            weights = (40, 20, 30, 10, 2, 3 if self._forgers else 0)
+            weights = (40, 20, 30, 10, 2, 3)
             while self._names < appends:
                 await asyncio.gather(
                     *(kind() for kind in self._rng.choices(kinds, weights, k=min(50, appends - self._names)))

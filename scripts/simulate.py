@@ -58,9 +58,17 @@ class Verdict(NamedTuple):
 
 
 def settle_in() -> None:
-    """Prepares a worker: the garbage collector need not look at its present objects after every world."""
+    """Prepares a worker: the garbage collector need not look at its present objects after every world, and prints
+    nothing of coroutines that a killed process left in the middle of their closing."""
     gc.collect()
     gc.freeze()
+    print_unraisable = sys.unraisablehook
+
+    def print_but_killed(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "coroutine ignored GeneratorExit":
+            print_unraisable(unraisable)
+
+    sys.unraisablehook = print_but_killed
 
 
 def judge(seed: int, scenario: str | None) -> Verdict:

@@ -60,6 +60,12 @@ def undecoded(handler: RawHandler) -> MessageHandler:
     return on_message
 
 
+def patterns_of(subject: str) -> tuple[str, str, str]:
+    """What brokers subscribe to that matches: the subject, and `*` in place of the last token, or of the last two."""
+    above, _, _ = subject.rpartition(".")
+    return subject, f"{above}.*", f"{above.rpartition('.')[0]}.*.*"
+
+
 class Hub:
     def __init__(self) -> None:
         self.handlers: dict[str, list[tuple[object, MessageHandler]]] = {}
@@ -73,8 +79,8 @@ class Hub:
         if self.lose(subject):
             return
         loop = asyncio.get_running_loop()
-        below = subject.rpartition(".")[0] + ".*"
-        found = self._without_their_queues([*self.handlers.get(subject, ()), *self.handlers.get(below, ())], subject)
+        listening = [each for pattern in patterns_of(subject) for each in self.handlers.get(pattern, ())]
+        found = self._without_their_queues(listening, subject)
         for handler in found:
             loop.call_soon(handler, Message(subject, data, reply, headers))
         if not found and reply is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from wire.batch_proofs import add_batch_proof
 from wire.cluster_secrets import public_secrets
-from wire.producer_keys import ProducerKeys, batch_proof_of, prove
+from wire.producer_keys import ProducerKeys
 from wire.tickets import Tickets, partition_target
+from wire.tidelog_pb2 import AppendRequest
 from wire.transport import Buffer
 from wire.types import PartitionKey
 
@@ -18,10 +20,17 @@ def tickets(time_s: Callable[[], float] = lambda: 0.0) -> Tickets:
     return Tickets(public_secrets(), lambda: CLUSTER_ID, time_s)
 
 
-def proof_of(key: PartitionKey, header: Buffer, producer_id: int, *, cluster_id: str = CLUSTER_ID) -> bytes:
-    """That a batch with this header, as it is sent to the partition, is of that producer."""
+def add_proof_of(
+    request: AppendRequest,
+    key: PartitionKey,
+    batch: Sequence[Buffer],
+    producer_id: int,
+    *,
+    cluster_id: str = CLUSTER_ID,
+) -> None:
+    """That the batch, as it is sent to the partition, is of that producer."""
     target = partition_target(key.stream, key.stream_incarnation, key.partition, key.partition_incarnation)
-    return prove(producer_keys(cluster_id).key_of(producer_id), batch_proof_of(target, header))
+    add_batch_proof(request, producer_keys(cluster_id).key_of(producer_id), target, batch)
 
 
 def producer_keys(cluster_id: str = CLUSTER_ID) -> ProducerKeys:

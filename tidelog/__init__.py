@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from tidelog.client.group_consumer import Committed as Committed
     from tidelog.client.group_consumer import GroupConsumer as GroupConsumer
     from tidelog.client.positions import AtTime as AtTime
+    from tidelog.client.prepared import FamilyCommit as FamilyCommit
     from tidelog.client.prepared import PreparedTransaction as PreparedTransaction
     from tidelog.client.producer import Producer as Producer
     from tidelog.client.records import Batch as Batch
@@ -105,6 +106,7 @@ _HOMES = {
     "Consumer": "tidelog.client.consumer",
     "Cursor": "tidelog.client.cursors",
     "CursorValue": "tidelog.client.cursors",
+    "FamilyCommit": "tidelog.client.prepared",
     "GroupConsumer": "tidelog.client.group_consumer",
     "PreparedTransaction": "tidelog.client.prepared",
     "Producer": "tidelog.client.producer",

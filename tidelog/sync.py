@@ -252,7 +252,7 @@ class TransactionalProducer(Generic[K, V]):
 
     @property
     def in_transaction(self) -> bool:
-        """A transaction is open: records and offsets are taken."""
+        """A transaction is open, which `commit` or `abort` ends: also one that can only be aborted."""
         return self._thread.call(lambda: self._inner.in_transaction)
 
 
@@ -592,6 +592,7 @@ class Client:
     alter_stream = _blocking(connection.Client.alter_stream)
     delete_stream = _blocking(connection.Client.delete_stream)
     streams = _blocking(connection.Client.streams)
+    streams_with_usage = _blocking(connection.Client.streams_with_usage)
     describe = _blocking(connection.Client.describe)
     move_leader = _blocking(connection.Client.move_leader)
     elect_unclean = _blocking(connection.Client.elect_unclean)

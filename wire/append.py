@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from wire.durability import Durability, DurabilityKind
 from wire.errors import Code, CorruptData, TidelogError
 from wire.tidelog_pb2 import AppendRequest
+from wire.types import Offset
 
 if TYPE_CHECKING:
     from wire.transport import Buffer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 MAX_REQUEST_BYTES: Final = 4096
 """No AppendRequest is larger; it has a handful of numbers and a client id."""
+UNKNOWN_OFFSET: Final = Offset(-1)
+"""In an answer, of a record that is or was in the log: the leader does not know its offset any more."""
 
 
 _LEVELS: Final = {

@@ -124,7 +124,7 @@ class Code(Enum):
     STALE_EPOCH = Entry(False, True)
     LEADER_NOT_MOVED = Entry(False, True)
     NOT_PERMITTED = Entry(False, False)
-    UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER, VERSION))
+    UNAVAILABLE = Entry(True, True, details=(RETRY_AFTER_MS, LEADER, VERSION, EXPECTED_SEQUENCE))
     INTERNAL = Entry(False, False)
 
     # Equal rows must stay distinct members, so the name takes part in the value.

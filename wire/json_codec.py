@@ -22,6 +22,7 @@ from types import NoneType, UnionType
 from typing import Any, NotRequired, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from wire.echo import echo
+from wire.turns import Steps, pieces
 
 _T = TypeVar("_T")
 _Decode: TypeAlias = Callable[[Any], Any]
@@ -30,6 +31,16 @@ MAX_DEPTH = 32
 """Objects and lists inside one another: no message needs more than a few."""
 MAX_BITS = 64
 """Bits of a whole number, without its sign."""
+_SMALL = 32
+"""Entries of an object or a list that are encoded at once."""
+_CHECKED = 16
+"""The same, that are checked at once."""
+_LOOKED_INTO = 500
+"""Values that are looked into before `Steps` yield."""
+_LOOK_CHARACTERS = 50
+"""That are encoded in the time of a look."""
+_DECODED_CHARACTERS = 1000
+"""That are read in the time of a look."""
 MAX_SHOWN = 80
 """Characters of a wrong value that a refusal shows."""
 
@@ -44,24 +55,82 @@ _SIMPLE: Mapping[Any, str] = {
 
 def decode(kind: type[_T], data: bytes, what: str) -> _T:
     """Empty data stand for `{}`. Raises ValueError with a sentence about `what`, such as "the request"."""
+    value = _loaded(data, what)
+    looking = _looking_for_depth(value)
+    while True:
+        try:
+            next(looking)
+        except StopIteration as end:
+            if end.value:
+                raise ValueError(_too_deep(what)) from None
+            return checked(kind, value, what)
+
+
+def decoding(kind: type[_T], data: bytes, what: str) -> Steps[_T]:
+    """`decode` of a TypedDict that may be large: of which some fields are long."""
+    value = _loaded(data, what)
+    yield 1 + len(data) // _DECODED_CHARACTERS
+    if (yield from _looking_for_depth(value)):
+        raise ValueError(_too_deep(what))
+    fields_of: Any = get_type_hints(kind)
+    long = {}
+    if isinstance(value, dict):
+        long = {
+            name: entries
+            for name, entries in value.items()
+            if isinstance(entries, dict | list)
+            and len(entries) > _CHECKED
+            and get_origin(fields_of.get(name)) is type(entries)
+        }
+        value = {name: type(entries)() if name in long else entries for name, entries in value.items()}
+    made: Any = checked(kind, value, what)
+    for name, entries in long.items():
+        decode_entry = _decoder(get_args(fields_of[name])[-1])
+        for key, entry in entries.items() if isinstance(entries, dict) else enumerate(entries):
+            try:
+                decoded = decode_entry(entry)
+            except _Wrong as wrong:
+                within = wrong.within(str(key) if isinstance(entries, dict) else f"[{key}]").within(name)
+                raise ValueError(within.sentence(what)) from None
+            if isinstance(entries, dict):
+                made[name][key] = decoded
+            else:
+                made[name].append(decoded)
+            yield 1 + _count(entry) // 2
+    found: _T = made
+    return found
+
+
+def _count(value: Any) -> int:
+    """Values in it, two levels deep."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return len(value) + sum(len(each) for each in inner if isinstance(each, dict | list))
+
+
+def _loaded(data: bytes, what: str) -> Any:
     try:
-        value = json.loads(data) if data else {}
+        return json.loads(data) if data else {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON: {error}") from None
-    if _is_deep(value):
-        raise ValueError(f"{what} is nested more than {MAX_DEPTH} deep")
-    return checked(kind, value, what)
 
 
-def _is_deep(value: object) -> bool:
+def _too_deep(what: str) -> str:
+    return f"{what} is nested more than {MAX_DEPTH} deep"
+
+
+def _looking_for_depth(value: object) -> Steps[bool]:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[object] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                inner += entry.values()
-            elif isinstance(entry, list):
-                inner += entry
+        for entries in pieces(level, _LOOKED_INTO):
+            for entry in entries:
+                if isinstance(entry, dict):
+                    inner += entry.values()
+                elif isinstance(entry, list):
+                    inner += entry
+            yield 1 + len(entries) // 5
         if not inner:
             return False
         level = inner
@@ -83,6 +152,48 @@ def encode(value: object) -> bytes:
     if is_dataclass(value) and not isinstance(value, type):
         value = {entry.name: getattr(value, entry.name) for entry in fields(value)}
     return json.dumps(value).encode()
+
+
+def encoding(value: Any) -> Steps[bytes]:
+    """`encode` of a TypedDict that may be large. Nothing of it may change meanwhile."""
+    parts: list[str] = []
+    yield from _write(value, parts)
+    return "".join(parts).encode()
+
+
+def _write(value: Any, parts: list[str]) -> Steps[None]:
+    if not _is_large(value):
+        yield _written(json.dumps(value), parts)
+        return
+    is_object = isinstance(value, dict)
+    opened, closed = "{}" if is_object else "[]"
+    separator = opened
+    for piece in pieces(value.items() if is_object else value, _SMALL):
+        if any(_is_large(each[1] if is_object else each) for each in piece):
+            for each in piece:
+                key = f"{json.dumps(str(each[0]))}: " if is_object else ""
+                parts.append(separator + key)
+                yield from _write(each[1] if is_object else each, parts)
+                separator = ", "
+        else:
+            text = json.dumps(dict(piece) if is_object else piece)
+            parts.append(separator)
+            yield _written(text[1:-1], parts)
+            separator = ", "
+    parts.append(closed)
+
+
+def _written(text: str, parts: list[str]) -> int:
+    """Returns the looks that it took."""
+    parts.append(text)
+    return 1 + len(text) // _LOOK_CHARACTERS
+
+
+def _is_large(value: Any) -> bool:
+    """It, or something in it, has more than _SMALL entries."""
+    if not isinstance(value, dict | list):
+        return False
+    return len(value) > _SMALL or any(map(_is_large, value.values() if isinstance(value, dict) else value))
 
 
 def in_words(kind: Any) -> str:

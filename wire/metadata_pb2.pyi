@@ -199,12 +199,15 @@ class BeginControllerEpoch(_message.Message):
     LIFE_ID_FIELD_NUMBER: _builtins.int
     EXPECTED_CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     life_id: _builtins.str
     expected_controller_epoch: _builtins.int
     """compare-and-set: the controller epoch before this one"""
     cluster_id: _builtins.str
     """kept from the first controller of a cluster, ignored from later ones"""
+    rules: _builtins.int
+    """by which commands are applied from here on; missing: of a version before R71"""
     def __init__(
         self,
         *,
@@ -212,10 +215,11 @@ class BeginControllerEpoch(_message.Message):
         life_id: _builtins.str = ...,
         expected_controller_epoch: _builtins.int = ...,
         cluster_id: _builtins.str = ...,
+        rules: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "expected_controller_epoch", b"expected_controller_epoch", "life_id", b"life_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "expected_controller_epoch", b"expected_controller_epoch", "life_id", b"life_id", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,6 +284,7 @@ class RegisterBroker(_message.Message):
     EARLIER_LIVES_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
     SILENT_LIFE_FIELD_NUMBER: _builtins.int
+    UNSOUND_LOGS_FIELD_NUMBER: _builtins.int
     LOGS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
@@ -300,11 +305,15 @@ class RegisterBroker(_message.Message):
     """a registered life that was asked and has not answered"""
     @_builtins.property
     def unsound(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
-        """replicas that are damaged or may lack records (R23)"""
+        """as unsound_logs, of a version before that"""
 
     @_builtins.property
     def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """life ids that the folder knows of since last_incarnation"""
+
+    @_builtins.property
+    def unsound_logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEnds]:
+        """replicas that are damaged or may lack records (R23); their ends are not told"""
 
     @_builtins.property
     def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEnds]:
@@ -324,11 +333,12 @@ class RegisterBroker(_message.Message):
         earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
         replace: _builtins.bool | None = ...,
         silent_life: _builtins.str = ...,
+        unsound_logs: _abc.Iterable[Global___LogEnds] | None = ...,
         logs: _abc.Iterable[Global___LogEnds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "replace", b"replace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound", "unsound_logs", b"unsound_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__replace: _TypeAlias = _typing.Literal["replace"]  # noqa: Y015
     _WhichOneofArgType__replace: _TypeAlias = _typing.Literal["_replace", b"_replace"]  # noqa: Y015
@@ -1332,6 +1342,8 @@ class Snapshot(_message.Message):
     STREAMS_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     UNCLEAN_ELECTIONS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """1"""
     generation: _builtins.int
@@ -1341,6 +1353,8 @@ class Snapshot(_message.Message):
     controller_life_id: _builtins.str
     next_producer_id: _builtins.int
     unclean_elections: _builtins.int
+    rules: _builtins.int
+    """by which commands are applied"""
     @_builtins.property
     def cluster_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """defaults for new streams"""
@@ -1361,6 +1375,10 @@ class Snapshot(_message.Message):
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientState]:
         """least recently heard first"""
 
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Generations]:
+        """of decisions that were lost when the cluster began anew, once for each time"""
+
     def __init__(
         self,
         *,
@@ -1377,14 +1395,40 @@ class Snapshot(_message.Message):
         streams: _abc.Iterable[Global___StreamState] | None = ...,
         clients: _abc.Iterable[Global___ClientState] | None = ...,
         unclean_elections: _builtins.int = ...,
+        rules: _builtins.int = ...,
+        lost: _abc.Iterable[Global___Generations] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "controller_life_id", b"controller_life_id", "generation", b"generation", "names", b"names", "next_producer_id", b"next_producer_id", "streams", b"streams", "unclean_elections", b"unclean_elections", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "clients", b"clients", "cluster_config", b"cluster_config", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "controller_life_id", b"controller_life_id", "generation", b"generation", "lost", b"lost", "names", b"names", "next_producer_id", b"next_producer_id", "rules", b"rules", "streams", b"streams", "unclean_elections", b"unclean_elections", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class Generations(_message.Message):
+    """Both inclusive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Generations: _TypeAlias = Generations  # noqa: Y015
 
 @_typing.final
 class BrokerState(_message.Message):
@@ -1614,19 +1658,22 @@ class Returned(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     replica: _builtins.int
     leader_epoch: _builtins.int
     end: _builtins.int
+    incarnation: _builtins.int
     def __init__(
         self,
         *,
         replica: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         end: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "leader_epoch", b"leader_epoch", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "incarnation", b"incarnation", "leader_epoch", b"leader_epoch", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1862,6 +1909,7 @@ class ProbeAnswer(_message.Message):
     CONNECTED_MS_FIELD_NUMBER: _builtins.int
     DATA_DIR_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1881,6 +1929,8 @@ class ProbeAnswer(_message.Message):
     """to a newcomer: its data folder"""
     time_ns: _builtins.int
     """its clock, ns since 1970; 0: not told (R72)"""
+    begun: _builtins.int
+    """generation up to which its roles have heard of it that lead by it, or no more"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -1900,10 +1950,11 @@ class ProbeAnswer(_message.Message):
         connected_ms: _builtins.int = ...,
         data_dir: _builtins.str = ...,
         time_ns: _builtins.int = ...,
+        begun: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

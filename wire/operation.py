@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 
 from wire import json_codec
 from wire.errors import Code, ErrorForm, TidelogError
+from wire.turns import Steps
 
 _P = ParamSpec("_P")
 _Request = TypeVar("_Request")
@@ -113,6 +114,13 @@ class Operation(Generic[_P, _Request, _Answer]):
             if refused is not None:
                 raise refused
             return json_codec.checked(self.answer, answer, what)
+        except ValueError as error:
+            raise TidelogError(Code.INTERNAL, str(error)) from None
+
+    def decoding_answer(self, data: bytes) -> Steps[_Answer]:
+        """`decode_answer` of an answer that is no refusal, and may be large."""
+        try:
+            return (yield from json_codec.decoding(self.answer, data, f"the answer to {self.name}"))
         except ValueError as error:
             raise TidelogError(Code.INTERNAL, str(error)) from None
 

@@ -67,6 +67,23 @@ class Quarantined(TypedDict):
     """The report of the last time; docs/storage.md has its fields."""
 
 
+class Traffic(TypedDict):
+    """What clients have sent to brokers and been sent by them, since these were started, and per second over the last
+    minute. What replicas copy from one another is not in it."""
+
+    records_in: int
+    bytes_in: int
+    """As they are stored: whole batches, compressed where they are."""
+    records_out: int
+    """Offsets of the batches that were sent: the offsets of records that compaction took, and of markers of
+    transactions, count as well."""
+    bytes_out: int
+    records_in_per_s: float
+    bytes_in_per_s: float
+    records_out_per_s: float
+    bytes_out_per_s: float
+
+
 class ReplicaProgress(TypedDict):
     log_end_offset: int | None
     in_sync: bool
@@ -74,6 +91,9 @@ class ReplicaProgress(TypedDict):
     quarantined: Quarantined | None
     stopped: str | None
     """Why it cannot copy from its leader until an operator does something."""
+    bytes_on_disk: NotRequired[int | None]
+    """Bytes of the segments of its log; None, as `traffic`, while its broker does not answer."""
+    traffic: NotRequired[Traffic | None]
 
 
 class WithdrawnReplica(TypedDict):
@@ -105,6 +125,8 @@ class PartitionDescription(TypedDict):
     not_heard: dict[str, list[str]]
     """Subjects of the partition that NATS does not let a broker subscribe to, by broker."""
     replicas_progress: dict[str, ReplicaProgress]
+    bytes_on_disk: NotRequired[int | None]
+    """The sum over its replicas whose brokers answer; None: none does."""
 
 
 class LayoutForm(TypedDict):
@@ -134,6 +156,9 @@ class StreamDescription(TypedDict):
     """None: none is under way."""
     refusals: dict[str, str]
     """Why brokers could not describe their replicas, by broker."""
+    bytes_on_disk: NotRequired[int | None]
+    """The sum over all replicas whose brokers answer; None, as `traffic`: no broker does."""
+    traffic: NotRequired[Traffic | None]
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -216,23 +241,31 @@ class StreamSummary(TypedDict):
     partitions: int
     replication_factor: int
     config: dict[str, str]
+    bytes_on_disk: NotRequired[int | None]
+    """The sum over all replicas whose brokers answer; None, as `traffic`: none does. Both are missing where `usage` was
+    not asked for."""
+    traffic: NotRequired[Traffic | None]
 
 
 class StreamList(TypedDict):
     streams: list[StreamSummary]
+    unanswered: NotRequired[list[str]]
+    """Brokers whose replicas are not in `bytes_on_disk` and `traffic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStreamsRequest:
     internal: bool = False
     """With Tidelog's own streams."""
+    usage: bool = False
+    """With `bytes_on_disk` and `traffic`, for which all brokers are asked."""
 
 
 STREAM_LIST = Operation(
     name="stream.list",
     request=ListStreamsRequest,
     answer=StreamList,
-    help="all streams with their settings",
+    help="all streams with their settings; with `usage` what they take up, and their traffic",
     writes=False,
 )
 
@@ -333,6 +366,8 @@ class PartitionRef:
 
 class ReplicaEvent(TypedDict):
     seconds_ago: float
+    time: NotRequired[str]
+    """ISO-8601, UTC, by the clock that its broker has now."""
     event: str
     """As a sentence."""
     times: int
@@ -628,6 +663,10 @@ class BrokerStatus(TypedDict):
     """The failed ones with a damaged log: they are repaired from the others, if there are any."""
     counters: dict[str, int] | None
     """Records and requests that it took in or dropped, since it started."""
+    bytes_on_disk: NotRequired[int | None]
+    """Bytes of the segments of all its logs, those of internal streams included."""
+    traffic: NotRequired[Traffic | None]
+    """Without that of internal streams."""
     disk: DiskStatus | None
     space: SpaceStatus | None
     clock: NotRequired[ClockStatus | None]
@@ -730,6 +769,8 @@ class HeldReplica(TypedDict):
     """"isr", "eligible", "withdrawn" or "out of sync"."""
     isr: list[str]
     min_isr: int
+    bytes_on_disk: NotRequired[int | None]
+    """Bytes of the segments of its log; None while the broker does not answer."""
 
 
 class BrokerDescription(BrokerStatus):

@@ -98,11 +98,12 @@ class Scope:
     broker: str = ANY_BROKER
     """The broker whose user it is; "*": all brokers share one."""
     groups: tuple[str, ...] = ()
-    """For a consumer or a Spark job: its consumer groups and cursors, "*" for all."""
+    """For a consumer or a Spark job: its consumer groups and cursors, "*" for all. For a producer with
+    `transactional_ids`: the groups whose offsets its transactions commit."""
     discovers: bool = False
     """The members of `groups` may subscribe by pattern, and so are told the names of all streams that match."""
     transactional_ids: tuple[str, ...] = ()
-    """For a producer: those under which it may begin transactions, "*" for all."""
+    """For a producer: those under which it may begin transactions in its `streams`, "*" for all."""
     across_accounts: bool = False
     """Some clients are in other accounts than the brokers."""
 
@@ -116,16 +117,17 @@ def permissions_of(role: Role, scope: Scope) -> Permissions:
         return _broker(subjects, scope)
     if role in OF_STREAMS and not streams:
         raise TidelogError(Code.BAD_CONFIG, f"a {role.value} is given permission for streams; name them with --stream")
-    granted = {
+    of_client = {
         Role.ADMIN: _admin,
         Role.PRODUCER: _producer,
         Role.CONSUMER: _consumer,
         Role.SPARK: _consumer,
         Role.MONITORING: _monitoring,
-    }[role](subjects, streams, scope)
+    }[role]
+    granted = [*of_client(subjects, streams, scope)]
+    publish = [grant for grant in granted if not grant.is_pushed]
     inbox = Grant(f"{scope.inbox_prefix}.>", "its inboxes")
-    pushed = [Grant(subjects.push(stream), "routes that have changed", is_pushed=True) for stream in streams]
-    return Permissions(_once(granted), (inbox, *_once(pushed if role in OF_STREAMS else ())))
+    return Permissions(_once(publish), (inbox, *_once(grant for grant in granted if grant.is_pushed)))
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ def _every_client(subjects: Subjects) -> Iterator[Grant]:
 def _routes(subjects: Subjects, streams: list[StreamName]) -> Iterator[Grant]:
     for stream in streams:
         yield Grant(subjects.topology(stream), "its leaders and layouts, from any broker")
+        yield Grant(subjects.push(stream), "routes that have changed", is_pushed=True)
     yield Grant(subjects.adopt(ANY_BROKER), "which routes it has applied")
 
 
@@ -165,8 +168,10 @@ def _admin(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[
 
 
 def _records_of(subjects: Subjects, stream: InternalStream, purpose: str) -> Iterator[Grant]:
-    yield Grant(subjects.fetch(StreamName(stream.name), ANY_PARTITION), f"{purpose}, from the leader")
-    yield Grant(subjects.fetch_from(StreamName(stream.name), ANY_PARTITION, ANY_BROKER), "the same, from a replica")
+    name = StreamName(stream.name)
+    yield from _routes(subjects, [name])
+    yield Grant(subjects.fetch(name, ANY_PARTITION), f"{purpose}, from the leader")
+    yield Grant(subjects.fetch_from(name, ANY_PARTITION, ANY_BROKER), "the same, from a replica")
 
 
 def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> Iterator[Grant]:
@@ -180,9 +185,14 @@ def _producer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
         yield from _operations(subjects, [TRANSACTION_COORDINATOR], streams)
     for given in scope.transactional_ids:
         name = given if given == ANY_TRANSACTIONAL_ID else transactions.check_family(given)
+        added: dict[str, list[str]] = {
+            transactions.ADD_PARTITIONS: [*streams],
+            transactions.ADD_OFFSETS: [*map(_checked_group, scope.groups)],
+        }
         for kind in transactions.KINDS:
-            subject = subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, name)
-            yield Grant(subject, f"{kind} of transactions under that id")
+            for names in [[name, each] for each in added[kind]] if kind in added else [[name]]:
+                subject = subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, *names)
+                yield Grant(subject, f"{kind} of transactions under that id")
     check_partition_count(scope.partitions)
     for subject in map(subjects.check_subject, scope.subjects):
         for partition in range(scope.partitions):
@@ -202,8 +212,12 @@ def _consumer(subjects: Subjects, streams: list[StreamName], scope: Scope) -> It
         for kind in KINDS:
             if kind == DISCOVER and not scope.discovers:
                 continue
-            name = group if group == ANY_PARTITION else check_group_name(group)
-            yield Grant(subjects.coordinator(_GROUPS, ANY_PARTITION, kind, name), f"{kind} of a group or cursor")
+            subject = subjects.coordinator(_GROUPS, ANY_PARTITION, kind, _checked_group(group))
+            yield Grant(subject, f"{kind} of a group or cursor")
+
+
+def _checked_group(name: str) -> str:
+    return name if name == ANY_GROUP else check_group_name(name)
 
 
 def _monitoring(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
@@ -297,8 +311,11 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
             for kind in KINDS
         ),
         *(
-            Grant(subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, "*"), f"{kind} of transactions")
-            for kind in transactions.KINDS
+            Grant(
+                subjects.coordinator(_TRANSACTIONS, ANY_PARTITION, kind, *["*"] * (1 + (kind in transactions.ADDS))),
+                f"{kind} of transactions",
+            )
+            for kind in (*transactions.KINDS, transactions.ADD_ANY)
         ),
         Grant(f"{ns}.api.>", "the API"),
         Grant(subjects.topology(), "clients ask for routes of streams"),

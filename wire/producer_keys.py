@@ -13,11 +13,8 @@ never given out has no key that anybody knows.
 
     secret    fingerprint of the secret of the cluster from which the key follows (`wire.cluster_secrets`)
     32 bytes  BLAKE2b-256, keyed with that secret, over the producer id and the cluster
-    tag       BLAKE2b-128, keyed with the 32 bytes, over what is proven: a use, and a target or the values of a request
-
-A batch is proven as its producer sends it: its header, which has the CRC of the body, the sequence and the epoch; and
-the partition with its lives. So a batch that somebody has seen on its way is of use to him in no other place, and there
-it is a repetition.
+    tag       BLAKE2b-128, keyed with the 32 bytes, over what is proven: a use, and a batch (`wire.batch_proofs`) or the
+              values of a request (`wire.transaction_proofs`)
 
 A key is void once its secret is, on a broker that has started since: the producer goes on under a new id.
 """
@@ -55,22 +52,25 @@ class ProducerKeys:
         secret = self._secrets.first
         return secret.fingerprint + self._of(secret, producer_id)
 
-    def check(self, proof: bytes, producer_id: int, covered: Buffer) -> None:
-        """Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the producer."""
-        if len(proof) == _PROOF_BYTES and any(
-            hmac.compare_digest(proof[FINGERPRINT_BYTES:], _tag(self._of(secret, producer_id), covered))
-            for secret in self._secrets.accepted_of_producers
-            if proof.startswith(secret.fingerprint)
-        ):
-            return
+    def check(self, proof: bytes, producer_id: int, covered: Buffer) -> bytes:
+        """The KEY_BYTES by which it holds. Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the
+        producer."""
+        if len(proof) == _PROOF_BYTES:
+            for secret in self._secrets.accepted_of_producers:
+                if proof.startswith(secret.fingerprint):
+                    key = self._of(secret, producer_id)
+                    if hmac.compare_digest(proof[FINGERPRINT_BYTES:], _tag(key, covered)):
+                        return key
         if not proof:
-            why = "shows no proof that the id is its own: update this client, for an earlier version sends none"
-        else:
-            why = (
-                "shows a proof that does not hold here: it is of another producer, of other bytes, or of a secret that"
-                " the brokers do not hold any more; make a new producer"
+            raise unproven(
+                producer_id,
+                "shows no proof that the id is its own: update this client, for an earlier version sends none",
             )
-        raise TidelogError(Code.UNPROVEN_PRODUCER, f"a sender under producer id {producer_id} {why}")
+        raise unproven(
+            producer_id,
+            "shows a proof that does not hold here: it is of another producer, of other bytes, or of a secret that the"
+            " brokers do not hold any more; make a new producer",
+        )
 
     def _of(self, secret: ClusterSecret, producer_id: int) -> bytes:
         covered = _ID.pack(producer_id) + self._cluster_id().encode()
@@ -88,15 +88,13 @@ def prove(key: bytes, covered: Buffer) -> bytes:
     return key[:FINGERPRINT_BYTES] + _tag(key[FINGERPRINT_BYTES:], covered) if key else b""
 
 
-def batch_proof_of(target: str, header: Buffer) -> bytes:
-    """What is proven of a batch. `target`: `wire.tickets.partition_target`; `header`: the batch's 96 bytes as they are
-    sent."""
-    return b"".join((b"batch\n", target.encode(), b"\n", header))
-
-
 def request_proof_of(use: str, values: Iterable[object]) -> bytes:
     """What is proven of a request about a transaction. Neither names nor numbers hold a line break."""
     return "\n".join([use, *map(str, values)]).encode()
+
+
+def unproven(producer_id: int, why: str) -> TidelogError:
+    return TidelogError(Code.UNPROVEN_PRODUCER, f"a sender under producer id {producer_id} {why}")
 
 
 def _tag(key: bytes, covered: Buffer) -> bytes:

@@ -6,6 +6,7 @@ here; a report with a field of another kind is dropped as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypedDict
 
 from wire.operations import (
@@ -17,6 +18,7 @@ from wire.operations import (
     Quarantined,
     ReplicaEvent,
     SpaceStatus,
+    Traffic,
 )
 
 
@@ -53,6 +55,9 @@ class ReplicaReport(TypedDict, total=False):
     scrubbed_at_ns: int | None
     replicas_progress: dict[str, ReportedProgress] | None
     """By broker, where this replica leads and serves; else null."""
+    bytes_on_disk: int
+    """Bytes of the segments of its log."""
+    traffic: Traffic
     story: list[ReplicaEvent]
     """Its last events, oldest first, where they were asked for."""
 
@@ -62,6 +67,18 @@ class StreamReport(TypedDict):
     """The partitions of a stream that the broker replicates."""
 
 
+class StreamUsage(TypedDict):
+    bytes_on_disk: dict[str, int]
+    """Bytes of each replica that the broker holds, by the number of the partition."""
+    traffic: Traffic
+    """At this broker."""
+
+
+class UsageReport(TypedDict):
+    streams: dict[str, StreamUsage]
+    """All streams of which the broker holds a replica."""
+
+
 class BrokerReport(TypedDict, total=False):
     clock: ClockStatus
     replicas: int
@@ -69,6 +86,8 @@ class BrokerReport(TypedDict, total=False):
     failed: list[str]
     damaged: list[str]
     counters: dict[str, int]
+    bytes_on_disk: int
+    traffic: Traffic
     publish_gaps: list[PublishGap]
     refused_messages: dict[str, dict[str, int]]
     """Messages on the subjects of brokers that no broker of the cluster has sent, by kind of subject and reason."""
@@ -78,3 +97,18 @@ class BrokerReport(TypedDict, total=False):
     tasks: int
     disk: DiskStatus
     space: SpaceStatus
+
+
+def total_traffic(each: Iterable[Traffic]) -> Traffic:
+    """Their sum."""
+    told = [*each]
+    return {
+        "records_in": sum(one["records_in"] for one in told),
+        "bytes_in": sum(one["bytes_in"] for one in told),
+        "records_out": sum(one["records_out"] for one in told),
+        "bytes_out": sum(one["bytes_out"] for one in told),
+        "records_in_per_s": round(sum((one["records_in_per_s"] for one in told), 0.0), 3),
+        "bytes_in_per_s": round(sum((one["bytes_in_per_s"] for one in told), 0.0), 3),
+        "records_out_per_s": round(sum((one["records_out_per_s"] for one in told), 0.0), 3),
+        "bytes_out_per_s": round(sum((one["bytes_out_per_s"] for one in told), 0.0), 3),
+    }

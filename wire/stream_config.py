@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from wire.durability import DURABLE, MAX_REPLICAS, Durability
 from wire.echo import echo
 from wire.errors import Code, TidelogError
+from wire.units import BYTES, TIME, amount, units_in_words
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=Enum)
@@ -91,6 +92,47 @@ class WholeNumber(Kind[int]):
     @property
     def choices(self) -> tuple[str, ...]:
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount(WholeNumber):
+    """A plain number, or one with a unit."""
+
+    factors: ClassVar[dict[str, int]]
+    plain: ClassVar[str]
+    """What the plain number counts."""
+    example: ClassVar[str]
+
+    def parse(self, text: str) -> int:
+        found = amount(text, self.factors)
+        if found is not None:
+            if not self.low <= found <= self.high:
+                raise ValueError(
+                    f"is {found} {self.plain}, outside {self.low} to {self.high}; give an amount between them"
+                )
+            return found
+        try:
+            int(text)
+        except ValueError:
+            raise ValueError(
+                f"is not a whole number of {self.plain} from {self.low} to {self.high}, and none with a unit"
+                f" ({units_in_words(self.factors)}), such as {self.example}"
+            ) from None
+        return WholeNumber.parse(self, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Milliseconds(_Amount):
+    factors = TIME
+    plain = "ms"
+    example = "7d"
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(_Amount):
+    factors = BYTES
+    plain = "bytes"
+    example = "512KiB or 10GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,18 +312,18 @@ class StreamConfig:
     )
     max_record_bytes: int = _setting(
         1 << 20,
-        WholeNumber(1, 64 << 20),
+        Bytes(1, 64 << 20),
         "largest record, key, value and headers together; never above what one NATS message holds",
     )
-    segment_bytes: int = _setting(256 << 20, WholeNumber(4096, 1 << 30), "a log segment is rolled at this size")
+    segment_bytes: int = _setting(256 << 20, Bytes(4096, 1 << 30), "a log segment is rolled at this size")
     segment_max_age_ms: int = _setting(
         7 * _DAY_MS,
-        WholeNumber(0, 1 << 52),
+        Milliseconds(0, 1 << 52),
         "a log segment is rolled when its first record is this old; 0 = never for its age",
     )
     producer_byte_rate: int = _setting(
         0,
-        WholeNumber(0, 1 << 40),
+        Bytes(0, 1 << 40),
         "per partition: its leader takes so many bytes a second, and refuses more with BACKPRESSURE; 0 = no limit",
     )
     producer_record_rate: int = _setting(
@@ -291,20 +333,20 @@ class StreamConfig:
     )
     confirm_timeout_ms: int = _setting(
         10_000,
-        WholeNumber(1, MAX_CONFIRM_TIMEOUT_MS),
+        Milliseconds(1, MAX_CONFIRM_TIMEOUT_MS),
         "an acknowledged publish waits at most this long for what its level asks for; then CONFIRM_TIMEOUT",
     )
     dedup_window_ms: int = _setting(
         120_000,
-        WholeNumber(0, _DAY_MS),
+        Milliseconds(0, _DAY_MS),
         "per partition: a record whose message id (msg_id, header Nats-Msg-Id) was stored within so long is not stored"
         " again; 0 = message ids mean nothing",
     )
     retention_max_age_ms: int = _setting(
-        0, WholeNumber(0, 1 << 52), "segments whose newest record is older are removed; 0 = kept whatever their age"
+        0, Milliseconds(0, 1 << 52), "segments whose newest record is older are removed; 0 = kept whatever their age"
     )
     retention_max_bytes: int = _setting(
-        0, WholeNumber(0, 1 << 60), "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"
+        0, Bytes(0, 1 << 60), "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"
     )
     retention_max_messages: int = _setting(
         0,
@@ -314,7 +356,7 @@ class StreamConfig:
     compact: bool = _setting(False, Flag(), "keep the newest record of each key, at its offset")
     tombstone_retention_ms: int = _setting(
         _DAY_MS,
-        WholeNumber(0, 1 << 52),
+        Milliseconds(0, 1 << 52),
         "of a compacted stream: a key without a value is remembered so long at least, once it was compacted",
     )
     on_under_capacity: OnUnderCapacity = _setting(
@@ -331,7 +373,7 @@ class StreamConfig:
     )
     auto_pause_time_ms: int = _setting(
         0,
-        WholeNumber(0, 1 << 52),
+        Milliseconds(0, 1 << 52),
         "a partition to which no record came for so long is paused until one comes; 0 = never",
     )
     auto_pause_disable_if_subscribers: bool = _setting(
@@ -356,6 +398,12 @@ class StreamConfig:
         """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and the
         remedy."""
         return cls(**{key: setting_named(key).parse(text) for key, text in values.items()})
+
+    @staticmethod
+    def plain(values: Mapping[str, str]) -> dict[str, str]:
+        """The same settings as brokers keep them and brokers of any version read them: without units. Raises
+        TidelogError(BAD_CONFIG)."""
+        return {key: (setting := setting_named(key)).kind.spell(setting.parse(text)) for key, text in values.items()}
 
     @classmethod
     def from_strings_known(cls, values: Mapping[str, str]) -> StreamConfig:

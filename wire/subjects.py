@@ -4,7 +4,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
 
     <ns>.<stream>.<partition>.replicate | offset | checkpoint | write | append | fetch | leader
     <ns>.<stream>.<partition>.fetch.<broker>
-    <ns>.<internal stream>.<partition>.<kind>.<name>   for the coordinator of what that partition keeps
+    <ns>.<internal stream>.<partition>.<kind>.<name>[.<name>]   for the coordinator of what that partition keeps
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
     <ns>.metadata.topology[.<stream>] | push.<stream> | adopt.<broker>    open to clients
@@ -85,10 +85,10 @@ class Subjects:
         """The subject of an internal stream: nobody listens on it, and no other stream can have it."""
         return f"{self.namespace}.{stream}"
 
-    def coordinator(self, stream: StreamName, partition: int | str, kind: str, name: str) -> str:
+    def coordinator(self, stream: StreamName, partition: int | str, kind: str, *names: str) -> str:
         """Clients ask the coordinator of what an internal stream keeps, such as a consumer group of that name; "*" for
-        all of them."""
-        return f"{self.namespace}.{stream}.{partition}.{kind}.{name}"
+        all of them. A second name is that of a stream or a group which the request takes into a transaction."""
+        return ".".join((self.namespace, stream, str(partition), kind, *names))
 
     def coordinate(self, stream: StreamName, partition: int | str) -> str:
         """The controller asks a coordinator for what an operation of the API is about."""

@@ -11,7 +11,7 @@ that nobody ends, behind which consumers would wait for ever. The leader needs n
      +----------+----------------+------------------------+
 
     secret    fingerprint of the secret from which the key follows (`wire.cluster_secrets`)
-    over at   s since 1970
+    over at   s since 1970, by the time on which most brokers agree (R72): the clock of no single broker decides
     tag       BLAKE2b-128, keyed, over the first 12 bytes, the producer, its epoch, the cluster and the target
 
 A ticket of an ended transaction is worth nothing in a partition that has its marker: the producer's epoch is over
@@ -47,7 +47,7 @@ def group_target(group: str) -> str:
 
 
 class Tickets:
-    """Makes and checks them. `cluster_id()`: of the cluster; `time_s()`: since 1970."""
+    """Makes and checks them. `cluster_id()`: of the cluster; `time_s()`: since 1970, the same at all brokers."""
 
     def __init__(self, secrets: ClusterSecrets, cluster_id: Callable[[], str], time_s: Callable[[], float]) -> None:
         self._secrets = secrets
@@ -61,19 +61,27 @@ class Tickets:
 
     def check(self, ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> None:
         """Raises TidelogError(NOT_IN_TRANSACTION)."""
-        if not self._holds(ticket, producer_id, producer_epoch, target):
+        if not self._is_made_here(ticket, producer_id, producer_epoch, target):
             raise TidelogError(
                 Code.NOT_IN_TRANSACTION,
                 f"producer {producer_id} shows no valid ticket for {target} in epoch {producer_epoch}: ask the"
                 " coordinator of its transaction to add it",
             )
+        (over_at,) = _OVER_AT.unpack_from(ticket, FINGERPRINT_BYTES)
+        late = self._time_s() - over_at
+        if late >= 0:
+            raise TidelogError(
+                Code.NOT_IN_TRANSACTION,
+                f"the ticket of producer {producer_id} for {target} in epoch {producer_epoch} is over since {late:.0f}"
+                " s: ask the coordinator of its transaction for another one. If that is refused, too, the"
+                " clocks of the brokers do not agree (`tidelog cluster status` tells)",
+            )
 
-    def _holds(self, ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> bool:
+    def _is_made_here(self, ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> bool:
         if len(ticket) != _SIZE:
             return False
         head, tag = ticket[:-_TAG_BYTES], ticket[-_TAG_BYTES:]
-        (over_at,) = _OVER_AT.unpack_from(head, FINGERPRINT_BYTES)
-        return over_at > self._time_s() and any(
+        return any(
             hmac.compare_digest(tag, self._tag(secret, head, producer_id, producer_epoch, target))
             for secret in self._secrets.accepted
             if head.startswith(secret.fingerprint)

@@ -325,7 +325,6 @@ class LeaderEpochOffsetResponse(_message.Message):
     CURRENT_LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
-    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     endOffset: _builtins.int
     """exclusive end of `leader_epoch` in the leader's log"""
     leader_epoch: _builtins.int
@@ -336,8 +335,6 @@ class LeaderEpochOffsetResponse(_message.Message):
     """the leader's log start"""
     partition_epoch: _builtins.int
     """of the leader's metadata; 0: not told"""
-    log_end_offset: _builtins.int
-    """the leader's LEO; missing: not told"""
     def __init__(
         self,
         *,
@@ -346,15 +343,12 @@ class LeaderEpochOffsetResponse(_message.Message):
         current_leader_epoch: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
-        log_end_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset", "log_end_offset", b"log_end_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset", "current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition_epoch", b"partition_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_leader_epoch", b"current_leader_epoch", "endOffset", b"endOffset", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition_epoch", b"partition_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__log_end_offset: _TypeAlias = _typing.Literal["log_end_offset"]  # noqa: Y015
-    _WhichOneofArgType__log_end_offset: _TypeAlias = _typing.Literal["_log_end_offset", b"_log_end_offset"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__log_end_offset) -> _WhichOneofReturnType__log_end_offset | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderEpochOffsetResponse: _TypeAlias = LeaderEpochOffsetResponse  # noqa: Y015
 
@@ -533,6 +527,7 @@ class AppendRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    BODY_PROOF_FIELD_NUMBER: _builtins.int
     stream_incarnation: _builtins.int
     """life of the stream; 0: any"""
     partition_incarnation: _builtins.int
@@ -557,6 +552,8 @@ class AppendRequest(_message.Message):
     """of a transactional batch: proves that the coordinator knows of this partition's part in the transaction"""
     proof: _builtins.bytes
     """of a batch with a producer id: proves that the sender was given the id (section 2.9)"""
+    body_proof: _builtins.bytes
+    """beside `proof`: that the body is the sender's, too"""
     def __init__(
         self,
         *,
@@ -572,10 +569,11 @@ class AppendRequest(_message.Message):
         cluster_id: _builtins.str = ...,
         ticket: _builtins.bytes = ...,
         proof: _builtins.bytes = ...,
+        body_proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "expected_last_offset", b"expected_last_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "proof", b"proof", "stream_incarnation", b"stream_incarnation", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset", "acks", b"acks", "body_proof", b"body_proof", "cluster_id", b"cluster_id", "confirm_timeout_ms", b"confirm_timeout_ms", "durability", b"durability", "durability_replicas", b"durability_replicas", "expected_last_offset", b"expected_last_offset", "leader_epoch", b"leader_epoch", "partition_incarnation", b"partition_incarnation", "partitioning_version", b"partitioning_version", "proof", b"proof", "stream_incarnation", b"stream_incarnation", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_last_offset: _TypeAlias = _typing.Literal["expected_last_offset"]  # noqa: Y015
     _WhichOneofArgType__expected_last_offset: _TypeAlias = _typing.Literal["_expected_last_offset", b"_expected_last_offset"]  # noqa: Y015
@@ -602,11 +600,11 @@ class AppendResponse(_message.Message):
     """the batch was in the log already; `base_offset` is that of the original"""
     @_builtins.property
     def repeated_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """places in the batch of records that were not stored again: a record with their message id is in the log"""
+        """places in the batch of records that were not stored again: a record with their message id is, or was, in the log"""
 
     @_builtins.property
     def original_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """for each of them, the offset of that record"""
+        """for each of them, the offset of that record; -1: it is not known any more (R45)"""
 
     def __init__(
         self,

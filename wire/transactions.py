@@ -3,10 +3,13 @@
 A transactional id belongs to one partition of the internal stream `__transactions`, by its hash. The leader of that
 partition is its coordinator. Producers ask it on
 
-    <ns>.__transactions.<partition>.<kind>.<family>       kind: init, add, end, end-family, family
+    <ns>.__transactions.<partition>.<kind>.<family>                     kind: init, end, end-family, family
+    <ns>.__transactions.<partition>.add-partitions.<family>.<stream>
+    <ns>.__transactions.<partition>.add-offsets.<family>.<group>
 
-so that permissions of NATS can be given for one family. The messages are those of `wire/transactions.proto`; errors
-stand in the headers of the answer, as everywhere.
+so that permissions of NATS can be given for one family, and for the streams and groups that its transactions may take
+in: a marker is written where a transaction has taken part, whether or not records of it are there. The messages are
+those of `wire/transactions.proto`; errors stand in the headers of the answer, as everywhere.
 
 A transactional id may be one of a family: FAMILY~CHILD. All of a family have one coordinator, since its place is the
 hash of FAMILY. An id without a tilde is a family of its own.
@@ -35,11 +38,18 @@ from wire.subjects import Subjects, check_name
 from wire.types import FIRST_TRANSACTIONAL_ID, StreamName
 
 INIT: Final = "init"
-ADD: Final = "add"
+ADD_PARTITIONS: Final = "add-partitions"
+"""An AddRequest with partitions of one stream."""
+ADD_OFFSETS: Final = "add-offsets"
+"""An AddRequest with one group."""
 END: Final = "end"
 END_FAMILY: Final = "end-family"
 FAMILY: Final = "family"
-KINDS: Final = (INIT, ADD, END, END_FAMILY, FAMILY)
+ADDS: Final = (ADD_PARTITIONS, ADD_OFFSETS)
+"""Kinds whose subject has a second name: that of the stream or of the group."""
+KINDS: Final = (INIT, *ADDS, END, END_FAMILY, FAMILY)
+ADD_ANY: Final = "add"
+"""How clients of earlier versions add; it is refused, because its subject names neither streams nor groups."""
 
 MAX_PARTICIPANTS: Final = 1000
 """Partitions and groups of one transaction."""
@@ -91,11 +101,11 @@ def coordinator_partition(transactional_id: str) -> int:
     return zlib.crc32(family_of(transactional_id).encode()) % TRANSACTIONS.partitions
 
 
-def coordinator_subject(subjects: Subjects, kind: str, transactional_id: str) -> str:
-    """Where the coordinator of an id, or of a family, takes requests of that kind. "*": of all of its own."""
-    return subjects.coordinator(
-        StreamName(TRANSACTIONS.name), coordinator_partition(transactional_id), kind, family_of(transactional_id)
-    )
+def coordinator_subject(subjects: Subjects, kind: str, transactional_id: str, *added: str) -> str:
+    """Where the coordinator of an id, or of a family, takes requests of that kind. `added`: of ADDS, the stream or the
+    group."""
+    partition, family = coordinator_partition(transactional_id), family_of(transactional_id)
+    return subjects.coordinator(StreamName(TRANSACTIONS.name), partition, kind, family, *added)
 
 
 def producer_id(partition: int, serial: int) -> int:

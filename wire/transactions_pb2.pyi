@@ -142,10 +142,12 @@ class AddRequest(_message.Message):
     cluster_id: _builtins.str
     """as in InitRequest"""
     @_builtins.property
-    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionPartition]: ...
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionPartition]:
+        """of the stream that the subject names"""
+
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """consumer groups, whose offsets the transaction commits"""
+        """in place of partitions: the consumer group that the subject names, whose offsets the transaction commits"""
 
     def __init__(
         self,

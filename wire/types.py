@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, NewType, TypeAlias
+from operator import attrgetter
+from typing import Final, NamedTuple, NewType, TypeAlias
 
 from wire.errors import TidelogError
 from wire.stream_config import StreamConfig
@@ -81,11 +82,15 @@ class PartitionKey:
         return f"{self.stream}/{self.partition}"
 
 
+KEY_ORDER: Final = attrgetter("stream", "stream_incarnation", "partition", "partition_incarnation")
+"""Sorts very many keys in their order: tuples are compared much faster than keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class IsrMember:
     broker: BrokerId
     incarnation: Incarnation
-    """The broker's life in which it was seen to hold all that an ISR member must hold."""
+    """The broker's life in which it was seen to hold all that an ISR member must hold, or is to be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,7 @@ class PartitionView:
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     loss_epoch: LeaderEpoch = LeaderEpoch(0)
     """The last one whose leader may lack committed records, as the metadata group knows (R74); 0: none."""
-    returned: tuple[BrokerId, ...] = ()
+    returned: tuple[IsrMember, ...] = ()
     """Members of the ISR, and eligible replicas, in lives that no leader has seen to be in sync (R71)."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False

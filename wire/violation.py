@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -34,7 +34,11 @@ _ROLES: Final = (Role.CONSUMER, Role.PRODUCER, Role.MONITORING, Role.ADMIN)
 """The roles of clients, in the order in which they are named: who only reads is not told to take the permission to
 write. A Spark job may do what a consumer may."""
 _SOME: Final = "STREAM"
-"""In the place of a stream's name."""
+_SOME_GROUP: Final = "GROUP"
+_SOME_ID: Final = "ID"
+"""In the place of the name of a stream, a group, a transactional id."""
+_NAME_AT: Final = 3
+"""Where a coordinator's subject has the group or the transactional id, counted behind the namespace."""
 
 
 class Act(enum.Enum):
@@ -185,32 +189,59 @@ def remedy_for(subject: str) -> str:
     """Which roles of clients may publish to the subject, and how their permissions are printed."""
     tokens = subject.split(".")
     granted = [
-        (role, stream)
+        (role, scope)
         for role in _ROLES
-        if (stream := _stream_of_grant(role, tokens[0], subject, tokens[1:_MOST_TOKENS])) is not None
+        if (scope := _scope_of_grant(role, tokens[0], subject, tokens[1:_MOST_TOKENS])) is not None
     ]
     if not granted:
         return "allow it in the configuration of nats-server"
     roles = ", ".join(role.value for role, _ in granted)
-    role, stream = granted[0]
-    options = f"--role {role.value}" + (f" --stream {stream}" if stream else "")
-    if tokens[0] != DEFAULT_NAMESPACE:
-        options += f" --namespace {tokens[0]}"
+    role, scope = granted[0]
+    options = f"--role {role.value}"
+    for option, names in (
+        ("--stream", scope.streams),
+        ("--group", scope.groups),
+        ("--transactional-id", scope.transactional_ids),
+    ):
+        options += "".join(f" {option} {name}" for name in names)
+    options += " --patterns" if scope.discovers else ""
+    options += f" --namespace {scope.namespace}" if scope.namespace != DEFAULT_NAMESPACE else ""
     which = f"one of the roles {roles}" if len(granted) > 1 else f"the role {roles}"
     return f"give it {which}, whose permissions `tidelog security nats-config {options}` prints"
 
 
-def _stream_of_grant(role: Role, namespace: str, subject: str, tokens: list[str]) -> str | None:
-    """The stream for which `role` may publish to `subject`, one of its tokens: `_SOME` where any does, and empty where
-    the role is not given for streams. None: the role may not."""
-    for stream in (_SOME, *tokens) if role in OF_STREAMS else ("",):
+def _scope_of_grant(role: Role, namespace: str, subject: str, tokens: list[str]) -> Scope | None:
+    """The first scope in which `role` may publish to `subject`, whose tokens behind the namespace are given. None: the
+    role may not."""
+    for scope in _scopes(role, namespace, tokens):
         try:
-            granted = permissions_of(role, Scope(namespace=namespace, streams=(stream,) if stream else ()))
-        except TidelogError:  # no name of a namespace or a stream
+            granted = permissions_of(role, scope)
+        except TidelogError:  # no name of a namespace, a stream, a group or a transactional id
             continue
         if any(is_matched(subject, grant.subject) for grant in granted.publish):
-            return stream
+            return scope
     return None
+
+
+def _scopes(role: Role, namespace: str, tokens: list[str]) -> Iterator[Scope]:
+    """Those of which the subject may be, the smallest first. The name of any stream, group or id is one of the
+    placeholders; subjects of coordinators have the names behind stream, partition and kind."""
+    if role not in OF_STREAMS:
+        yield Scope(namespace=namespace)
+        return
+    for stream in (_SOME, *tokens):
+        yield Scope(namespace=namespace, streams=(stream,))
+    of_any = Scope(namespace=namespace, streams=(_SOME,))
+    name = tokens[_NAME_AT] if len(tokens) > _NAME_AT else ""
+    if role is Role.PRODUCER:
+        of_id = replace(of_any, transactional_ids=(name or _SOME_ID,))
+        yield of_id
+        for added in tokens[_NAME_AT + 1 :]:
+            yield replace(of_id, streams=(added,))
+            yield replace(of_id, groups=(added,))
+    else:
+        of_group = replace(of_any, groups=(name or _SOME_GROUP,))
+        yield from (of_group, replace(of_group, discovers=True))
 
 
 def _unquoted(text: str) -> str:

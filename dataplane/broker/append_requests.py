@@ -2,7 +2,7 @@
 
     request ──> life, LeaderEpoch, admission, proof ──> decoded ──> producer ──> version ──> log ──> the core
                   ^                          │                                     │
-                  └─────── HeldAppends <─────┴─ that partitioning version is not applied here yet
+                  └─────── HeldAppends <─────┴─ that partitioning version has not begun here yet, or not ended
 
 A batch with a producer id carries the proof that its sender was given the id (R76). It is checked before anything that
 is known of the id is looked at, so that a stranger can neither write under the id nor learn its sequence.
@@ -23,15 +23,15 @@ from dataplane.broker.held_appends import HeldAppends
 from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import LeaderEffect
-from dataplane.replica.partitioning import Held, judge
+from dataplane.replica.partitioning import Held
 from dataplane.replica.producers import Duplicate, Rejected, Verdict, may_be_stored
 from dataplane.replica.quota import is_over_quota
 from dataplane.replica.refusals import fenced
 from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, EncodedBatch, ReceivedBatch, parse_header, without_repetitions
+from wire.batch_proofs import check_batch_proof
 from wire.error_details import LAST_OFFSET
 from wire.errors import Code, CorruptData, TidelogError
-from wire.producer_keys import batch_proof_of
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
 from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
@@ -67,6 +67,7 @@ class AppendRequests:
         )
         self._held = HeldAppends(
             role,
+            lambda version: core.admission.judge(version) is Held.HELD,
             self._take_checked,
             lambda received, error: self._refuse_append(received.request.leader_epoch, received.inbox, error),
         )
@@ -78,8 +79,8 @@ class AppendRequests:
 
     def on_view(self) -> None:
         """The view is newer."""
-        view = self._role.view
-        self._open_versions = tuple(each for each in (0, view.partitioning_version) if judge(view, each) is None)
+        newest = self._role.view.partitioning_version
+        self._open_versions = tuple(each for each in (0, newest) if self._core.admission.judge(each) is None)
         self._held.on_view()
 
     def abandon(self, reason: str) -> None:
@@ -102,8 +103,7 @@ class AppendRequests:
             self._check_append(request, level, message.reply, lambda: parse_header(buffer).record_count)
             batch = ReceivedBatch(buffer, max_body_bytes=self._context.max_batch_bytes - HEADER_SIZE)
             if batch.header.producer_id != NO_PRODUCER:
-                proven = batch_proof_of(self._target, buffer[:HEADER_SIZE])
-                self._context.producer_keys.check(request.proof, batch.header.producer_id, proven)
+                check_batch_proof(self._context.producer_keys, request, batch.header.producer_id, self._target, buffer)
             is_durable = self._role.view.config.is_durable
             level = self._transactions.checked_level(request, level, batch.header, is_durable=is_durable)
         except (CorruptData, TidelogError) as e:
@@ -116,8 +116,8 @@ class AppendRequests:
             self._decoding.take(received)
 
     def _is_early(self, received: ReceivedAppend) -> bool:
-        """Its partitioning version has not begun here yet."""
-        if judge(self._role.view, received.request.partitioning_version) is not Held.HELD:
+        """Its partitioning version has not begun here yet, or is not known to have ended."""
+        if self._core.admission.judge(received.request.partitioning_version) is not Held.HELD:
             return False
         return not may_be_stored(self._verdict(received.batch.header))
 
@@ -199,7 +199,7 @@ class AppendRequests:
         now, epoch, sent = self._context.now(), self._role.leader_epoch, batch.header
         verdict = self._verdict(sent)
         if request.partitioning_version not in self._open_versions and not may_be_stored(verdict):
-            judged = judge(self._role.view, request.partitioning_version)
+            judged = self._core.admission.judge(request.partitioning_version)
             if judged is Held.HELD:
                 self._held.take(received, self._timeout(request))
                 return
@@ -207,7 +207,7 @@ class AppendRequests:
                 self._refuse_by_version(received, batch, judged)
                 return
         if isinstance(verdict, Rejected):
-            self._refuse_append(request.leader_epoch, inbox, verdict.error)
+            self._refuse_append(request.leader_epoch, inbox, self._core.admission.told(verdict))
             return
         if sent.producer_id >= FIRST_TRANSACTIONAL_ID and not isinstance(verdict, Duplicate):
             error = self._log.producers.refuse_transaction(
@@ -216,12 +216,20 @@ class AppendRequests:
             if error is not None:
                 self._refuse_append(request.leader_epoch, inbox, error)
                 return
+        if (
+            sent.producer_id != NO_PRODUCER
+            and not isinstance(verdict, Duplicate)
+            and self._log.producers.grows_with(sent.producer_id)
+        ):
+            error = self._context.producers.refuse(now, self._appending.log_clock.time(now))
+            if error is not None:
+                self._refuse_append(request.leader_epoch, inbox, error)
+                return
         ids = self._repetitions.ids_of(batch) if sent.has_message_ids else []
         if isinstance(verdict, Duplicate):
             base, end = verdict.base_offset, verdict.end_offset
             response = AppendResponse(base_offset=base, leader_epoch=epoch, duplicate=True)
-            known = self._repetitions.among(ids, base)
-            _tell_repetitions(response, {at: there for at, there in known.items() if there != base + at})
+            _tell_repetitions(response, self._repetitions.left_out(ids, base, end))
             self._run(self._await(request, level, end, response, inbox, now))
             return
         base = self._core.log_end_offset

@@ -201,11 +201,15 @@ class Appending:
                 Code.OUTCOME_UNKNOWN,
                 f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
             )
-        if not self.is_internal and not header.is_control:
-            counters = self._context.counters
-            counters.batches_in += 1
-            counters.records_in += batch.record_count
-            counters.bytes_in += header.size
+        if not header.is_control:
+            now = self._context.now()
+            self._role.traffic.on_in(batch.record_count, header.size, now)
+            if not self.is_internal:
+                counters = self._context.counters
+                counters.batches_in += 1
+                counters.records_in += batch.record_count
+                counters.bytes_in += header.size
+                self._context.traffic.on_in(batch.record_count, header.size, now)
         return header
 
     def on_synced(self, durable_end: Offset) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from datetime import UTC, datetime
 from functools import partial
 from random import Random
 
@@ -24,6 +25,7 @@ from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
+from dataplane.broker.replica_news import ReplicaNews
 from dataplane.broker.retention import Retention
 from dataplane.broker.scrub import Scrubber
 from dataplane.broker.snapshots import SnapshotJob
@@ -32,13 +34,14 @@ from dataplane.log.data_dir import DataDir
 from dataplane.log.errors import DataDirError, LogDamaged
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.recovery import RecoveryReport
-from dataplane.replica.producers import ProducerLimits
+from dataplane.replica.producers import ProducerLimits, ProducerTable
 from dataplane.replica.story import Story
 from wire.errors import Code, TidelogError
-from wire.operations import ReplicaEvent
-from wire.reports import BrokerReport, ReplicaReport, StreamReport
+from wire.operations import ReplicaEvent, Traffic
+from wire.reports import BrokerReport, ReplicaReport, StreamReport, StreamUsage, UsageReport, total_traffic
 from wire.tidelog_pb2 import PartitionNotification
 from wire.transport import Message, Subscription
+from wire.turns import Steps, pieces
 from wire.types import (
     DrainAnswer,
     Incarnation,
@@ -54,6 +57,14 @@ from wire.types import (
 
 _log = logging.getLogger(__name__)
 
+_LOOKED_THROUGH = 1_000
+"""Replicas whose stream is looked at before `Steps` yield."""
+_LOOKED_AT = 100
+"""The same, of those that are looked at more closely."""
+_OF_STATUS = 15
+"""Looks that the status of a replica takes as long as."""
+_CLOSED_AT_ONCE = 50
+"""Replicas that begin to close before others have their turn."""
 OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
 
@@ -121,11 +132,14 @@ class Broker:
         jobs = (SnapshotJob(), Retention(), compaction, self._scrubber)
         self._housekeeping = Housekeeping(context, self._replicas, jobs)
         self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas, data_dir.manifest)
+        self._news = ReplicaNews(context.loop, self._replicas)
         self._gaps = PublishGaps(context, self._led)
+        context.producers.tables = self._producer_tables
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""
-        self._first_views = True
+        self._unknown = {replica.key for replica in replicas}
+        """Logs in the data folder of which no view has come yet."""
         self._closed = False
         for replica in replicas:
             self._add(replica)
@@ -152,6 +166,7 @@ class Broker:
         log was closed for `replica_max_lag_time` then."""
         context = self.context
         self._closed = True  # metadata goes on for a while: nothing begins any more
+        self._news.close()
         await self._hw_checkpoints.close()
         # A step that hangs is no reason to keep the roles; its log is not closed before the step ends.
         await asyncio.wait(
@@ -162,7 +177,10 @@ class Broker:
         if self._notifications is not None:
             await self._notifications.unsubscribe()
         reason = f"{context.broker} is shutting down"
-        closing = {context.loop.create_task(r.close(context, reason)): key for key, r in self._replicas.items()}
+        closing: dict[asyncio.Task[None], PartitionKey] = {}
+        for replicas in pieces([*self._replicas.items()], _CLOSED_AT_ONCE):
+            closing |= {context.loop.create_task(r.close(context, reason)): key for key, r in replicas}
+            await asyncio.sleep(0)
         closing |= self._leaving
         unclosed = await self._until_closed(closing)
         for task in closing.keys() - unclosed:
@@ -202,17 +220,21 @@ class Broker:
             return
         # Partitions to be led come first: their followers wait for their leaders.
         for change in sorted(changes, key=self._is_followed):
+            self._unknown.discard(change.key)
             if isinstance(change, PartitionGone):
                 self._leave(change.key)
             else:
                 self._reconcile(change)
-        if self._first_views:
-            self._first_views = False
-            self._data_dir.manifest.settled()
-            known = {change.key for change in changes if isinstance(change, PartitionView)}
-            for key in [k for k in self._replicas if k not in known]:
-                _log.info("partition %s is not this broker's any more", key)
-                self._leave(key)
+
+    def on_all_partitions(self) -> None:
+        """All views have come for the first time. Logs of other partitions are removed."""
+        if self._closed:
+            return
+        self._data_dir.manifest.settled()
+        for key in sorted(self._unknown):
+            _log.info("partition %s is not this broker's any more", key)
+            self._leave(key)
+        self._unknown.clear()
 
     def _is_followed(self, change: PartitionView | PartitionGone) -> bool:
         return isinstance(change, PartitionGone) or change.leader != self.context.broker
@@ -259,10 +281,17 @@ class Broker:
             await self._housekeeping.leave(replica.key)
             await replica.close(self.context, f"stream {replica.key.stream} was deleted or moved away")
             await replica.leave_manifest(self.context)
+            is_lost = self.context.metadata.is_of_lost_decisions(replica.key)
             async with self._removing:
-                await self.context.loop.run_in_executor(
-                    self.context.executor, self._data_dir.remove_partition, replica.key
+                kept = await self.context.loop.run_in_executor(
+                    self.context.executor, partial(self._data_dir.remove_partition, replica.key, sets_aside=is_lost)
                 )
+            if kept is not None:
+                _log.error(
+                    "partition %s is not known since the cluster began anew (tidelog cluster recover), for the decision"
+                    " that made it was lost: its log is kept in %s, where `tidelog log dump` reads it",
+                    replica.key, kept,
+                )  # fmt: skip
         except (OSError, DataDirError) as e:
             _log.error("partition %s: its folder cannot be removed: %s", replica.key, e)
 
@@ -286,36 +315,51 @@ class Broker:
             replica.role.on_notification(LeaderEpoch(notification.leader_epoch))
 
     def _on_connection(self, connected: bool) -> None:
-        for replica in list(self._replicas.values()):
-            replica.on_connection(connected)
+        self._news.tell(lambda replica: replica.on_connection(connected))
 
     def _on_room(self, room: Room) -> None:
         is_full = room is Room.FULL
         if is_full:
             self.context.counters.times_full += 1
-        for replica in list(self._replicas.values()):
-            replica.on_space(is_full)
+        self._news.tell(lambda replica: replica.on_space(is_full))
 
     def _on_disk(self, hangs: bool) -> None:
         self.context.counters.times_disk_hung += int(hangs)
-        for replica in list(self._replicas.values()):
-            replica.on_disk(hangs)
+        self._news.tell(lambda replica: replica.on_disk(hangs))
 
     # ------------------------------------------------------------------ status
-    def stream_status(self, stream: StreamName, story_of: int | None = None) -> StreamReport:
-        """State of the replicas of a stream that this broker holds. `story_of`: the partition whose last events are
-        wanted, too."""
-        found = [replica for replica in self._replicas.values() if replica.key.stream == stream]
-        reports = [self._replica_status(replica) for replica in found]
-        for replica, report in zip(found, reports, strict=True):
+    def stream_status(
+        self, stream: StreamName, partitions: Collection[int] = (), story_of: int | None = None
+    ) -> Steps[StreamReport]:
+        """State of the replicas of a stream that this broker holds. `partitions`: only of these; none: of all.
+        `story_of`: the partition whose last events are wanted, too."""
+        found: list[Replica] = []
+        if partitions:
+            named = ((stream, number) for number in {*partitions})
+            found = [self._by_name[name] for name in named if name in self._by_name]
+        else:
+            for replicas in pieces([*self._replicas.values()], _LOOKED_THROUGH):
+                found += [replica for replica in replicas if replica.key.stream == stream]
+                yield len(replicas) // 10
+        reports: list[ReplicaReport] = []
+        for replica in found:
+            report = self._replica_status(replica)
             if replica.key.partition == story_of:
                 report["story"] = self._told(replica.story)
+            reports.append(report)
+            yield _OF_STATUS
         return {"partitions": reports}
 
     def _told(self, story: Story) -> list[ReplicaEvent]:
-        now = self.context.now()
+        now, wall_ns = self.context.now(), self.context.time_ns()
         return [
-            {"seconds_ago": round(now - at, 3), "event": event, "times": times} for at, event, times in story.events
+            {
+                "seconds_ago": round(now - at, 3),
+                "time": datetime.fromtimestamp(wall_ns / 1e9 - (now - at), UTC).isoformat(timespec="milliseconds"),
+                "event": event,
+                "times": times,
+            }
+            for at, event, times in story.events
         ]
 
     def _replica_status(self, replica: Replica) -> ReplicaReport:
@@ -325,19 +369,61 @@ class Broker:
             listens = replica.role.subjects()
         of_consumers = self.context.subjects.fetch_from(key.stream, key.partition, self.context.broker)
         not_heard = self.context.not_permitted([of_consumers, *listens])
-        return {**replica.status(), "scrubbed_at_ns": scrubbed_at, "not_heard": not_heard}
+        return {
+            **replica.status(),
+            "scrubbed_at_ns": scrubbed_at,
+            "not_heard": not_heard,
+            "bytes_on_disk": replica.bytes_on_disk,
+            "traffic": replica.traffic.report(self.context.now()),
+        }
+
+    def usage(self) -> Steps[UsageReport]:
+        """What the replicas of each stream take up here, and their traffic."""
+        now, by_stream = self.context.now(), dict[str, StreamUsage]()
+        for replicas in pieces([*self._replicas.values()], _LOOKED_AT):
+            traffic: dict[StreamName, list[Traffic]] = {}
+            for replica in replicas:
+                stream = replica.key.stream
+                usage = by_stream.get(stream)
+                if usage is None:
+                    usage = by_stream[stream] = {"bytes_on_disk": {}, "traffic": total_traffic([])}
+                usage["bytes_on_disk"][str(replica.key.partition)] = replica.bytes_on_disk
+                if replica.traffic.has_counted:
+                    traffic.setdefault(stream, []).append(replica.traffic.report(now))
+            for name, of_stream in traffic.items():
+                by_stream[name]["traffic"] = total_traffic([by_stream[name]["traffic"], *of_stream])
+            yield len(replicas) + 2 * sum(map(len, traffic.values()))
+        return {"streams": by_stream}
+
+    def _producer_tables(self) -> Iterator[ProducerTable]:
+        return (replica.log.producers for replica in self._replicas.values() if replica.log is not None)
 
     def _led(self) -> list[PartitionView]:
         roles = [replica.role for replica in self._replicas.values()]
         return [role.view for role in roles if isinstance(role, LeaderDriver)]
 
-    def status(self) -> BrokerReport:
+    @property
+    def has_failed_replicas(self) -> bool:
+        return any(replica.failure for replica in self._replicas.values())
+
+    def status(self) -> Steps[BrokerReport]:
+        leaders = bytes_on_disk = 0
+        failed: list[str] = []
+        damaged: list[str] = []
+        for replicas in pieces([*self._replicas.values()], _LOOKED_AT):
+            leaders += sum(isinstance(replica.role, LeaderDriver) for replica in replicas)
+            bytes_on_disk += sum(replica.bytes_on_disk for replica in replicas)
+            failed += [str(replica.key) for replica in replicas if replica.failure]
+            damaged += [str(replica.key) for replica in replicas if replica.is_damaged]
+            yield len(replicas) // 2
         return {
             "replicas": len(self._replicas),
-            "leaders": len(self._led()),
-            "failed": sorted(str(r.key) for r in self._replicas.values() if r.failure),
-            "damaged": sorted(str(r.key) for r in self._replicas.values() if r.is_damaged),
+            "leaders": leaders,
+            "failed": sorted(failed),
+            "damaged": sorted(damaged),
             "counters": self.context.counters.as_dict(),
+            "bytes_on_disk": bytes_on_disk,
+            "traffic": self.context.traffic.report(self.context.now()),
             "publish_gaps": self._gaps.status(),
             "space": self.context.space.status(),
             "disk": self.context.disk.status(),

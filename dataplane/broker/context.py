@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dataplane.broker.disk_watch import DiskWatch
 from dataplane.broker.led_partition import LedPartition
+from dataplane.broker.producers_of_all import ProducersOfAll
 from dataplane.broker.repetitions import IdsOfAll
 from dataplane.broker.serving_turn import ServingTurn
 from dataplane.broker.space import SpaceWatch
@@ -17,6 +18,7 @@ from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.traffic import TrafficMeter
 from dataplane.replica.uncommitted import Uncommitted
 from wire.peers import PeerTransport
 from wire.producer_keys import ProducerKeys
@@ -31,6 +33,7 @@ from wire.types import (
     IsrChange,
     LeaderReport,
     LossReport,
+    PartitionKey,
     PauseChange,
     RetiredReport,
     Withdrawal,
@@ -66,6 +69,10 @@ class MetadataPort(Protocol):
 
     def next_producer_id(self) -> int:
         """No producer without transactions has been given this id or a higher one, as far as is applied here."""
+        ...
+
+    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+        """The partition was made by a decision that was lost when the cluster began anew."""
         ...
 
 
@@ -196,6 +203,8 @@ class BrokerContext:
     time_ns: Callable[[], int]
     storage: StorageSettings = field(default_factory=StorageSettings)
     counters: Counters = field(default_factory=Counters)
+    traffic: TrafficMeter = field(default_factory=TrafficMeter)
+    """What clients send and are sent, without that of internal streams."""
     cluster_id: str = ""
     """Id of the cluster; empty until this life's registration is applied."""
     on_led: Callable[[LedPartition], None] = lambda _: None
@@ -206,6 +215,8 @@ class BrokerContext:
     """Bytes of all led partitions that are not committed yet."""
     message_ids: IdsOfAll = field(default_factory=IdsOfAll)
     """The message ids that are remembered of all led partitions."""
+    producers: ProducersOfAll = field(init=False)
+    """The producers that are remembered of all partitions."""
     bytes_to_decode: int = 0
     """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
     bytes_held: int = 0
@@ -228,6 +239,7 @@ class BrokerContext:
 
     def __post_init__(self) -> None:
         self.uncommitted = Uncommitted(self.settings)
+        self.producers = ProducersOfAll(self.storage.max_producers_of_all)
         self.serving = ServingTurn(self.loop)
         self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
         self.now = self.loop.time

@@ -79,7 +79,6 @@ class FollowerService:
             current_leader_epoch=self._role.leader_epoch,
             log_start_offset=self._core.log_start_offset,
             partition_epoch=self._core.view.epoch,
-            log_end_offset=self._core.log_end_offset,
         )
         if message.reply:
             self._context.peers.publish(message.reply, [response.SerializeToString()])

@@ -1,4 +1,5 @@
-"""Clients' batches that name a partitioning version which has not begun here yet: they wait for the view (R61).
+"""Clients' batches that name a partitioning version which has not begun here yet, or is not known to have ended: they
+wait for the view (R61).
 
     judged Held ──> here ──view by which it is judged otherwise──> checked again, and decoded
                      └──HOLD_S, or the time after which its client gives up──> UNAVAILABLE: try again
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dataplane.replica.partitioning import Held, judge, not_applied
+from dataplane.replica.partitioning import not_applied
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
@@ -46,16 +47,19 @@ class _Waiting:
 
 
 class HeldAppends:
-    """One leader's. `go_on` and `refuse` settle a batch that waited."""
+    """One leader's. `holds`: whether batches of that version wait still. `go_on` and `refuse` settle a batch that
+    waited."""
 
     def __init__(
         self,
         role: Role,
+        holds: Callable[[int], bool],
         go_on: Callable[[ReceivedAppend], None],
         refuse: Callable[[ReceivedAppend, TidelogError], None],
     ) -> None:
         self._role = role
         self._context = role.context
+        self._holds = holds
         self._go_on = go_on
         self._refuse = refuse
         self._waiting: list[_Waiting] = []
@@ -76,9 +80,8 @@ class HeldAppends:
         self._schedule()
 
     def on_view(self) -> None:
-        view = self._role.view
         self._settle(
-            lambda waiting: judge(view, waiting.version) is not Held.HELD,
+            lambda waiting: not self._holds(waiting.version),
             lambda waiting: self._go_on(waiting.received),
         )
 

@@ -28,6 +28,7 @@ from dataplane.broker.replica import Owed, Replica
 from dataplane.log.errors import NoSpace
 from dataplane.log.group_commit import Syncable
 from dataplane.log.manifest import Manifest
+from wire.turns import Steps, in_turns, pieces
 from wire.types import Offset, PartitionKey
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ HIGH_WATERMARKS = 20
 """That are written down in an interval; more where a log would else wait longer than LONGEST_TURN."""
 LONGEST_TURN = 10
 """Intervals."""
+_PIECE = 100
+"""Logs that are looked at before `Steps` yield."""
+_OF_REQUEST = 5
+"""Looks that a request for a checkpoint takes as long as."""
 CHECKPOINTS_AT_ONCE = 4
 """Threads of `BrokerContext.checkpoints`."""
 
@@ -77,21 +82,26 @@ class HighWatermarkCheckpoints:
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL)
-            self._look()
+            await in_turns(self._look())
 
-    def _look(self) -> None:
+    def _look(self) -> Steps[None]:
         self._keep_manifest()
-        owed = {replica: _owed_by(replica) for replica in self._replicas.values() if replica not in self._asked}
-        waiting = [replica for replica, what in owed.items() if what is not Owed.NOTHING]
-        count = max(HIGH_WATERMARKS, -(-len(waiting) // LONGEST_TURN))
-        turns = {*nsmallest(count, waiting, key=lambda replica: self._last.get(replica, -1))}
+        owed: dict[Replica, Owed] = {}
+        for replicas in pieces([*self._replicas.values()], _PIECE):
+            found = ((replica, _owed_by(replica)) for replica in replicas if replica not in self._asked)
+            owed.update((replica, what) for replica, what in found if what is not Owed.NOTHING)
+            yield len(replicas)
+        count = max(HIGH_WATERMARKS, -(-len(owed) // LONGEST_TURN))
+        turns = {*nsmallest(count, owed, key=lambda replica: self._last.get(replica, -1))}
         self._rounds += 1
         self._last.update(dict.fromkeys(turns, self._rounds))
-        for replica in waiting:
-            if replica in turns or owed[replica] is Owed.SYNC:
+        yield len(owed)
+        for replica, what in owed.items():
+            if replica in turns or what is Owed.SYNC:
                 self._asked.add(replica)
                 checkpoint = _Checkpoint(replica, syncs_only=replica not in turns)
                 self._context.checkpoints.request(checkpoint, partial(self._written, replica))
+                yield _OF_REQUEST
 
     def _written(self, replica: Replica, outcome: Offset | Exception) -> None:
         self._asked.discard(replica)

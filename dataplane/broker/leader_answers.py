@@ -89,7 +89,6 @@ def decode_offset_answer(number: int, message: Message, asked_in: LeaderEpoch) -
         epoch=LeaderEpoch(response.leader_epoch),
         end=Offset(response.endOffset),
         log_start_offset=Offset(response.log_start_offset),
-        log_end_offset=Offset(response.log_end_offset) if response.HasField("log_end_offset") else None,
         partition_epoch=PartitionEpoch(response.partition_epoch),
         error=error,
     )

@@ -355,7 +355,7 @@ class LeaderDriver(ReadableRole):
     async def _send_last(self, end: Offset, inbox: str) -> None:
         offset = Offset(end - 1)
         try:
-            data = await self.read_plain(offset, end, self.context.max_batch_bytes)
+            data = (await self.read_plain(offset, end, self.context.max_batch_bytes)).parts
         except TidelogError as e:
             self.peer_answers.error(inbox, e)
         except CorruptData as e:
@@ -426,11 +426,17 @@ class LeaderDriver(ReadableRole):
 
 
 def report_if_retired(role: LeaderDriver) -> None:
-    """Tell the controller that the partition is retired, and retention has removed all of its records."""
+    """Tell the controller that the partition is retired, and retention has removed all of its records. All replicas go
+    by that. So every one that is relied on has said in this LeaderEpoch that it has no more than this one, whose log
+    may have been lost (R74)."""
     view, log, context = role.view, role.log, role.context
     if view.state is not PartitionState.RETIRED or not role.is_serving:
         return
     if log.log_start_offset < log.log_end_offset or role.high_watermark < log.log_end_offset:
+        return
+    if view.eligible or len(view.isr) < view.config.min_isr:
+        return
+    if any(role.core.progress()[member][0] != log.log_end_offset for member in view.isr):
         return
     context.metadata.report_retired(
         RetiredReport(key=view.key, leader=context.broker, leader_epoch=view.leader_epoch, expected_epoch=view.epoch)

@@ -24,6 +24,7 @@ from dataplane.broker.role import Role, RoleSetup
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.tail import ReadBatches
 from dataplane.replica.aborted import without_aborted
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.effects import RefuseConsumer, ServeConsumer
@@ -31,6 +32,7 @@ from dataplane.replica.refusals import before_log
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
+from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.replication import BYTES_HEADER, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
@@ -139,7 +141,7 @@ class ReadableRole(Role):
         reader = Reader(inbox, looked_up, request.read_uncommitted)
         if request.max_bytes == 0:
             end = self.high_watermark if request.read_uncommitted else self.last_stable_offset
-            self._answer_reader(reader, offset, end, [])
+            self._answer_reader(reader, offset, end)
             return
         if self.context.serving.is_over:
             self.context.counters.dropped_hot_reads += 1
@@ -196,7 +198,7 @@ class ReadableRole(Role):
             self._read_failed(inbox, e)
             return
         if not self.ended:
-            self._answer_reader(Reader(inbox, True, request.read_uncommitted), found, end, [], size)
+            self._answer_reader(Reader(inbox, True, request.read_uncommitted), found, end, span=size)
 
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
@@ -209,22 +211,22 @@ class ReadableRole(Role):
         reader = effect.token
         assert isinstance(reader, Reader)
         if effect.max_bytes == 0:
-            self._answer_reader(reader, effect.offset, effect.end, [])
+            self._answer_reader(reader, effect.offset, effect.end)
             return
         limit = min(effect.max_bytes, self.context.max_batch_bytes)
         try:
-            parts = self._read_hot(effect.offset, limit, effect.end, read_uncommitted=reader.read_uncommitted)
+            found = self._read_hot(effect.offset, limit, effect.end, read_uncommitted=reader.read_uncommitted)
         except (CorruptData, TidelogError) as e:
             self._read_failed(reader.inbox, e)
             return
-        if parts is not None:
-            self._answer_reader(reader, effect.offset, effect.end, parts)
+        if found is not None:
+            self._answer_reader(reader, effect.offset, effect.end, found)
         else:
             self._read_for_consumer(reader.inbox, self._serve_cold(reader, effect.offset, limit, effect.end))
 
     async def _serve_cold(self, reader: Reader, offset: Offset, limit: int, end: Offset) -> None:
         try:
-            parts = await self.read_plain(offset, end, limit, read_uncommitted=reader.read_uncommitted)
+            found = await self.read_plain(offset, end, limit, read_uncommitted=reader.read_uncommitted)
         except (LogDamaged, CorruptData, TidelogError) as e:
             self._read_failed(reader.inbox, e)
             return
@@ -233,10 +235,10 @@ class ReadableRole(Role):
         if offset < self.first_record:  # deleted while they were read
             self.answers.error(reader.inbox, before_log(self.view.key, self.first_record, offset))
         else:
-            self._answer_reader(reader, offset, end, parts)
+            self._answer_reader(reader, offset, end, found)
 
     def _answer_reader(
-        self, reader: Reader, offset: Offset, end: Offset, parts: list[Buffer], span: int | None = None
+        self, reader: Reader, offset: Offset, end: Offset, found: ReadBatches | None = None, span: int | None = None
     ) -> None:
         headers = {LOG_START_HEADER: str(self.first_record)}
         if span is not None:
@@ -244,9 +246,19 @@ class ReadableRole(Role):
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
             headers[LOG_END_HEADER] = str(self.log.log_end_offset)
-        body = [encode_header(self.leader_epoch, end), *parts]
-        self.context.serving.spend(sum(map(len, parts)))
+        body: list[Buffer] = [encode_header(self.leader_epoch, end)]
+        if found is not None and found.parts:
+            size = sum(map(len, found.parts))
+            self.context.serving.spend(size)
+            self._count_out(max(0, found.end_offset - offset), size)
+            body += found.parts
         self.send(self.context.ingest, reader.inbox, offset, body, headers)
+
+    def _count_out(self, records: int, size: int) -> None:
+        now = self.context.now()
+        self.traffic.on_out(records, size, now)
+        if not is_of_internal(self.view.key, self.view.subject, self.context.subjects):
+            self.context.traffic.on_out(records, size, now)
 
     def send(
         self,
@@ -272,28 +284,29 @@ class ReadableRole(Role):
                 _log.error("partition %s: %s", self.view.key, refusal.message)
 
     # ------------------------------------------------------------------ the log
-    def _read_hot(self, offset: Offset, limit: int, end: Offset, *, read_uncommitted: bool) -> list[Buffer] | None:
+    def _read_hot(self, offset: Offset, limit: int, end: Offset, *, read_uncommitted: bool) -> ReadBatches | None:
         """Whole batches as consumers get them; None: they are not in memory. Raises CorruptData, TidelogError."""
-        parts = self.log.read(offset, max_bytes=limit, end_offset=end)
-        if not parts:
-            return parts
+        found = self.log.read_batches(offset, max_bytes=limit, end_offset=end)
+        if found is None or not found.parts:
+            return found
+        parts = found.parts
         if not read_uncommitted:
             parts = without_aborted(parts, offset, self.log.transactions, limit)
         # In the loop: an answer of 1 MiB takes a quarter of a millisecond.
-        return self.cipher.plain(parts) if self.log.tail_holds_encrypted else parts
+        return found._replace(parts=self.cipher.plain(parts) if self.log.tail_holds_encrypted else parts)
 
-    def _read_plain(self, offset: Offset, limit: int, end: Offset, read_uncommitted: bool) -> list[Buffer]:
+    def _read_plain(self, offset: Offset, limit: int, end: Offset, read_uncommitted: bool) -> ReadBatches:
         """Blocking; called in a thread."""
         while True:
             cuts = self.log.cuts
-            data = read_checked(self.log, offset, limit, end)
+            data, data_end = read_checked(self.log, offset, limit, end)
             parts: list[Buffer] = [data]
             if not read_uncommitted:
                 parts = without_aborted(parts, offset, self.log.transactions, limit)
             # A compaction may have emptied the aborted batches since they were read, and their transactions were
             # forgotten: read again.
             if self.log.cuts == cuts:
-                return self.cipher.plain(parts) if holds_encrypted(data) else parts
+                return ReadBatches(self.cipher.plain(parts) if holds_encrypted(data) else parts, data_end)
 
     async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
         """Whole batches from `offset` on and below the last stable offset, as consumers get them. Raises LogDamaged,
@@ -301,12 +314,12 @@ class ReadableRole(Role):
         end, limit = self.last_stable_offset, self.context.max_batch_bytes
         if offset >= end:
             return []
-        parts = self._read_hot(offset, limit, end, read_uncommitted=False)
-        return parts if parts is not None else await self.read_plain(offset, end, limit)
+        found = self._read_hot(offset, limit, end, read_uncommitted=False)
+        return (found if found is not None else await self.read_plain(offset, end, limit)).parts
 
     async def read_plain(
         self, offset: Offset, end: Offset, limit: int, *, read_uncommitted: bool = False
-    ) -> list[Buffer]:
+    ) -> ReadBatches:
         """As an answer may hold, from the disk. Raises LogDamaged, CorruptData, TidelogError."""
         return await self.context.loop.run_in_executor(
             self.context.readers, self._read_plain, offset, limit, end, read_uncommitted
@@ -315,7 +328,7 @@ class ReadableRole(Role):
     async def read_cold(self, offset: Offset, limit: int, end: Offset) -> Buffer:
         """Both CRCs of each batch are checked. Raises as `PartitionLog.read_from_disk`."""
         return await self.context.loop.run_in_executor(
-            self.context.readers, lambda: read_checked(self.log, offset, limit, end)
+            self.context.readers, lambda: read_checked(self.log, offset, limit, end)[0]
         )
 
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
@@ -360,9 +373,10 @@ class ReadableRole(Role):
             self.on_damage(str(error))
 
 
-def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> Buffer:
+def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: Offset) -> tuple[Buffer, Offset]:
     """As `PartitionLog.read_from_disk`, with a check of the bodies: this broker sends nothing else than was written.
-    Blocking. Raises as that does."""
+    Also the offset at which the last batch ends. Blocking. Raises as that does."""
+    last = offset
     data = partition_log.read_from_disk(offset, max_bytes=limit, end_offset=end)
     for at, header in iter_batches(data):
         try:
@@ -371,4 +385,5 @@ def read_checked(partition_log: PartitionLog, offset: Offset, limit: int, end: O
             raise CorruptData(
                 f"{partition_log.directory} is damaged at offset {header.base_offset}: {error}"
             ) from error
-    return data
+        last = header.end_offset
+    return data, last

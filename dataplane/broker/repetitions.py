@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dataplane.replica.message_ids import kept_form
+from wire.append import UNKNOWN_OFFSET
+from wire.batch import parse_header
 from wire.batch.message_ids import message_ids_of
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
@@ -125,6 +127,29 @@ class Repetitions:
             else:
                 new[message_id] = place
         return repeated
+
+    def left_out(self, ids: list[tuple[int, bytes]], base: Offset, end: Offset) -> dict[int, Offset]:
+        """The places of the records that were, or may have been, left out of a batch of the log that is sent again; and
+        the offsets of the originals, which lie below the end of that batch. A later record with the same id is no
+        original, and may not be committed when the batch is."""
+        if self._is_whole(base, end):
+            return {}
+        originals: dict[int, Offset] = {}
+        for place, message_id in ids:
+            found = self.find(message_id)
+            if found is None or found >= end:
+                originals[place] = UNKNOWN_OFFSET
+            elif found != base + place:
+                originals[place] = found
+        return originals
+
+    def _is_whole(self, base: Offset, end: Offset) -> bool:
+        """The batch from `base` to `end` has a record at each of its offsets. False also where it is not in memory."""
+        parts = self._role.log.read(base, max_bytes=1, end_offset=end)
+        if not parts:
+            return False
+        header = parse_header(parts[0])
+        return header.base_offset == base and header.record_count == end - base and not header.is_control
 
     def begin(self) -> None:
         """All ids of the log are known, but for those that cannot be read (`refuse`)."""

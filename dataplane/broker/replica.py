@@ -53,6 +53,7 @@ from dataplane.replica.life import (
     Withdraw,
 )
 from dataplane.replica.story import Story
+from dataplane.replica.traffic import TrafficMeter
 from wire.errors import Code, CorruptData, TidelogError
 from wire.operations import Damage
 from wire.reports import ReplicaReport
@@ -99,6 +100,8 @@ class Replica:
         self.life = ReplicaLife(key)
         self.role: Role | None = None
         self.story = Story()
+        self.traffic = TrafficMeter()
+        """That of clients with this replica, whatever its roles."""
         self._config = config
         self._files = files
         self._pool = pool
@@ -175,6 +178,10 @@ class Replica:
         if partition_log is None or self.failure is not None:
             return None
         return partition_log.reach
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return self._log.size_bytes if self._log is not None else 0
 
     @property
     def owed(self) -> Owed:
@@ -417,6 +424,7 @@ class Replica:
             self._on_quarantined,
             self.story,
             self._ids,
+            self.traffic,
         )
         try:
             match kind:

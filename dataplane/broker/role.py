@@ -15,6 +15,7 @@ from dataplane.broker.sync_requests import SyncRequests
 from dataplane.broker.timer import RoleTimer
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.story import Story
+from dataplane.replica.traffic import TrafficMeter
 from wire.errors import InvariantViolation
 from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
@@ -38,6 +39,7 @@ class RoleSetup:
     """Records of the log were put aside; the report of that."""
     story: Story
     ids: IdKeeper = field(default_factory=IdKeeper)
+    traffic: TrafficMeter = field(default_factory=TrafficMeter)
 
 
 class Role(ABC):
@@ -56,6 +58,7 @@ class Role(ABC):
         self.on_quarantined = setup.on_quarantined
         self.story = setup.story
         self.ids = setup.ids
+        self.traffic = setup.traffic
         self.ended = False
         self.failed: str | None = None
         self.timer = RoleTimer(context.loop, self._next_deadline, lambda: self.carefully(self._tick))

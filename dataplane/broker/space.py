@@ -31,6 +31,7 @@ from wire.batch import BatchHeader
 from wire.operations import SpaceStatus
 from wire.transport import Buffer
 from wire.types import Room
+from wire.units import bytes_in_words
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,9 @@ class SpaceWatch:
             self._carry_out(effects)
         if not admitted:
             guard = self._guard
-            raise NoSpace(f"{self._directory} has {guard.free} bytes left, and {guard.min_free} are kept free")
+            raise NoSpace(
+                f"{self._directory} has {bytes_in_words(guard.free)} free, and keeps {bytes_in_words(guard.min_free)}"
+            )
         try:
             partition_log.append(parts, headers)
         except NoSpace as error:
@@ -176,8 +179,9 @@ class SpaceWatch:
         guard = self._guard
         _log.log(
             logging.INFO if room is Room.AMPLE else logging.WARNING,
-            "room on the disk of %s: %s, was %s (%d bytes free of %d, %d kept free)",
-            self._directory, room.value, self._told.value, guard.free, guard.total, guard.min_free,
+            "room on the disk of %s: %s, was %s (%s free of %s, and keeps %s)",
+            self._directory, room.value, self._told.value,
+            bytes_in_words(guard.free), bytes_in_words(guard.total), bytes_in_words(guard.min_free),
         )  # fmt: skip
         self._told = room
         self.on_room(room)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dataplane.replica.producers import EXPIRATION_MS, MAX_PRODUCERS, ProducerLimits
 
@@ -25,7 +25,7 @@ class StorageSettings:
     """Seconds from one look at the free room to the next."""
     compaction_min_dirty_ratio: float = 0.5
     """A log of a stream with `compact` is compacted once this share of its finished segments was not yet."""
-    compaction_memory: int = 24 << 20
+    compaction_memory: int = field(default=24 << 20, metadata={"counts": "bytes"})
     """Bytes; of the one map of keys that there is at a time. About 700,000 keys; more take several passes."""
     compaction_bytes_per_second: int = 32 << 20
     """Read and written by compaction, of all partitions together. 0 = as fast as it goes."""
@@ -34,6 +34,10 @@ class StorageSettings:
     id."""
     max_producers_per_partition: int = MAX_PRODUCERS
     """When more write to a partition, the one that has been silent for longest is forgotten."""
+    max_producers_of_all: int = 1_000_000
+    """Producers that a broker remembers, of all its partitions: each takes 0.2 to 0.3 kB in each partition to which it
+    has written, and up to 1 kB while it writes. Above it a leader refuses those that are new in a partition, with
+    BACKPRESSURE, and takes those that are known."""
     group_retention_ms: int = 7 * 24 * 3_600_000
     """A consumer group without members, and what it has committed, is forgotten so long (a week) after its last member
     left or its last commit."""
@@ -63,6 +67,8 @@ class StorageSettings:
             raise ValueError(f"producer_id_expiration_ms ({self.producer_id_expiration_ms}) must be 1 at least")
         if self.max_producers_per_partition < 1:
             raise ValueError(f"max_producers_per_partition ({self.max_producers_per_partition}) must be 1 at least")
+        if self.max_producers_of_all < 1:
+            raise ValueError(f"max_producers_of_all ({self.max_producers_of_all}) must be 1 at least")
         if self.compaction_bytes_per_second < 0:
             raise ValueError(f"compaction_bytes_per_second ({self.compaction_bytes_per_second}) must not be negative")
 

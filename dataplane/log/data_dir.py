@@ -49,6 +49,8 @@ IDENTITY_FILE = "broker.json"
 COPY_FILE = "broker.json.copy"
 _REMOVED_SUFFIX = ".removed"
 """Ends the name of a partition's folder that is being removed; one found at start is removed for good."""
+SET_ASIDE_SUFFIX = ".lost"
+"""Ends the name of one that no broker opens any more, and that only an operator removes."""
 _VERSION = 1
 MAX_LIVES = 64
 """A broker that was killed more often than that in a row while it registered comes back without its proof."""
@@ -268,15 +270,19 @@ class DataDir:
         """That of the partition's log; it need not exist."""
         return self.manifest.entry(str(partition_directory(Path(), key)))
 
-    def remove_partition(self, key: PartitionKey) -> None:
+    def remove_partition(self, key: PartitionKey, *, sets_aside: bool = False) -> Path | None:
         """Removes the partition's folder durably, and that of its stream with the last one; its log must be closed. A
-        crash leaves the whole folder or none of it listed; the next start removes the rest. Raises DataDirError."""
+        crash leaves the whole folder or none of it listed; the next start removes the rest. `sets_aside`: it is kept
+        under another name, which is returned. Raises DataDirError."""
         directory = self.partition_directory(key)
-        removed = directory.with_name(directory.name + _REMOVED_SUFFIX)
+        is_there = self.files.is_directory(directory)
+        removed = directory.with_name(directory.name + (SET_ASIDE_SUFFIX if sets_aside else _REMOVED_SUFFIX))
         try:
-            if self.files.is_directory(directory):
+            if is_there:
                 self.files.rename(directory, removed)
                 self.files.sync_directory(directory.parent)
+            if sets_aside:
+                return removed if is_there else None
             self.files.remove_tree(removed)
             # Another partition of the stream may begin at this moment: the folder goes only while it holds nothing.
             self.files.remove_empty_directory(directory.parent)
@@ -284,6 +290,7 @@ class DataDir:
             raise DataDirError(
                 f"{directory} cannot be removed ({error.strerror or error}): check its rights"
             ) from error
+        return None
 
     def _finish_removals(self) -> None:
         """A process may have died at any step of `remove_partition`, or before the first partition of a stream had a

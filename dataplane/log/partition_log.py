@@ -73,6 +73,7 @@ from dataplane.log.recovery import Recovery
 from dataplane.log.state import LogConfig, LogState
 from dataplane.log.swapping import Swapping
 from dataplane.log.syncing import Syncing
+from dataplane.log.tail import ReadBatches
 from wire.errors import CorruptData
 from wire.types import LeaderEpoch, LogEnd, Offset
 
@@ -332,6 +333,7 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of its segment files. Known without a look at the disk."""
         return sum(segment.size for segment in self._state.segments)
 
     @property
@@ -425,9 +427,14 @@ class PartitionLog:
         `end_offset`; [] when there is none. None: they are not in memory, ask `read_from_disk`. Loop thread, never
         blocks.
         """
+        found = self.read_batches(offset, max_bytes=max_bytes, end_offset=end_offset)
+        return None if found is None else found.parts
+
+    def read_batches(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> ReadBatches | None:
+        """As `read`, with the offset at which the last of them ends."""
         end_offset = min(end_offset, self._state.log_end_offset)
         if offset >= end_offset:
-            return []
+            return ReadBatches([], offset)
         return self._state.tail.read(offset, max_bytes, end_offset)
 
     def read_from_disk(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> Buffer:

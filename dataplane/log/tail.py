@@ -23,6 +23,13 @@ class _Batch(NamedTuple):
     parts: Sequence[Buffer]
 
 
+class ReadBatches(NamedTuple):
+    parts: list[Buffer]
+    """Whole batches."""
+    end_offset: int
+    """Where the last of them ends, exclusive; where there is none, the offset that was asked for."""
+
+
 _GONE = _Batch(0, 0, ())
 
 
@@ -79,7 +86,7 @@ class Tail:
         self._batches.clear()
         self._first = self._bytes = 0
 
-    def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Buffer] | None:
+    def read(self, offset: int, max_bytes: int, end_offset: int) -> ReadBatches | None:
         """The buffers of whole batches from the one that holds `offset`; None when that batch may be older than the
         oldest one kept."""
         bases, batches = self._bases, self._batches
@@ -89,15 +96,16 @@ class Tail:
         if batches[at].end_offset <= offset:
             at += 1
         found: list[Buffer] = []
-        size = 0
+        size, end = 0, offset
         while at < len(batches):
             batch = batches[at]
             size += batch.size
             if batch.end_offset > end_offset or (found and size > max_bytes):
                 break
             found.extend(batch.parts)
+            end = batch.end_offset
             at += 1
-        return found
+        return ReadBatches(found, end)
 
 
 class TailMemory:

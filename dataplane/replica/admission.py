@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dataplane.replica.ack_levels import AckLevel
 from dataplane.replica.commits import Commits
 from dataplane.replica.draining import Draining
 from dataplane.replica.isr_keeping import IsrKeeper
 from dataplane.replica.leadership import Leadership
+from dataplane.replica.partitioning import Held, judge
+from dataplane.replica.producers import Rejected
 from dataplane.replica.quota import Quota
+from dataplane.replica.refusals import not_denied
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
+
+_DENY_THE_BATCH: Final = (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID)
 
 
 class Admission:
@@ -31,6 +38,20 @@ class Admission:
                 Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
             )
         return self._refuse_batch(level, lease_valid=lease_valid, now=now) or self._quota.refuse(now)
+
+    def judge(self, version: int) -> TidelogError | Held | None:
+        """Whether a batch that names that partitioning version is taken; see `partitioning`."""
+        return judge(self._state.view, version, can_deny=self._state.have_cut_to_this_log())
+
+    def told(self, rejected: Rejected) -> TidelogError:
+        """The answer to a batch that the producers of the log reject. A client takes some codes for a proof that no log
+        holds the batch, and writes its records under another producer id. A member of the ISR may hold what this log
+        lacks until it has cut its log to this one, and it may lead next. Eligible replicas are not waited for: they may
+        be dead, and there are none where publishes wait for the HW."""
+        error = rejected.error
+        if error.code not in _DENY_THE_BATCH or self._state.isr_has_cut_to_this_log():
+            return error
+        return not_denied(self._state.view, error)
 
     def refuse_marker(self, now: float) -> TidelogError | None:
         """Why the end of a transaction may not be appended now. It adds no record: neither a read-only stream nor a

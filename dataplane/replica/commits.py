@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from dataplane.replica.ack_levels import AckLevel, WaitingAcks
 from dataplane.replica.consumers import Consumers
-from dataplane.replica.cutover import Cutover
 from dataplane.replica.effects import LeaderEffect
 from dataplane.replica.leadership import FollowerProgress, Leadership
 from dataplane.replica.uncommitted import Uncommitted
@@ -25,14 +24,13 @@ from wire.types import BrokerId, Offset
 
 
 class Commits:
-    def __init__(self, state: Leadership, consumers: Consumers, cutover: Cutover, shared: Uncommitted) -> None:
+    def __init__(self, state: Leadership, consumers: Consumers, shared: Uncommitted) -> None:
         """`shared`: the uncommitted bytes of all partitions that this broker leads."""
         self.acks = WaitingAcks()
         self.uncommitted_bytes = 0
         self.shared = shared
         self._state = state
         self._consumers = consumers
-        self._cutover = cutover
         self._uncommitted: list[tuple[Offset, int, float]] = []
         """(exclusive end, bytes, when appended)."""
         shared.partitions += 1
@@ -89,10 +87,8 @@ class Commits:
             return
         moved = self._move_high_watermark(now)
         out.extend(self.acks.on_everywhere(state.high_watermark, members, is_synced=state.is_durable))
-        if moved:
-            self._cutover.look(now, out)
-            if self._consumers.has_waiting:
-                out.extend(self._consumers.on_high_watermark(state.readable()))
+        if moved and self._consumers.has_waiting:
+            out.extend(self._consumers.on_high_watermark(state.readable()))
         if self.acks.furthest_everywhere(is_synced=not state.is_durable):
             end = min(state.end_of(member, is_synced=not state.is_durable) for member in state.isr.maximal)
             state.secondary_watermark = max(state.secondary_watermark, end)

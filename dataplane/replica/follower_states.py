@@ -41,15 +41,13 @@ class FetchAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetAnswer:
     """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one.
-    `log_start_offset`, `log_end_offset`: the leader's; None: not told. `partition_epoch`: that of the leader's
-    metadata; 0: not told."""
+    `log_start_offset`: the leader's. `partition_epoch`: that of the leader's metadata; 0: not told."""
 
     number: int
     leader_epoch: LeaderEpoch
     epoch: LeaderEpoch = LeaderEpoch(0)
     end: Offset = Offset(0)
     log_start_offset: Offset = Offset(0)
-    log_end_offset: Offset | None = None
     partition_epoch: PartitionEpoch = PartitionEpoch(0)
     error: TidelogError | None = None
 

@@ -41,10 +41,6 @@ _NONE: Final[frozenset[BrokerId]] = frozenset()
 class IsrKeeper:
     def __init__(self, state: Leadership) -> None:
         self._state = state
-        self._returned = state.view.returned
-        """As the newest view says."""
-        self._earlier_lives: dict[BrokerId, Incarnation] = {}
-        """Lives in which members fetched here that have come back in another one."""
         self._confirm_not_before = -math.inf
 
     # ------------------------------------------------------------------ settling
@@ -55,10 +51,6 @@ class IsrKeeper:
         for member in members - state.isr.members:
             if member in state.followers:
                 state.followers[member].caught_up_at = max(state.followers[member].caught_up_at, now)
-        for member in view.returned:
-            if member in state.followers and member not in self._returned:
-                self._earlier_lives[member] = state.followers[member].incarnation
-        self._returned = view.returned
         for member in members ^ state.isr.members:
             if member in state.followers:
                 state.followers[member].outside_fetch_at = -math.inf
@@ -175,20 +167,21 @@ class IsrKeeper:
         state = self._state
         if not state.view.returned or now < self._confirm_not_before or not isinstance(state.isr, CommittedIsr):
             return
-        back = [m for m in state.view.returned if m in state.isr.members and m != state.broker]
+        back = [m for m in state.view.returned if m.broker in state.isr.members and m.broker != state.broker]
         if not back or not all(map(self._is_back_in_sync, back)):
             return
         self._confirm_not_before = now + state.settings.alter_isr_retry
-        change = self._change(state.isr.members, f"{', '.join(back)} came back in sync")
-        self._propose(replace(change, caught_up=tuple(back)), now, out)
+        names = tuple(member.broker for member in back)
+        change = self._change(state.isr.members, f"{', '.join(names)} came back in sync")
+        self._propose(replace(change, caught_up=names), now, out)
 
-    def _is_back_in_sync(self, member: BrokerId) -> bool:
+    def _is_back_in_sync(self, member: IsrMember) -> bool:
         state = self._state
-        follower = state.followers.get(member)
+        follower = state.followers.get(member.broker)
         return (
             follower is not None
-            and follower.incarnation > self._earlier_lives.get(member, 0)
-            and state.acknowledged(member) >= max(state.epoch_start, state.high_watermark)
+            and follower.incarnation >= member.incarnation
+            and state.acknowledged(member.broker) >= max(state.epoch_start, state.high_watermark)
         )
 
     def maybe_expand(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:

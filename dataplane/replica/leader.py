@@ -113,7 +113,7 @@ class Leader:
         self._epochs = epochs
         self._consumers = Consumers(epochs, settings, leads=True)
         self._cutover = Cutover(state, now)
-        self._commits = Commits(state, self._consumers, self._cutover, shared or Uncommitted(settings))
+        self._commits = Commits(state, self._consumers, shared or Uncommitted(settings))
         self._waiters = DataWaiters(state, self._commits)
         self._isr_keeper = IsrKeeper(state)
         self._draining = Draining(state)
@@ -183,6 +183,7 @@ class Leader:
             self._state.durable_end = durable_end
             self._commits.on_own_copy(out)
             self._commits.advance(now, out)
+            self._cutover.look(now, out)
             self._draining.look(now, out)
         return out
 
@@ -242,6 +243,7 @@ class Leader:
             )
             out.append(VerifyOwnCopy(fetch.offset, one_line(fetch.refused_batch)))
         self._commits.advance(now, out)
+        self._cutover.look(now, out)
         self._draining.look(now, out)
         if fetch.replica not in state.isr.members:
             follower.outside_fetch_at = now
@@ -330,11 +332,11 @@ class Leader:
             if replica not in view.replicas:
                 del state.followers[replica]
         out: list[LeaderEffect] = []
-        self._cutover.on_view(now, out)
         if moved:
             self._pausing.on_view(was_paused, now, out)
             self._isr_keeper.on_view(view, now)
             self._commits.advance(now, out)
+            self._cutover.on_view(now, out)
             self._draining.look(now, out)
             self._isr_keeper.drop_for_their_disks(now, out)
             self._isr_keeper.expand_by_any(now, out)

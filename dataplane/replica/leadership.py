@@ -8,6 +8,7 @@ judges publishes, and `leader` passes the events to them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dataplane.replica.consumers import Readable
@@ -159,6 +160,19 @@ class Leadership:
                 return Offset(-1)
             end = min(end, follower.durable_end if self.is_durable else follower.log_end_offset)
         return end
+
+    def have_cut_to_this_log(self) -> bool:
+        """Whether no replica that may lead after this one holds records that this log does not have. Those that the
+        view relies on have fetched in this LeaderEpoch, so each has cut its log to this one before; and no other joins
+        them in this LeaderEpoch without having fetched in it (R18)."""
+        return self.isr_has_cut_to_this_log() and self._have_fetched(self.view.eligible)
+
+    def isr_has_cut_to_this_log(self) -> bool:
+        """The same of the ISR alone. No replica is eligible while the ISR has `min_isr` members."""
+        return self._have_fetched(self.view.isr)
+
+    def _have_fetched(self, replicas: Iterable[BrokerId]) -> bool:
+        return all(self.end_of(replica, is_synced=False) >= 0 for replica in replicas)
 
     def refuse_stranger(self, replica: BrokerId, incarnation: Incarnation) -> TidelogError | None:
         """Only a replica is answered, and only in its newest known incarnation."""

@@ -12,7 +12,7 @@ Damaged, a view decides (`repair_mode`, `is_last_copy`):
 
     it is out of the ISR and of `eligible`, and the LeaderEpoch in which the damage was met is over ──> repair by COPY
     an operator has elected it after that                                                           ──> repair by ACCEPT
-    no leader, and it is in the ISR: the last copy                                                  ──> read-only role
+    no leader, and it is the ISR alone: the last copy                                               ──> read-only role
 
 Steps: at most one is under way; when it is over, `_next` decides by the newest view.
 
@@ -399,9 +399,10 @@ class ReplicaLife:
         return isinstance(self.health, Sound) or self._is_last_copy(view) or self._repair_mode(view) is not None
 
     def _is_last_copy(self, view: PartitionView) -> bool:
-        """It is damaged, and no other can lead: what can be read of it must be read here."""
+        """It is damaged, and no other member of the ISR is left: what can be read of it must be read here. While there
+        are others one of them may lead again, and hold more."""
         is_known = isinstance(self.health, Damaged) and self.has_log
-        return is_known and view.leader is None and self._broker in view.isr
+        return is_known and view.leader is None and view.isr == (self._broker,)
 
     def _repair_mode(self, view: PartitionView) -> RepairMode | None:
         if not isinstance(self.health, Damaged) or not self.has_log:

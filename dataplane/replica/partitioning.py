@@ -4,7 +4,7 @@ Routed is a partition over which the newest layout spreads keys. The other ones 
 (ACTIVE), or are left from an earlier one (DRAINING, then RETIRED); they take no records of `.append` requests.
 
     the request names   the view: newest version, all told       newest version, cutovers awaited  not routed
-    an older version    STALE_PARTITIONING                       STALE_PARTITIONING                STALE_PARTITIONING
+    an older version    STALE_PARTITIONING                       STALE_PARTITIONING, or held       as where it is routed
     the newest one      taken                                    held until they are told          refused by state
     a newer one         held until it is applied                 held                              held
     none (0)            taken                                    taken                             refused by state
@@ -12,6 +12,10 @@ Routed is a partition over which the newest layout spreads keys. The other ones 
 All told: the cutover of this partition, and those of all partitions from which keys come to it. A leader there that has
 not heard of the newest version may still acknowledge older records of the same keys. By state: STALE_PARTITIONING where
 it is made ready, PARTITION_DRAINING, PARTITION_RETIRED. Nothing that is held is in the log.
+
+STALE_PARTITIONING says that no log holds the batch, and none ever will: its client writes the records to other
+partitions. A replica that may lead next may hold what this leader lacks, until it has cut its log to the leader's. So
+while the cutover of the partition is awaited, and not all these replicas have (`can_deny`), an older version is held.
 """
 
 from __future__ import annotations
@@ -31,15 +35,19 @@ _WHY_NOT_ROUTED = {
 
 class Held(Enum):
     HELD = "held"
-    """The request is of a layout that has not begun here; it is judged again by the next view."""
+    """The request is of a layout that has not begun here, or of one whose end is not known yet; it is judged again by
+    the next view."""
 
 
-def judge(view: PartitionView, version: int) -> TidelogError | Held | None:
+def judge(view: PartitionView, version: int, *, can_deny: bool) -> TidelogError | Held | None:
     """Whether a batch that is no repetition is taken from an `.append` request that names `version`, 0: none. None: it
-    is. An error: it is not stored, and by no leader with this view or a later one."""
+    is. An error: it is not stored, and by no leader with this view or a later one. `can_deny`: no replica that may lead
+    holds what the leader's log lacks."""
     if version > view.partitioning_version:
         return Held.HELD
     if 0 < version < view.partitioning_version:
+        if view.awaits_cutover and not can_deny:
+            return Held.HELD
         return _stale(
             view,
             f"stream {view.key.stream} is in partitioning version {view.partitioning_version}, the request in"
@@ -59,7 +67,16 @@ def judge(view: PartitionView, version: int) -> TidelogError | Held | None:
 
 
 def not_applied(view: PartitionView, version: int) -> TidelogError:
-    """The answer to a request that was held in vain."""
+    """The answer to a request that was held in vain. Only where nothing of its version was ever stored it has VERSION:
+    a client takes that for a proof that the batch is in no log."""
+    if version < view.partitioning_version:
+        return TidelogError(
+            Code.UNAVAILABLE,
+            f"stream {view.key.stream} is in partitioning version {view.partitioning_version}, the request in"
+            f" {version}, and {view.leader} does not know yet whether another replica of partition {view.key.partition}"
+            " holds the batch; try again",
+            [RETRY_AFTER_MS.of(50)],
+        )
     return TidelogError(
         Code.UNAVAILABLE,
         f"{view.leader} has not applied partitioning version {version} of stream {view.key.stream} in partition"

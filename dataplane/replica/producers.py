@@ -49,6 +49,8 @@ know the first one alone, or the first two or three:
     of transactional producers: as the first piece, and then as the last line of the second
 
     u32 for each batch of the first piece, then of the third, in the same order: its CRC as it was sent; 0: not known
+
+The module has more than 600 lines because the table and its pieces on disk are one format.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from dataplane.replica.id_marks import NO_IDS, IdMarks
 from dataplane.replica.transactions import MAX_ABORTED, NO_TRANSACTIONS, KnownTransactions, TransactionTable
@@ -128,20 +130,52 @@ class RememberedBatch(NamedTuple):
     """`BatchHeader.sent_crc`; 0: not known."""
 
 
-class Producer(NamedTuple):
-    """One producer as the log knows it."""
+class Producer(bytes):
+    """One producer as the log knows it: its fields in one row of bytes, since a table has up to 20,000 of them, in
+    several states, and a broker many tables."""
 
-    epoch: int
-    next_sequence: int
-    packed: bytes
-    """`batches`, as `packed_batches` makes it: a table has up to 200,000 of them, and a broker many tables."""
-    written: int = 0
-    """The time of the log when it wrote last, in ns since 1970; 0: not known."""
+    __slots__ = ()
+
+    def __new__(cls, epoch: int, next_sequence: int, packed: bytes, written: int = 0) -> Self:
+        """`packed`: its batches, as `packed_batches` makes them; `written`: the time of the log when it wrote last, in
+        ns since 1970; 0: not known."""
+        return bytes.__new__(cls, _HEAD.pack(epoch, next_sequence, written) + packed)
+
+    @property
+    def epoch(self) -> int:
+        return _field(self, 0)
+
+    @property
+    def next_sequence(self) -> int:
+        return _field(self, 8)
+
+    @property
+    def written(self) -> int:
+        return _field(self, 16)
+
+    @property
+    def packed(self) -> bytes:
+        return self[_HEAD.size :]
 
     @property
     def batches(self) -> tuple[RememberedBatch, ...]:
         """Oldest first, at most REMEMBERED_BATCHES. None where a marker came since."""
         return tuple(map(RememberedBatch._make, _PACKED.iter_unpack(self.packed)))
+
+    def written_at(self, time: int) -> Producer:
+        """The same, when it wrote last at that time of the log."""
+        return Producer(self.epoch, self.next_sequence, self.packed, time)
+
+    def with_batches(self, packed: bytes) -> Producer:
+        return Producer(self.epoch, self.next_sequence, packed, self.written)
+
+    def __repr__(self) -> str:
+        return f"Producer({self.epoch}, {self.next_sequence}, {self.batches}, written={self.written})"
+
+
+def _field(producer: Producer, at: int) -> int:
+    value: int = _FIELD.unpack_from(producer, at)[0]
+    return value
 
 
 def packed_batches(batches: Iterable[RememberedBatch]) -> bytes:
@@ -180,6 +214,8 @@ _COUNT = struct.Struct("<I")
 _PRODUCER = struct.Struct("<qqqI")
 _BATCH = struct.Struct("<qqI")
 _PACKED = struct.Struct("<qqII")
+_HEAD = struct.Struct("<qqq")
+_FIELD = struct.Struct("<q")
 _DIGEST = struct.Struct("<I")
 _FORGOTTEN_AND_TIME = struct.Struct("<qqq")
 _WRITTEN = struct.Struct("<q")
@@ -256,6 +292,16 @@ class ProducerTable:
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._transactional)
+
+    def grows_with(self, producer_id: int) -> bool:
+        """A batch of that producer makes it remember one more: it is not known, and takes the place of no other."""
+        if producer_id >= FIRST_TRANSACTIONAL_ID:
+            return producer_id not in self._transactional
+        return producer_id not in self._producers and len(self._producers) < self._max_producers
+
+    def is_over(self, time: int) -> bool:
+        """All would be forgotten with a batch that is appended at that time of the log."""
+        return bool(self._time) and max(self._expiration_ns, self._transactional_ns) <= time - self._time
 
     def validate(self) -> None:
         """Raises InvariantViolation."""
@@ -407,7 +453,7 @@ class ProducerTable:
             if self.transactions.opened_at(producer_id) is None:
                 del producers[producer_id]
             else:
-                producers[producer_id] = producer._replace(written=self._time)
+                producers[producer_id] = producer.written_at(self._time)
                 producers.move_to_end(producer_id)
 
     def _go_on_to(self, time: int) -> None:
@@ -416,7 +462,7 @@ class ProducerTable:
             self._id_marks = self._id_marks.dated(time)
             for producers in (self._producers, self._transactional):
                 for producer_id, producer in producers.items():
-                    producers[producer_id] = producer._replace(written=time)
+                    producers[producer_id] = producer.written_at(time)
         self._time = time
 
     @property
@@ -511,7 +557,7 @@ def _digested(producer: Producer, digests: Iterator[tuple[int]]) -> Producer:
         _PACKED.pack(sequence, base, span, next(digests)[0])
         for sequence, base, span, _ in list(_PACKED.iter_unpack(producer.packed))
     )
-    return producer._replace(packed=packed)
+    return producer.with_batches(packed)
 
 
 def _decode_each(payload: bytes) -> tuple[dict[int, Producer], int]:
@@ -540,8 +586,7 @@ def _with_written(producers: dict[int, Producer], times: bytes) -> dict[int, Pro
         raise CorruptData(f"the times of {len(producers)} producers take {len(times)} bytes")
     written = _WRITTEN.iter_unpack(times)
     return {
-        number: producer._replace(written=at)
-        for (number, producer), (at,) in zip(producers.items(), written, strict=True)
+        number: producer.written_at(at) for (number, producer), (at,) in zip(producers.items(), written, strict=True)
     }
 
 

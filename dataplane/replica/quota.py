@@ -98,7 +98,7 @@ class Quota:
             Code.BACKPRESSURE,
             f"partition {self._key} takes {rate} {what} a second ({name} of its stream), and more has come; slow down,"
             f" or raise {name}",
-            [RETRY_AFTER_MS.of(int(owed * 1000) + 1), LIMIT.of(name)],
+            [RETRY_AFTER_MS.of(round(owed * 1000) + 1), LIMIT.of(name)],
         )
 
     def take(self, records: int, size: int, now: float) -> None:

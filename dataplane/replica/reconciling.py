@@ -160,14 +160,10 @@ class Reconciler:
         return self._unless_committed(cut, answer, self._cut_to(cut, answer))
 
     def _unless_committed(self, agreed: Offset, answer: OffsetAnswer, step: AwaitView | Reconciled) -> _Step:
-        """`step`, if the leader holds below `agreed` all that is committed here, or has removed it for its age."""
+        """`step`, if the leader holds below `agreed` all that is committed here, or has removed it for its age. In
+        a compacted stream, too: compaction leaves a batch of each LeaderEpoch, at the offset at which it began."""
         high_watermark = self._replica.high_watermark
         if max(agreed, answer.log_start_offset) >= high_watermark or self._replica.may_cut_committed(self._epochs):
-            return step
-        if self._replica.view.config.compact and (
-            answer.log_end_offset is None or answer.log_end_offset >= high_watermark
-        ):
-            # The leader may know nothing of an epoch whose records have all been compacted away.
             return step
         return LeaderLacksCommitted(agreed)
 

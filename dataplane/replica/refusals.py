@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from wire.error_details import DELETIONS_GONE, LEADER, LEADER_EPOCH, LOG_START, REASON
+from wire.error_details import (
+    DELETIONS_GONE,
+    EXPECTED_SEQUENCE,
+    LEADER,
+    LEADER_EPOCH,
+    LOG_START,
+    REASON,
+    RETRY_AFTER_MS,
+)
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionKey, PartitionView
 
@@ -56,6 +64,17 @@ def fenced(view: PartitionView, theirs: LeaderEpoch) -> TidelogError:
         Code.FENCED_LEADER_EPOCH,
         f"partition {view.key} is in LeaderEpoch {view.leader_epoch}, the request in {theirs}; refresh the metadata",
         [LEADER_EPOCH.of(view.leader_epoch), LEADER.of(view.leader or "")],
+    )
+
+
+def not_denied(view: PartitionView, refusal: TidelogError) -> TidelogError:
+    """In place of `refusal`, which says that no log holds a batch, while another replica may hold it (R33)."""
+    expected = refusal.detail(EXPECTED_SEQUENCE)
+    return TidelogError(
+        Code.UNAVAILABLE,
+        f"{view.leader} does not know yet whether another replica of {view.key} holds a batch that its own log lacks"
+        f" ({refusal.message}); try again",
+        [RETRY_AFTER_MS.of(20), *([] if expected is None else [EXPECTED_SEQUENCE.of(expected)])],
     )
 
 

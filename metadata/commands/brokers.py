@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from metadata import election
 from metadata.commands.ledger import Ledger
-from metadata.model import Broker, Changes, Outcome, Withdrawn
-from metadata.references import key_of, log_ends_of
+from metadata.model import Broker, Changes, Outcome, Returned, Withdrawn
+from metadata.references import key_of, log_ends_of, logs_of
+from metadata.rules import FURTHEST_LOG_LEADS
 from wire import metadata_pb2 as pb
 from wire.errors import Code
-from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset
+from wire.turns import Steps
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey
 
 MAX_EARLIER_LIVES = 64
 """Ids of lives that are over, kept per broker."""
@@ -33,10 +36,11 @@ def begin_controller_epoch(ledger: Ledger, command: pb.BeginControllerEpoch) -> 
     contents.controller_epoch += 1
     contents.controller = BrokerId(command.controller)
     contents.controller_life_id = command.life_id
+    contents.rules = max(contents.rules, command.rules)
     return ledger.changed(Changes(controller=True), value=contents.controller_epoch)
 
 
-def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
+def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome]:
     broker = BrokerId(command.broker)
     if not ledger.cluster_id:
         return ledger.refuse(Code.UNAVAILABLE, "there is no controller yet; register again in a moment")
@@ -57,22 +61,31 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
             f"this life of broker {broker} is over: a later one has registered; start the broker again",
         )
     # A folder that does not know of the last registered life is a copy of an earlier time.
-    folder_same = known is not None and _proves(command, known.incarnation, known.life_id)
-    refused = _refused_folder(ledger, command, known) if known is not None and not folder_same else None
+    folder_same = known is not None and (
+        _proves(command, known.incarnation, known.life_id) or _was_registered_unheard(ledger, command, known)
+    )
+    refused = (yield from _refused_folder(ledger, command, known)) if known is not None and not folder_same else None
     if refused is not None:
         return refused
     cache_survived = folder_same and command.page_cache_survived
-    logs = {key: end for told in command.logs for key, end in log_ends_of(told)}
-    unsound = {key_of(ref): Withdrawn(broker, "the replica's log is unsound") for ref in command.unsound}
+    logs: dict[PartitionKey, LogEnd] = {}
+    for key, end in chain.from_iterable(map(log_ends_of, command.logs)):
+        yield 1
+        logs[key] = end
+    unsound: dict[PartitionKey, Withdrawn] = {}
+    for key in chain(map(key_of, command.unsound), chain.from_iterable(map(logs_of, command.unsound_logs))):
+        yield 1
+        unsound[key] = Withdrawn(broker, "the replica's log is unsound")
+    # The first registrations after an upgrade may come before the first controller epoch of this version.
+    knows_ends = ledger.rules >= FURTHEST_LOG_LEADS or command.HasField("replace")
     other_folder = None
     if known is not None and not folder_same:
         # It lacks committed records: were it to lead as the last member, the others would be cut to its log.
-        other_folder = Withdrawn(
-            broker,
-            f"the data folder of {broker} is not the one of its last life; started with that one it leads again",
-            known.incarnation,
-            known.life_id,
-        )
+        reason = f"the data folder of {broker} is not the one of its last life"
+        other_folder = Withdrawn(broker, reason)
+        if knows_ends:
+            reason = f"{reason}; started with that one it leads again"
+            other_folder = Withdrawn(broker, reason, known.incarnation, known.life_id)
     incarnation = Incarnation(ledger.next_generation())
     ledger.contents.brokers[broker] = Broker(
         id=broker,
@@ -82,7 +95,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
         raft_address=command.raft_address,
         earlier_lives=_lives_before(command, known),
     )
-    changed = ledger.sweep(
+    changed = yield from ledger.sweep(
         lambda key, partition, stream: (
             election.after_registration(
                 partition,
@@ -93,7 +106,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Outcome:
                 proven=folder_same if stream.durable else cache_survived,
                 unsound=unsound.get(key, other_folder),
                 proves=lambda entry: _proves(command, entry.sound_incarnation, entry.sound_life),
-                log=logs.get(key, NOTHING_KNOWN),
+                back=Returned(broker, incarnation, logs.get(key, NOTHING_KNOWN)) if knows_ends else None,
             )
             if broker in partition.replicas
             else partition
@@ -109,17 +122,27 @@ def _proves(command: pb.RegisterBroker, incarnation: Incarnation, life_id: str) 
     )
 
 
-def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Outcome | None:
+def _was_registered_unheard(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> bool:
+    """By a decision that was lost when the cluster began anew, and the broker has not registered since."""
+    last = Incarnation(command.last_incarnation)
+    return command.folder_same and known.incarnation < last and ledger.is_lost(last)
+
+
+def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Steps[Outcome | None]:
     """The refusal of a registration with another folder than the one of the last life; None: it is taken."""
     if not command.HasField("replace"):
         return None  # committed by a version that asked nothing
     if not command.last_incarnation and not command.replace:
-        hosted = [partition for _, partition in ledger.partitions() if known.id in partition.replicas]
-        alone = sum({*partition.isr, *partition.eligible} == {known.id} for partition in hosted)
+        hosted = alone = 0
+        for _, partition in ledger.partitions():
+            yield 1
+            if known.id in partition.replicas:
+                hosted += 1
+                alone += {*partition.isr, *partition.eligible} == {known.id}
         if hosted:
             return ledger.refuse(
                 Code.EMPTY_FOLDER,
-                f"the data folder of {known.id} is empty, and the cluster expects partitions in it ({len(hosted)}, of"
+                f"the data folder of {known.id} is empty, and the cluster expects partitions in it ({hosted}, of"
                 f" which {alone} in sync nowhere else): mount its disk, or give the right --data-dir; if the folder is"
                 " lost for good, start the broker with --replace",
             )
@@ -138,7 +161,7 @@ def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str
     return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
 
 
-def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Outcome:
+def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
@@ -155,9 +178,14 @@ def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Outcome:
     if not dead:
         return ledger.unchanged(items=tuple(items))
     gone = tuple(sorted(dead))
-    changed = ledger.sweep(
+    changed = yield from ledger.sweep(
         lambda _, partition, stream: election.after_death(
-            partition, gone, alive=ledger.is_alive, led=ledger.leaderships, min_isr=stream.min_isr
+            partition,
+            gone,
+            alive=ledger.is_alive,
+            led=ledger.leaderships,
+            min_isr=stream.min_isr,
+            leave_offline=ledger.rules < FURTHEST_LOG_LEADS,
         )
     )
     return ledger.changed(Changes(partitions=changed, brokers=gone), items=tuple(items))

@@ -1,19 +1,69 @@
-"""The cluster state while a command is applied: the handlers change it and state their outcome through a ledger."""
+"""The cluster state while a command is applied: the handlers change it and state their outcome through a ledger.
+
+A handler whose work grows with the partitions of a stream or of the cluster is `Steps` (`wire.turns`), which can be
+interrupted. It may work on a `fork`, of which nobody sees anything before it takes the place of the state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
+from typing import Final
 
 from metadata.cluster import Cluster
 from metadata.model import NOTHING, Changes, Outcome, Partition, Stream
 from metadata.snapshot import Contents
 from wire.errors import Code
-from wire.types import BrokerId, Generation, PartitionEpoch, PartitionKey
+from wire.turns import Steps
+from wire.types import BrokerId, Generation, PartitionEpoch, PartitionKey, StreamName
+
+PARTITION: Final = 4
+"""Looks for a partition that may be changed."""
 
 
 class Ledger(Cluster):
     """`contents` may be changed by the handlers of `metadata.commands`, and by nothing else."""
+
+    def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
+        super().__init__(contents, led)
+        self._owned: set[StreamName] | None = None
+        """Streams that no other ledger and no picture has; None: all."""
+
+    def fork(self) -> Ledger:
+        """A ledger of the same contents, whose changes do not show in this one. Partitions and brokers are values, so
+        a stream is copied when it is changed first."""
+        contents = replace(self._contents, brokers=dict(self._contents.brokers), streams=dict(self._contents.streams))
+        forked = Ledger(contents, dict(self._led))
+        forked._owned = set()
+        return forked
+
+    def picture(self) -> Contents:
+        """The contents as they are now: what is changed later does not show in them. Streams are copied when they are
+        changed, as in a fork."""
+        self._owned = set()
+        return replace(
+            self._contents,
+            brokers=dict(self._contents.brokers),
+            streams=dict(self._contents.streams),
+            clients={client: dict(outcomes) for client, outcomes in self._contents.clients.items()},
+        )
+
+    def take_over(self, fork: Ledger) -> None:
+        """`fork` was made of this one, which nothing has changed since."""
+        self._contents, self._led = fork._contents, fork._led
+        if self._owned is not None and fork._owned is not None:
+            self._owned |= fork._owned
+
+    def own(self, name: StreamName) -> Stream:
+        """The stream, for changes of its partitions."""
+        stream = self._contents.streams[name]
+        if self._owned is None or name in self._owned:
+            return stream
+        self._owned.add(name)
+        owned = self._contents.streams[name] = copy(stream)
+        owned.partitions = dict(stream.partitions)
+        return owned
 
     @property
     def contents(self) -> Contents:
@@ -43,7 +93,7 @@ class Ledger(Cluster):
 
     def store(self, key: PartitionKey, changed: Partition) -> None:
         """Put a changed partition in the old one's place, one partition epoch on."""
-        stream = self._contents.streams[key.stream]
+        stream = self.own(key.stream)
         partitions = stream.partitions
         old = partitions[key.partition]
         partitions[key.partition] = replace(changed, epoch=PartitionEpoch(old.epoch + 1))
@@ -52,10 +102,11 @@ class Ledger(Cluster):
         self.count_leader(old.leader, -1)
         self.count_leader(changed.leader, 1)
 
-    def sweep(self, change: Callable[[PartitionKey, Partition, Stream], Partition]) -> tuple[PartitionKey, ...]:
+    def sweep(self, change: Callable[[PartitionKey, Partition, Stream], Partition]) -> Steps[tuple[PartitionKey, ...]]:
         """Apply `change` to every partition; the keys of changed partitions are returned."""
         changed = []
         for key, partition in self.partitions():
+            yield PARTITION
             after = change(key, partition, self._contents.streams[key.stream])
             if after is not partition and after != partition:
                 self.store(key, after)

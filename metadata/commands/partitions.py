@@ -10,19 +10,20 @@ from typing import TypeAlias, TypeVar
 from metadata import election
 from metadata.cluster import Cluster
 from metadata.commands import repartition
-from metadata.commands.ledger import Ledger
+from metadata.commands.ledger import PARTITION, Ledger
 from metadata.model import Changes, Outcome, Partition
 from metadata.references import key_of
 from wire import metadata_pb2 as pb
 from wire.errors import Code
-from wire.types import BrokerId, PartitionEpoch, PartitionKey
+from wire.turns import Steps
+from wire.types import KEY_ORDER, BrokerId, PartitionEpoch, PartitionKey
 
 _Item = TypeVar("_Item", pb.IsrAlteration, pb.PauseAlteration, pb.Election, pb.WithdrawReplica)
 _Decide: TypeAlias = Callable[[Ledger, _Item, Partition, int], tuple[Code | None, Partition]]
 
 
-def alter_isr(ledger: Ledger, command: pb.AlterIsr) -> Outcome:
-    return _each_partition(ledger, command.items, _alter_one_isr)
+def alter_isr(ledger: Ledger, command: pb.AlterIsr) -> Steps[Outcome]:
+    return (yield from _each_partition(ledger, command.items, _alter_one_isr))
 
 
 def _alter_one_isr(
@@ -53,9 +54,9 @@ def _alter_one_isr(
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
 
 
-def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Outcome:
+def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Steps[Outcome]:
     """A partition that is resumed takes the others of its stream along where its pause says so."""
-    outcome = _each_partition(ledger, command.items, _alter_one_paused)
+    outcome = yield from _each_partition(ledger, command.items, _alter_one_paused)
     resumed = {
         key.stream
         for key in outcome.changes.partitions
@@ -67,10 +68,11 @@ def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Outcome:
     for name in sorted(resumed):
         stream = ledger.contents.streams[name]
         for number, partition in sorted(stream.partitions.items()):
+            yield PARTITION
             if partition.paused or partition.resume_all:
                 ledger.store(stream.key(number), replace(partition, paused=False, resume_all=False))
                 changed.add(stream.key(number))
-    return replace(outcome, changes=Changes(partitions=tuple(sorted(changed))))
+    return replace(outcome, changes=Changes(partitions=tuple(sorted(changed, key=KEY_ORDER))))
 
 
 def _alter_one_paused(
@@ -86,9 +88,11 @@ def _alter_one_paused(
     return None, replace(partition, paused=item.paused)
 
 
-def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Outcome:
+def elect_leaders(ledger: Ledger, command: pb.ElectLeaders) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
-    return refused if refused is not None else _each_partition(ledger, command.items, _elect_one)
+    if refused is not None:
+        return refused
+    return (yield from _each_partition(ledger, command.items, _elect_one))
 
 
 def _elect_one(ledger: Ledger, item: pb.Election, partition: Partition, min_isr: int) -> tuple[Code | None, Partition]:
@@ -113,8 +117,8 @@ def _elect_one(ledger: Ledger, item: pb.Election, partition: Partition, min_isr:
     return None, election.lead(partition, chosen, alive=ledger.is_alive, min_isr=min_isr, drop=drop)
 
 
-def withdraw(ledger: Ledger, command: pb.Withdraw) -> Outcome:
-    return _each_partition(ledger, command.items, _withdraw_one)
+def withdraw(ledger: Ledger, command: pb.Withdraw) -> Steps[Outcome]:
+    return (yield from _each_partition(ledger, command.items, _withdraw_one))
 
 
 def _withdraw_one(
@@ -145,12 +149,13 @@ def _withdraw_one(
     )
 
 
-def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Outcome:
+def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Steps[Outcome]:
     """Decides each item on its own: `change(ledger, item, partition, min_isr)` returns how it ended, and the partition
     afterwards."""
     codes: list[Code | None] = []
     changed: dict[PartitionKey, None] = {}
     for item in items:
+        yield PARTITION
         key = key_of(item.partition)
         partition = ledger.partition(key)
         if partition is None:
@@ -163,10 +168,10 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
             changed[key] = None
     if not changed:
         return ledger.unchanged(items=tuple(codes))
-    return ledger.changed(Changes(partitions=tuple(sorted(changed))), items=tuple(codes))
+    return ledger.changed(Changes(partitions=tuple(sorted(changed, key=KEY_ORDER))), items=tuple(codes))
 
 
-def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
+def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused
@@ -184,10 +189,9 @@ def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Outcome:
         return ledger.refuse(Code.BAD_REQUEST, wrong)
     ledger.store(key, election.unclean(partition, broker))
     ledger.contents.unclean_elections += 1
-    changed = repartition.untell(ledger, key)
-    return ledger.changed(
-        Changes(partitions=tuple(sorted({key, *changed})), repartitioned=(key.stream,) if changed else ())
-    )
+    told = yield from repartition.untell(ledger, key)
+    changed = sorted({key, *told}, key=KEY_ORDER)
+    return ledger.changed(Changes(partitions=tuple(changed), repartitioned=(key.stream,) if told else ()))
 
 
 def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:

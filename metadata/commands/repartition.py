@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from metadata.commands.ledger import Ledger
+from metadata.commands.ledger import PARTITION, Ledger
 from metadata.commands.streams import check_assignments, partitions_of, stream_of
 from metadata.model import Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
 from metadata.references import key_of
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout, check_partition_count
-from wire.types import BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
+from wire.turns import Steps
+from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
 
 
-def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Outcome:
+def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
@@ -42,13 +43,15 @@ def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Outcome:
         return ledger.refuse(
             Code.STALE_EPOCH, f"stream {stream.name} lacks {len(missing)} partitions by now; look again"
         )
-    refused = check_assignments(ledger, command.brokers, command.assignments, stream.replication_factor)
+    refused = yield from check_assignments(ledger, command.brokers, command.assignments, stream.replication_factor)
     if refused is not None:
         return refused
     generation = ledger.next_generation()
-    made = partitions_of(command.brokers, command.assignments, Incarnation(generation))
+    made = yield from partitions_of(command.brokers, command.assignments, Incarnation(generation))
+    readonly = _is_readonly(stream)
     for number, partition in zip(missing, made, strict=True):
-        stream.partitions[number] = replace(partition, readonly=_is_readonly(stream))
+        yield PARTITION
+        stream.partitions[number] = replace(partition, readonly=readonly)
         ledger.count_leader(partition.leader, 1)
     marker = Repartition(
         version=stream.partitioning_version + 1,
@@ -97,7 +100,7 @@ def missing_partitions(stream: Stream, partitions: int) -> list[int]:
     return [number for number in range(stream.partition_count, partitions) if number not in stream.partitions]
 
 
-def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Outcome:
+def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Steps[Outcome]:
     found = _under_way(ledger, command)
     if isinstance(found, Outcome):
         return found
@@ -108,6 +111,7 @@ def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Outcome:
     made = [number for number in sorted(stream.partitions) if stream.is_made_ready(number)]
     gone = tuple(stream.key(number) for number in made)
     for number in made:
+        yield 1
         ledger.count_leader(stream.partitions.pop(number).leader, -1)
     _put(ledger, stream, repartition=None)
     return ledger.changed(Changes(gone=gone, repartitioned=(stream.name,)), value=marker.version)
@@ -129,7 +133,7 @@ def why_not_cancelled(stream: Stream) -> str | None:
     return None
 
 
-def cut_over(ledger: Ledger, command: pb.Cutover) -> Outcome:
+def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
     found = _under_way(ledger, command)
     if isinstance(found, Outcome):
         return found
@@ -147,6 +151,7 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Outcome:
     )
     readonly = _is_readonly(stream)
     for number, partition in sorted(stream.partitions.items()):
+        yield PARTITION
         changed_partition = partition
         if number < count and partition.state is PartitionState.RETIRED:
             changed_partition = replace(partition, state=PartitionState.ACTIVE, readonly=readonly)
@@ -177,11 +182,12 @@ def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
     return tuple(starts)
 
 
-def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Outcome:
+def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Steps[Outcome]:
     """Each item is decided on its own. One that comes again, or late, is refused and changes nothing."""
     codes: list[Code | None] = []
     told: dict[StreamName, dict[int, int]] = {}
     for item in command.items:
+        yield PARTITION
         partition = ledger.partition(key_of(item.partition))
         if partition is None:
             codes.append(Code.UNKNOWN_STREAM)
@@ -195,13 +201,15 @@ def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Outcome:
             told.setdefault(name, {})[number] = item.end_offset
     if not told:
         return ledger.unchanged(items=tuple(codes))
-    keys = [key for name, ends in sorted(told.items()) for key in _tell(ledger, name, ends)]
+    keys: list[PartitionKey] = []
+    for name, ends in sorted(told.items()):
+        keys += yield from _tell(ledger, name, ends)
     return ledger.changed(Changes(partitions=tuple(keys), repartitioned=tuple(sorted(told))), items=tuple(codes))
 
 
-def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> list[PartitionKey]:
+def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> Steps[list[PartitionKey]]:
     """The newest layout starts there in these partitions. Returns the partitions whose views changed, sorted."""
-    stream = ledger.contents.streams[name]
+    stream = ledger.own(name)
     layout = stream.layouts[-1]
     starts = [*layout.starts]
     for number, end in ends.items():
@@ -209,12 +217,15 @@ def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> list[Par
     changed = _put(ledger, stream, layouts=(*stream.layouts[:-1], replace(layout, starts=tuple(starts))))
     # The leader with the same number modulo the count listens in the place of a partition that leaves.
     seen = {*ends, *(number % layout.partitions for number in ends)}
-    seen.update(
-        number for number in stream.partitions if stream.awaits_sources(number) != changed.awaits_sources(number)
-    )
-    keys = [changed.key(number) for number in sorted(seen)]
-    for key in keys:
-        ledger.store(key, changed.partitions[key.partition])
+    for number in stream.partitions:
+        yield 1
+        if stream.awaits_sources(number) != changed.awaits_sources(number):
+            seen.add(number)
+    keys = []
+    for number in sorted(seen):
+        yield PARTITION
+        keys.append(changed.key(number))
+        ledger.store(keys[-1], changed.partitions[number])
     return keys
 
 
@@ -226,17 +237,17 @@ def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) 
     return None if item.end_offset >= 0 else Code.BAD_REQUEST
 
 
-def untell(ledger: Ledger, key: PartitionKey) -> list[PartitionKey]:
+def untell(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
     """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
     committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
-    stream = ledger.contents.streams[key.stream]
+    stream = ledger.own(key.stream)
     if _last_start(stream, key.partition) <= 0:  # no log ends below 0
         return []
     *before, newest = stream.layouts
     # A partition may be retired since an earlier layout. The newest one tells of all up to it.
     others = (_last_start(stream, number) for number in range(len(newest.starts), key.partition + 1))
     _put(ledger, stream, layouts=(*before, replace(newest, starts=(*newest.starts, *others))))
-    return _tell(ledger, key.stream, {key.partition: NOT_TOLD})
+    return (yield from _tell(ledger, key.stream, {key.partition: NOT_TOLD}))
 
 
 def _last_start(stream: Stream, number: int) -> int:
@@ -250,7 +261,7 @@ def _last_start(stream: Stream, number: int) -> int:
     return 0
 
 
-def finish(ledger: Ledger, command: pb.FinishRepartition) -> Outcome:
+def finish(ledger: Ledger, command: pb.FinishRepartition) -> Steps[Outcome]:
     found = _under_way(ledger, command)
     if isinstance(found, Outcome):
         return found
@@ -265,16 +276,18 @@ def finish(ledger: Ledger, command: pb.FinishRepartition) -> Outcome:
         if partition.state is PartitionState.DRAINING
     ]
     for key in retired:
+        yield PARTITION
         ledger.store(key, replace(stream.partitions[key.partition], state=PartitionState.RETIRED))
     _put(ledger, stream, repartition=None)
     return ledger.changed(Changes(partitions=tuple(retired), repartitioned=(stream.name,)), value=marker.version)
 
 
-def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
+def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
     """Each item is decided on its own. While a repartition is under way nothing goes that it may use again."""
     codes: list[Code | None] = []
     gone: list[PartitionKey] = []
     for item in command.items:
+        yield PARTITION
         key = key_of(item.partition)
         partition = ledger.partition(key)
         if partition is None:
@@ -288,14 +301,14 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Outcome:
         else:
             codes.append(None)
             gone.append(key)
-            del ledger.contents.streams[key.stream].partitions[key.partition]
+            del ledger.own(key.stream).partitions[key.partition]
             ledger.count_leader(partition.leader, -1)
     if not gone:
         return ledger.unchanged(items=tuple(codes))
     names = tuple(sorted({key.stream for key in gone}))
     for name in names:
         _put(ledger, ledger.contents.streams[name])
-    return ledger.changed(Changes(gone=tuple(sorted(gone)), repartitioned=names), items=tuple(codes))
+    return ledger.changed(Changes(gone=tuple(sorted(gone, key=KEY_ORDER)), repartitioned=names), items=tuple(codes))
 
 
 def _may_go(stream: Stream, number: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from metadata import election, stream_settings
-from metadata.commands.ledger import Ledger
+from metadata.commands.ledger import PARTITION, Ledger
 from metadata.model import Changes, Outcome, Partition, Stream
 from wire import metadata_pb2 as pb
 from wire.durability import MAX_REPLICAS
@@ -15,6 +15,7 @@ from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, Layout, check_partition_count
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
+from wire.turns import Steps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
 
 OfStream: TypeAlias = (
@@ -34,12 +35,13 @@ DEFAULT_KIND = "log"
 DEFAULT_PLACEMENT = "spread"
 
 
-def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
-    refused = ledger.not_controller(command.controller_epoch) or _check_new_stream(ledger, command)
+def create_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch) or (yield from _check_new_stream(ledger, command))
     if refused is not None:
         return refused
     incarnation = Incarnation(ledger.next_generation())
-    partitions = dict(enumerate(partitions_of(command.brokers, command.assignments, incarnation)))
+    made = yield from partitions_of(command.brokers, command.assignments, incarnation)
+    partitions = dict(enumerate(made))
     try:
         stream = Stream(
             name=StreamName(command.name),
@@ -60,21 +62,22 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome:
     except TidelogError as error:
         return ledger.refuse(error.code, error.message)
     ledger.contents.streams[stream.name] = stream
-    for partition in partitions.values():
+    keys = []
+    for number, partition in enumerate(made):
+        yield 1
         ledger.count_leader(partition.leader, 1)
-    return ledger.changed(
-        Changes(partitions=tuple(stream.key(number) for number in sorted(partitions)), streams=True),
-        value=incarnation,
-    )
+        keys.append(stream.key(number))
+    return ledger.changed(Changes(partitions=tuple(keys), streams=True), value=incarnation)
 
 
 def partitions_of(
     brokers: Sequence[str], assignments: Iterable[pb.Assignment], incarnation: Incarnation
-) -> list[Partition]:
+) -> Steps[list[Partition]]:
     """New partitions; the assignments were checked."""
     names = [BrokerId(name) for name in brokers]
     made = []
     for assignment in assignments:
+        yield PARTITION
         replicas = tuple(names[index] for index in assignment.replicas)
         made.append(
             Partition(
@@ -89,7 +92,7 @@ def partitions_of(
     return made
 
 
-def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | None:
+def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome | None]:
     if not command.name or not command.subject:
         return ledger.refuse(Code.BAD_NAME, "a stream needs a name and a subject")
     if StreamName(command.name) in ledger.contents.streams:
@@ -97,6 +100,7 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
             Code.STREAM_EXISTS, f"stream {command.name} exists; choose another name or delete it first"
         )
     for _, other in sorted(ledger.contents.streams.items()):
+        yield 1
         if overlaps(other.subject, command.subject):
             return ledger.refuse(
                 Code.SUBJECT_TAKEN,
@@ -109,12 +113,12 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Outcome | Non
     factor = command.replication_factor
     if not 1 <= factor <= MAX_REPLICAS:
         return ledger.refuse(Code.BAD_REPLICATION_FACTOR, f"replication factor {factor} is outside 1 to {MAX_REPLICAS}")
-    return check_assignments(ledger, command.brokers, command.assignments, factor)
+    return (yield from check_assignments(ledger, command.brokers, command.assignments, factor))
 
 
 def check_assignments(
     ledger: Ledger, brokers: Sequence[str], assignments: Sequence[pb.Assignment], factor: int
-) -> Outcome | None:
+) -> Steps[Outcome | None]:
     """The refusal of a placement that cannot be, or of which a broker has died."""
     for name in brokers:
         if not ledger.is_alive(BrokerId(name)):
@@ -122,6 +126,7 @@ def check_assignments(
     if len({*brokers}) != len(brokers):
         return ledger.refuse(Code.BAD_REQUEST, "a placement names a broker twice")
     for number, assignment in enumerate(assignments):
+        yield 1
         replicas = tuple(assignment.replicas)
         if (
             len(replicas) != factor
@@ -133,7 +138,7 @@ def check_assignments(
     return None
 
 
-def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
+def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
@@ -153,11 +158,14 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Outcome:
     if wrong is not None:
         return ledger.refuse(Code.BAD_CONFIG, wrong)
     changed = ledger.contents.streams[stream.name] = replace(stream, config=config)
-    keys = tuple(changed.key(number) for number in sorted(changed.partitions))
-    for key in keys:
+    keys = []
+    for number in sorted(changed.partitions):
+        yield PARTITION
+        key = changed.key(number)
+        keys.append(key)
         # Also where nothing but the settings changed: a replica that sees that epoch has seen them.
-        ledger.store(key, election.with_min_isr(changed.partitions[key.partition], changed.min_isr))
-    return ledger.changed(Changes(partitions=keys))
+        ledger.store(key, election.with_min_isr(changed.partitions[number], changed.min_isr))
+    return ledger.changed(Changes(partitions=tuple(keys)))
 
 
 def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
@@ -172,25 +180,25 @@ def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
     )
 
 
-def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Outcome:
+def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     wanted = sorted({*command.partitions}) or sorted(stream.partitions)
     changes = {number: {"readonly": command.readonly} for number in wanted}
-    return _change_partitions(ledger, stream, changes)
+    return (yield from _change_partitions(ledger, stream, changes))
 
 
-def set_paused(ledger: Ledger, command: pb.SetPaused) -> Outcome:
+def set_paused(ledger: Ledger, command: pb.SetPaused) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
     wanted = sorted({*command.partitions}) or sorted(stream.partitions)
     fields = {"paused": command.paused, "resume_all": command.paused and command.resume_all}
-    return _change_partitions(ledger, stream, dict.fromkeys(wanted, fields))
+    return (yield from _change_partitions(ledger, stream, dict.fromkeys(wanted, fields)))
 
 
-def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
+def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Steps[Outcome]:
     """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
     an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after
     a later one."""
@@ -199,6 +207,7 @@ def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
         return stream
     ends: dict[int, Offset] = {}
     for item in command.items:
+        yield PARTITION
         known = stream.partitions.get(item.partition)
         if known is not None and item.leader_epoch != known.leader_epoch:
             return ledger.refuse(
@@ -207,10 +216,11 @@ def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Outcome:
             )
         before = known.purged_end if known is not None else Offset(0)
         ends[item.partition] = max(ends.get(item.partition, before), Offset(item.end))
-    return _change_partitions(ledger, stream, {number: {"purged_end": end} for number, end in sorted(ends.items())})
+    changes = {number: {"purged_end": end} for number, end in sorted(ends.items())}
+    return (yield from _change_partitions(ledger, stream, changes))
 
 
-def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Mapping[str, Any]]) -> Outcome:
+def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Mapping[str, Any]]) -> Steps[Outcome]:
     """`changes`: fields that get another value, by partition, in the order of the numbers."""
     unknown = next((number for number in changes if number not in stream.partitions), None)
     if unknown is not None:
@@ -219,6 +229,7 @@ def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Map
         )
     changed: list[PartitionKey] = []
     for number, fields in changes.items():
+        yield PARTITION
         before = stream.partitions[number]
         after = replace(before, **fields)
         if after != before:
@@ -241,7 +252,7 @@ def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
     return ledger.changed()
 
 
-def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
+def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
@@ -251,11 +262,13 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Outcome:
             f"stream {stream.name} has delete_protection=true, so that it is not deleted by mistake;"
             f" `tidelog stream alter {stream.name} --config delete_protection=false` lifts that",
         )
-    gone = tuple(stream.key(number) for number in sorted(stream.partitions))
-    for partition in stream.partitions.values():
+    gone = []
+    for number, partition in sorted(stream.partitions.items()):
+        yield 1
+        gone.append(stream.key(number))
         ledger.count_leader(partition.leader, -1)
     del ledger.contents.streams[stream.name]
-    return ledger.changed(Changes(gone=gone, streams=True))
+    return ledger.changed(Changes(gone=tuple(gone), streams=True))
 
 
 def stream_of(ledger: Ledger, command: OfStream) -> Stream | Outcome:
@@ -268,4 +281,4 @@ def stream_of(ledger: Ledger, command: OfStream) -> Stream | Outcome:
         return ledger.refuse(
             Code.UNKNOWN_STREAM, f"stream {command.name} does not exist; `tidelog stream list` shows those that do"
         )
-    return stream
+    return ledger.own(stream.name)

@@ -41,6 +41,7 @@ OVERRIDDEN_METHODS = (
 """Methods of SyncObj that engine.RaftEngine overrides. They must exist there, or the override is never called."""
 
 CALLED_METHODS = (
+    "_SyncObj__getEntries",
     "_SyncObj__onLeaderChanged",
     "_SyncObj__sendAppendEntries",
     "_SyncObj__setCurrentTerm",

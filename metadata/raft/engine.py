@@ -1,4 +1,5 @@
-"""PySyncObj's Raft, corrected. All names that PySyncObj mangles (`_SyncObj__*`) are used in this module only.
+"""PySyncObj's Raft, corrected. All names that PySyncObj mangles (`_SyncObj__*`) are used in this module only, which has
+more than 600 lines because of that.
 
 Parts that `SyncObj.__init__` creates and offers no option for are replaced by properties whose setters ignore the value
 assigned: the journal, the snapshot serializer and the poller. The rest are overrides of the methods that the tick
@@ -8,6 +9,9 @@ calls:
 * Commands are sent to the followers when they are added, not with the next heartbeat; a commit goes out when it
   happens.
 * A leader applies, and answers, nothing that its own journal has not synced.
+* A tick applies as much as is done in a moment. The state machine prepares a command that takes longer
+  (`StateMachine.prepare`), a turn in each tick. So the node hears and sends heartbeats meanwhile; what is committed
+  behind that command waits for it.
 * Nothing but regular commands is executed (stock unpickles and runs membership and version commands from the log); an
   `apply` or a callback that raises neither stops the log nor applies an entry twice.
 * Before an election a majority must grant a pre-vote: it knows of no leader and lacks no entry that this node has not.
@@ -43,7 +47,8 @@ from pysyncobj.monotonic import monotonic
 from pysyncobj.node import Node
 
 from metadata.raft import assumptions
-from metadata.raft.journal import Journal
+from metadata.raft.journal import Entry, Journal
+from metadata.raft.journal_mark import JournalMark, mark_path
 from metadata.raft.poller import EpollPoller
 from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
@@ -66,6 +71,9 @@ BATCH_BYTES = 4 << 20
 
 MAX_QUEUED_COMMANDS = 4 * MAX_PENDING_COMMANDS
 """Commands, forwarded ones included, that wait for the next tick. One more is refused."""
+
+APPLIED_PER_TICK = 100
+"""Entries; more wait for the next tick."""
 
 COMPACTION_BYTES = 64 << 20
 """A log with more bytes of commands is compacted, however few entries it has."""
@@ -181,6 +189,10 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self._said = ""
         """Last, of the reasons for which no leader is elected."""
         self._last_tick = monotonic()
+        self._is_applying = False
+        """Committed entries, or what the last one left to do, wait for the next tick."""
+        self._said_commit_index = 0
+        """What the followers were told when this node led last."""
         self._has_set_aside = has_set_aside(config.directory)
         self._snapshots = SnapshotStore(
             config.directory / SNAPSHOT_FILE,
@@ -194,6 +206,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             snapshot=self._snapshots.head(),
             exit_process=exit_process,
             boot_id=config.boot_id,
+            mark=JournalMark(mark_path(config.directory)),
         )
         self.poller = EpollPoller()
         transport = partial(
@@ -285,6 +298,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
             dropped_introductions=self._SyncObj__transport.dropped_introductions,
             unverified=tuple(sorted(self._SyncObj__transport.unverified.items())),
+            has_lost_files=not (self.journal.joined or self.is_new),
             is_new=self.is_new,
             not_connected=tuple(
                 sorted(node.address for node in self._SyncObj__otherNodes if not self.isNodeConnected(node))
@@ -315,10 +329,15 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         now = monotonic()
         if now - self._last_tick > self.conf.raftMinTimeout / 2:
             self.poller.poll(0.0)
-        if self.journal.entry_bytes > COMPACTION_BYTES:
+        if self.journal.entry_bytes > COMPACTION_BYTES and not self._snapshots.takes_turns:
             self.forceLogCompaction()
         super()._onTick(timeToWait)
         self._last_tick = monotonic()
+
+    @property
+    def takes_turns(self) -> bool:
+        """The next tick has a turn of work to do that may be as long as anything may hold the loop."""
+        return self._is_applying or self._snapshots.takes_turns
 
     @property
     def wants_tick(self) -> bool:
@@ -326,7 +345,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         if self.journal.stalled:
             return False
         alone = not self._SyncObj__otherNodes and self.is_leader
-        return self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
+        return self.takes_turns or self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
 
     def next_deadline(self) -> float:
         """The time at which `tick` must be called next, even without events of the poller."""
@@ -350,7 +369,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def _SyncObj__applyLogEntries(self) -> bool:
         """True asks the leader's tick to send the commit index at once."""
-        before = self._SyncObj__raftLastApplied
+        self._is_applying = False
         if self.is_leader:
             if self.journal.holds(self.commit_index, self.term):
                 # A majority stored an entry of this node's own term. Without the mark the first leader of a group would
@@ -359,8 +378,42 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             self.journal.sync()
             if self.journal.stalled:
                 return False
-        super()._SyncObj__applyLogEntries()
-        return self._SyncObj__raftLastApplied != before
+        self._is_applying = not self._apply_some()
+        # Also where nothing could be applied yet: the followers prepare the same entry meanwhile.
+        is_news = self.commit_index != self._said_commit_index
+        self._said_commit_index = self.commit_index
+        return is_news
+
+    def _apply_some(self) -> bool:
+        """False: something is left for the next tick."""
+        if not self._snapshots.restored():
+            return False
+        for _ in range(APPLIED_PER_TICK):
+            index = self._SyncObj__raftLastApplied + 1
+            committed = self._SyncObj__getEntries(index, 1) if index <= self.commit_index else []
+            entry = Entry(*committed[0]) if committed else None
+            if not self._is_prepared(None if entry is None else entry.command):
+                return False
+            if entry is None:
+                return True
+            callbacks = self._SyncObj__commandsWaitingCommit.pop(index, [])
+            result = self._SyncObj__doApplyCommand(entry.command)
+            for term, callback in callbacks:
+                if term == entry.term:
+                    callback(result, FAIL_REASON.SUCCESS)
+                else:
+                    callback(None, FAIL_REASON.DISCARDED)
+            self._SyncObj__raftLastApplied = index
+        return False
+
+    def _is_prepared(self, entry: bytes | None) -> bool:
+        if entry is not None and entry[0] != REGULAR:
+            entry = None
+        try:
+            return self._state_machine.prepare(None if entry is None else entry[1:])
+        except Exception:  # noqa: BLE001 - logged; `apply` does without
+            _log.exception("The state machine raised while it prepared a committed command; it is applied at once")
+            return True
 
     def send_soon(self) -> None:
         """The leader sends to its followers in the next tick."""

@@ -34,6 +34,8 @@ Invariants:
   entries are forgotten only where the terms differ, never at or below the commit index, and never because a message
   arrived late.
 * Compaction writes a new file, syncs it and renames it over the old one.
+* The sequence of batches goes on through compactions, and in a file that takes the place of one that was lost: so a
+  file whose last batch is below the mark (`metadata.raft.journal_mark`) is an older copy, which is damage.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 import crc32c
 
+from metadata.raft.journal_mark import JournalMark
 from metadata.raft.types import REGULAR, ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
 
 _log = logging.getLogger(__name__)
@@ -135,13 +138,23 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, *, snapshot: SnapshotHead | None, exit_process: ExitProcess, boot_id: str = ""
+        self,
+        path: Path,
+        *,
+        snapshot: SnapshotHead | None,
+        exit_process: ExitProcess,
+        boot_id: str = "",
+        mark: JournalMark | None = None,
+        after: int = 0,
     ) -> None:
-        """Open or create the journal at `path`, cut a torn end and align the head with the snapshot.
+        """Open or create the journal at `path`, cut a torn end and align the head with the snapshot. `mark`: is closed
+        with it. `after`: the batches of a new file are numbered from there on.
 
         Raises RaftStorageError when the file is not a journal or cannot be begun, RaftDamage when synced data in it is
-        damaged.
+        damaged, or when it is older than the mark.
         """
+        self._mark = mark
+        self._begins_after = max(after, self._marked)
         self._path = path
         self._exit_process = exit_process
         self._entries: list[Entry] = []
@@ -156,6 +169,7 @@ class Journal:
         self._present_boot_id = boot_id
         self._pending: list[bytes] = []
         self._sequence = 0
+        """Number of the newest synced batch."""
         self._size = 0
         """Bytes of whole batches in the file."""
         self.stalled = False
@@ -170,6 +184,8 @@ class Journal:
                 self._pending.append(_record(b"B", boot_id.encode()))  # nothing waits for it: it rides with the next
         except BaseException:
             os.close(self._descriptor)
+            if mark is not None:
+                mark.close()
             raise
 
     # ---------------------------------------------------------------------------- opening
@@ -189,6 +205,7 @@ class Journal:
                     f"The Raft journal {self._path} cannot be begun ({error}); repair or free the disk."
                 ) from error
             self._size = len(FILE_MAGIC)
+            self._sequence = self._begins_after
             return
         if not data.startswith(FILE_MAGIC):
             self._refuse_title(data)
@@ -198,6 +215,13 @@ class Journal:
             self._replay(records)
             position += _BATCH.size + len(records)
         self._refuse_damage(data, position, has_snapshot=has_snapshot)
+        if position == len(FILE_MAGIC):
+            self._sequence = self._begins_after  # nothing was ever synced in this file
+        if self._sequence < self._marked:
+            raise RaftDamage(
+                f"{self._path} is an older copy: it ends with batch {self._sequence}, and batch {self._marked} was"
+                f" written here, so this voter has forgotten what it told others since; {_REMEDY}"
+            )
         if position < len(data):
             os.ftruncate(self._descriptor, position)
         os.lseek(self._descriptor, position, os.SEEK_SET)
@@ -226,7 +250,7 @@ class Journal:
                     f"commands may be missing; {_REMEDY}"
                 )
             candidate = data.find(BATCH_MAGIC, candidate + 1)
-        if self._sequence == 0 and (has_snapshot or _sequence_at(data, position) > 1):
+        if self._sequence == 0 and (has_snapshot or _sequence_at(data, position) > self._begins_after + 1):
             raise RaftDamage(f"{self._path} is damaged in its first batch, which a compaction wrote; {_REMEDY}")
         if self._boot_id and self._boot_id == self._present_boot_id and not self._is_cut_short(data, position):
             raise RaftDamage(
@@ -240,7 +264,7 @@ class Journal:
         if rest < 0:
             return BATCH_MAGIC.startswith(data[position : position + len(BATCH_MAGIC)])
         magic, checksum, length, sequence = _BATCH.unpack_from(data, position)
-        if magic != BATCH_MAGIC or sequence != self._sequence + 1 or length <= rest:
+        if magic != BATCH_MAGIC or sequence != (self._sequence or self._begins_after) + 1 or length <= rest:
             return False
         # Or all of it is there, and the length was damaged.
         whole = crc32c.crc32c(struct.pack("<IQ", rest, sequence) + data[position + _BATCH.size :])
@@ -329,6 +353,16 @@ class Journal:
     # ---------------------------------------------------------------------------- durability
 
     @property
+    def _marked(self) -> int:
+        return 0 if self._mark is None else self._mark.sequence
+
+    def _synced(self) -> None:
+        """Another batch is durable."""
+        self._sequence += 1
+        if self._mark is not None:
+            self._mark.write(self._sequence)
+
+    @property
     def dirty(self) -> bool:
         return bool(self._pending)
 
@@ -352,7 +386,7 @@ class Journal:
                 "process ends. "
                 f"Repair or free the disk and start again."
             )
-        self._sequence += 1
+        self._synced()
         self._size += len(data)
         self._pending = []
         if self.stalled:
@@ -447,7 +481,7 @@ class Journal:
                 f"Compacting the Raft journal {self._path} failed ({error}); this process ends. Repair or free the "
                 "disk and start again."
             )
-        self._sequence += 1
+        self._synced()
         self._size = len(data)
         os.close(self._descriptor)
         self._descriptor = descriptor
@@ -506,6 +540,8 @@ class Journal:
     def _destroy(self) -> None:
         self.sync()
         os.close(self._descriptor)
+        if self._mark is not None:
+            self._mark.close()
 
     @overload
     def __getitem__(self, key: int) -> Entry: ...

@@ -1,8 +1,9 @@
 """One node of the metadata group on an asyncio event loop: no thread, no polling.
 
 The engine's epoll descriptor is watched by the loop; a timer covers the next heartbeat or election. Each wake-up ticks
-until nothing is left to do, at most MAX_TICKS_PER_WAKE times, then lets the loop's other work have a turn. The longest
-a tick blocks is one journal sync, or the writing of a snapshot.
+until nothing is left to do, at most MAX_TICKS_PER_WAKE times and only once with a turn of long work, then lets the
+loop's other work have a turn. The longest a tick blocks is one journal sync, or the sync of a snapshot that was
+received.
 
     new --start--> running --close--> closed
 
@@ -105,7 +106,7 @@ class RaftNode:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock_descriptor: int | None = None
         self._resolver: _Resolver | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._reported: tuple[object, ...] | None = None
         self._lost: list[str] = []
         self._leader_known = asyncio.Event()
@@ -204,19 +205,21 @@ class RaftNode:
             return
         if self._timer is not None:
             self._timer.cancel()
-        engine = self._engine
+        engine, is_left = self._engine, False
         try:
             for _ in range(MAX_TICKS_PER_WAKE):
                 engine.tick()
-                if not engine.wants_tick:
+                is_left = engine.wants_tick
+                if not is_left or engine.takes_turns:
                     break
-            else:
-                self._loop.call_soon(self._wake)
         except Exception as error:  # noqa: BLE001 - every error ends in a sentence
             _log.exception("The Raft engine failed")
             self._exit_process(f"The Raft engine failed ({error!r}); its state is unknown now, so this process ends.")
         self._listen(engine)
-        self._timer = self._loop.call_later(max(0.0, engine.next_deadline() - monotonic()), self._wake)
+        if is_left:
+            self._timer = self._loop.call_soon(self._wake)
+        else:
+            self._timer = self._loop.call_later(max(0.0, engine.next_deadline() - monotonic()), self._wake)
         self._report(engine)
 
     def _listen(self, engine: RaftEngine) -> None:

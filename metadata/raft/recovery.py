@@ -80,7 +80,8 @@ def begin_anew(directory: Path, beginning: Beginning, state: bytes) -> Path:
     term, index = beginning.term + TERM_STEP, beginning.index + INDEX_STEP
     entries = [Entry(bytes([NO_OP]), index + offset, term) for offset in (0, 1)]
     _write(new / SNAPSHOT_FILE, encode_snapshot(SnapshotHead(last=entries[1], before_last=entries[0]), state))
-    journal = Journal(new / JOURNAL_FILE, snapshot=None, exit_process=_fail)
+    # No voter that the files are copied to has ever written so many batches: its mark finds no older copy in them.
+    journal = Journal(new / JOURNAL_FILE, snapshot=None, exit_process=_fail, after=index)
     for entry in entries:
         journal.add(entry.command, entry.index, entry.term)
     journal.setRaftCommitIndex(entries[1].index)

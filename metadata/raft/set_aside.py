@@ -40,7 +40,8 @@ def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opene
         if not config.peers:
             raise RaftStorageError(
                 f"{damage} There are no others: this is the only copy of the cluster's metadata; restore the directory "
-                f"{config.directory} from a backup."
+                f"{config.directory} from the newest backup. docs/storage.md says how to go on with an older copy, and "
+                "what that costs."
             ) from damage
         _log.error("%s It is set aside, and this node begins anew, empty, and synchronises from the others.", damage)
         set_aside(config.directory, str(damage))

@@ -12,6 +12,14 @@ A snapshot is written beside the old one, synced, renamed, and the rename synced
 replaces anything. `SnapshotStore` has the interface of PySyncObj's serializer (camel case): it neither forks nor
 pickles.
 
+What takes longer than a moment takes turns, one in each tick. The log stays as it is until the end:
+
+    serialize ──turns──> encoded ──a thread──> written and synced ──renamed──> SUCCESS
+        └──────────────── a snapshot of the leader is received: given up ───────┘
+    received, renamed ──turns──> taken up; nothing is applied, and no snapshot is begun, before that
+
+At the start the file is taken up in one go: nobody asks for the state yet.
+
 A snapshot that cannot be WRITTEN costs nothing yet: the log stays as it is and the next attempt comes RETRY_S later. A
 snapshot that cannot be READ or restored ends the process: going on would acknowledge entries on top of a state that was
 never loaded.
@@ -22,16 +30,19 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from threading import Thread
+from typing import BinaryIO, Final, NoReturn
 
 import crc32c
 import msgpack
 
 from metadata.raft.journal import Entry, SnapshotHead, sync_directory, write_all
 from metadata.raft.types import ExitProcess, RaftDamage, RaftStorageError, StateMachine
+from wire.turns import LOOKS, Turns
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +51,8 @@ CHUNK_BYTES = 256 << 10
 """Bytes of a snapshot in one message."""
 
 RETRY_S = 10.0
+CLOSE_S = 5.0
+"""For which a node that closes waits for the disk to take a snapshot. What it leaves behind is not used."""
 
 _PREFIX = struct.Struct("<8sI")
 _CHECKED = struct.Struct("<IQQQ")
@@ -89,6 +102,36 @@ def offered_entry(first_chunk: bytes) -> tuple[int, int]:
     return last_index, last_term
 
 
+class _Writing(Thread):
+    """Writes and syncs a snapshot beside the old one."""
+
+    def __init__(self, path: Path, head: SnapshotHead, state: bytes) -> None:
+        super().__init__(name="raft snapshot", daemon=True)
+        self.path = path
+        self.failure: str | None = "it was not written"
+        """None: the file is whole, and on disk."""
+        self._head = head
+        self._state = state
+
+    def run(self) -> None:
+        try:
+            encoded = encode_snapshot(self._head, self._state)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(descriptor, encoded)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self.failure = None
+        except Exception as error:  # noqa: BLE001 - whatever it was, the file is not whole
+            self.failure = str(error) or repr(error)
+
+    def discard(self) -> None:
+        """On a full disk the file would take the room of files that must be written."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
 class SnapshotStore:
     """The snapshot file of one node, and the state machine it is taken from and restored into."""
 
@@ -107,8 +150,13 @@ class SnapshotStore:
         self._exit_process = exit_process
         self._may_send = may_send
         self._monotonic = monotonic
-        self._finished: int | None = None
         self._current_id = 0
+        self._head: SnapshotHead | None = None
+        """Head of the snapshot that is being made; None: there is none, or it was given up."""
+        self._encoding: Turns[bytes] | None = None
+        self._writing: _Writing | None = None
+        self._restoring: Turns[None] | None = None
+        self._is_received = False
         self._retry_at: float | None = None
         self._outgoing: dict[object, BinaryIO] = {}
         self._incoming: BinaryIO | None = None
@@ -127,6 +175,8 @@ class SnapshotStore:
         sync_directory(self._path.parent)
 
     def close(self) -> None:
+        if self._writing is not None:
+            self._writing.join(CLOSE_S)
         for file in self._outgoing.values():
             file.close()
         self._outgoing.clear()
@@ -135,53 +185,81 @@ class SnapshotStore:
     # ---------------------------------------------------------------------------- taking one
 
     def serialize(self, data: tuple[object, tuple[bytes, int, int], tuple[bytes, int, int], object], id: int) -> None:  # noqa: A002
-        """Take and store a snapshot; `checkSerializing` then reports it once. `data[1:3]` are the last two entries
-        applied.
+        """Begin a snapshot of the state as it is now; `checkSerializing` goes on with it, and reports its end once.
+        `data[1:3]` are the last two entries applied.
         """
         self._current_id = id
-        encoded = encode_snapshot(SnapshotHead(Entry(*data[1]), Entry(*data[2])), self._state_machine.snapshot())
-        temporary = self._path.with_suffix(".tmp")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(descriptor, encoded)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            self._install(temporary)
-        except OSError as error:
-            _log.error(
-                "The Raft snapshot %s cannot be written (%s); the log grows until it can. Next attempt in %g s.",
-                self._path, error, RETRY_S,
-            )  # fmt: skip
-            with suppress(OSError):  # on a full disk it would take the room of files that must be written
-                temporary.unlink(missing_ok=True)
-            self._finished = FAILED
-            self._retry_at = self._monotonic() + RETRY_S
-            return
-        # Open transmissions go on from the file they have open; the receiver asks again if that has become too old.
-        self._finished = SUCCESS
-        self._retry_at = None
+        self._head = SnapshotHead(Entry(*data[1]), Entry(*data[2]))
+        self._encoding = Turns(self._state_machine.snapshot())
 
     def checkSerializing(self) -> tuple[int, int | None]:  # noqa: N802
-        if self._finished is not None:
-            finished, self._finished = self._finished, None
-            return finished, self._current_id
-        if self._retry_at is not None and self._monotonic() < self._retry_at:
+        if self._encoding is not None and self._encoding.turn(LOOKS):
+            assert self._head is not None
+            self._writing = _Writing(self._path.with_suffix(".tmp"), self._head, self._encoding.finish())
+            self._encoding = None
+            try:
+                self._writing.start()
+            except RuntimeError as error:  # no room for a thread
+                self._writing.failure = str(error)
+        if self._writing is not None and not self._writing.is_alive():
+            writing, self._writing = self._writing, None
+            if self._head is not None:
+                return self._finish(writing), self._current_id
+            writing.discard()
+        waits = self._retry_at is not None and self._monotonic() < self._retry_at
+        if waits or self.takes_turns or self._writing is not None:
             return SERIALIZING, self._current_id
         return NOT_SERIALIZING, None
 
+    @property
+    def takes_turns(self) -> bool:
+        """There is work for the next tick."""
+        return self._encoding is not None or self._restoring is not None
+
+    def _finish(self, writing: _Writing) -> int:
+        self._head = None
+        failure = writing.failure
+        if failure is None:
+            try:
+                self._install(writing.path)
+            except OSError as error:
+                failure = str(error)
+        if failure is not None:
+            _log.error(
+                "The Raft snapshot %s cannot be written (%s); the log grows until it can. Next attempt in %g s.",
+                self._path, failure, RETRY_S,
+            )  # fmt: skip
+            writing.discard()
+            self._retry_at = self._monotonic() + RETRY_S
+            return FAILED
+        # Open transmissions go on from the file they have open; the receiver asks again if that has become too old.
+        self._retry_at = None
+        return SUCCESS
+
     def deserialize(self) -> tuple[None, tuple[bytes, int, int], tuple[bytes, int, int], None]:
-        """Load the file into the state machine.
+        """Load the file into the state machine: at the start, else with `restored`.
 
         Returns (None, last entry, the one before, None) in PySyncObj's order.
         """
         try:
             head, state = decode_snapshot(self._path.read_bytes(), self._path)
-            self._state_machine.restore(state)
+            self._restoring = Turns(self._state_machine.restore(state))
         except Exception as error:  # noqa: BLE001 - PySyncObj would swallow it and acknowledge entries without the state below them
-            self._exit_process(f"The Raft snapshot {self._path} cannot be loaded ({error}); this process ends.")
+            self._end(error)
+        self.restored(LOOKS if self._is_received else sys.maxsize)
         return None, head.last, head.before_last, None
+
+    def restored(self, looks: int = LOOKS) -> bool:
+        """A turn of taking up the file that was loaded last. False: commands behind it have to wait."""
+        try:
+            if self._restoring is None or self._restoring.turn(looks):
+                self._restoring = None
+        except Exception as error:  # noqa: BLE001 - as above
+            self._end(error)
+        return self._restoring is None
+
+    def _end(self, error: Exception) -> NoReturn:
+        self._exit_process(f"The Raft snapshot {self._path} cannot be loaded ({error}); this process ends.")
 
     # ---------------------------------------------------------------------------- sending one
 
@@ -229,7 +307,9 @@ class SnapshotStore:
             os.fsync(self._incoming.fileno())
             self._drop_incoming()
             decode_snapshot(temporary.read_bytes(), temporary)
+            self._head = self._encoding = None  # an older snapshot must not take its place
             self._install(temporary)
+            self._is_received = True
         except (OSError, RaftStorageError) as error:
             _log.error("A snapshot from the Raft leader was not installed (%s); it will be sent again.", error)
             self._drop_incoming()

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 from wire.cluster_secrets import ClusterSecrets
 from wire.ports import port_number
+from wire.turns import Steps
 
 MAX_COMMAND_BYTES = 1 << 20
 """A longer command is refused with CommandTooLarge, by its proposer and by the leader it is forwarded to."""
@@ -32,16 +33,23 @@ log.
 
 
 class StateMachine(Protocol):
-    """The state machine that the group replicates. All three methods run on the event loop and must not await."""
+    """The state machine that the group replicates. Its methods run on the event loop and must not await."""
+
+    def prepare(self, command: bytes | None) -> bool:
+        """Do a turn of what must be done before `command`, the next committed one, can be applied in a moment; None:
+        before any can. Called until it is True, with other work of the loop and heartbeats in between. What is seen
+        of the state does not change, and `apply` comes to the same without it."""
 
     def apply(self, command: bytes) -> object:
         """Total and deterministic; called once per committed command, in log order. The result goes to the proposer."""
 
-    def snapshot(self) -> bytes:
-        """The whole state after the last applied command."""
+    def snapshot(self) -> Steps[bytes]:
+        """The whole state at the moment of the call, which is after the last applied command. Commands are applied
+        between the steps, and must not show."""
 
-    def restore(self, snapshot: bytes) -> None:
-        """Replace the whole state by one that `snapshot` gave, here or on another node."""
+    def restore(self, snapshot: bytes) -> Steps[None]:
+        """Replace the whole state by one that `snapshot` gave, here or on another node, with the last step. Nothing is
+        applied meanwhile."""
 
 
 class ExitProcess(Protocol):
@@ -212,6 +220,9 @@ class RaftStatus:
     """How many connections ended at their first frame since the start, because it does not verify: address of the voter
     that this node connected to, or ACCEPTED; count."""
 
+    has_lost_files: bool = False
+    """It belongs to a group that has committed commands, has begun anew without Raft files, and not synchronised
+    since."""
     is_new: bool = False
     """Nothing says that this voter belongs to a group that has ever committed a command."""
     not_connected: tuple[str, ...] = ()
@@ -225,9 +236,23 @@ class RaftStatus:
         """The middle of a sentence, as far as it shows here; empty: nothing is known."""
         if self.leader is not None or self.role is RaftRole.OBSERVER:
             return self.unverified_words()
-        return self.unverified_words() or self._empty_folders()
+        return self.unverified_words() or self._empty_folders() or self._missing_majority()
+
+    def _missing_majority(self) -> str:
+        if self.has_quorum or not self.not_connected:
+            return ""
+        return (
+            f"{' and '.join(self.not_connected)} cannot be reached, and a leader needs a majority of the {self.voters}"
+            " voters; start those that are down, and see that they reach each other"
+        )
 
     def _empty_folders(self) -> str:
+        if self.has_lost_files:
+            return (
+                "Raft files of this voter are missing, or were set aside, for they were damaged or an older copy, so it"
+                " may not vote before it has synchronised from a leader; start the others, which have to elect one"
+                " (where a majority has lost its files: tidelog cluster recover)"
+            )
         if self.is_new and self.old_peers:
             return (
                 f"this voter's data folder is empty, and {' and '.join(self.old_peers)} has one of a cluster that was"

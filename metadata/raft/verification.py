@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from metadata.raft.engine import JOURNAL_FILE, SNAPSHOT_FILE
 from metadata.raft.journal import Journal, SnapshotHead
+from metadata.raft.journal_mark import JournalMark, mark_path
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.types import RaftStorageError
 
@@ -30,10 +31,19 @@ def verify_files(directory: Path, *, boot_id: str) -> list[str]:
             copy = Path(folder) / JOURNAL_FILE
             shutil.copyfile(journal, copy)
             try:
-                Journal(copy, snapshot=head, exit_process=_fail, boot_id=boot_id)._destroy()
+                mark = JournalMark(_copied(mark_path(directory), Path(folder)))
+                Journal(copy, snapshot=head, exit_process=_fail, boot_id=boot_id, mark=mark)._destroy()
             except RaftStorageError as error:
                 wrong.append(str(error).replace(str(copy), str(journal)))
     return wrong
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """A copy there, if there is such a file."""
+    copy = folder / path.name
+    if path.exists():
+        shutil.copyfile(path, copy)
+    return copy
 
 
 def _fail(sentence: str) -> NoReturn:

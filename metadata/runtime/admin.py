@@ -11,21 +11,24 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from metadata.describe import (
     MAX_NAMED,
-    broker_form,
+    broker_description,
+    by_partition,
     changed_form,
     cluster_form,
+    committed_ends,
     defaults_form,
     describe_form,
+    find_partition,
     find_stream,
     list_form,
     loss_form,
     metadata_form,
     partition_form,
-    reports_of_leaders,
+    report_of_leader,
     standing,
 )
 from metadata.master_keys import check_encryption
@@ -42,7 +45,7 @@ from wire import metadata_pb2 as pb
 from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
-from wire.json_codec import decode
+from wire.json_codec import decoding
 from wire.operation import handles
 from wire.partition_operations import (
     STREAM_DELETE_RECORDS,
@@ -55,12 +58,13 @@ from wire.partition_operations import (
     ResumeRequest,
     SetReadonlyRequest,
 )
-from wire.reports import BrokerReport, ReplicaReport, StreamReport
+from wire.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
+from wire.turns import in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, StreamName
 
-_Report = TypeVar("_Report", StreamReport, BrokerReport)
+_Report = TypeVar("_Report", StreamReport, BrokerReport, UsageReport)
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +72,9 @@ PRODUCER_ID_BLOCK = 1000
 """Producer ids taken from the group at once; the rest of a block is lost with the controller epoch."""
 STATUS_TIMEOUT_S = 0.5
 """A broker that has not told the progress of its partitions by then is left out of a description."""
+MAX_ASKED = 250
+"""Partitions of a stream that a broker is asked about at once: the answer has room in a message, and is read in one
+go."""
 READY_TIMEOUT_S = 3.0
 """A new stream's leaders are waited for so long; the stream exists either way."""
 
@@ -110,7 +117,7 @@ class Admin:
     @handles(op.STREAM_CREATE)
     async def create_stream(self, request: op.CreateStreamRequest) -> op.StreamDescription:
         """Answers after the leaders serve, or READY_TIMEOUT_S."""
-        command = self._context.core.requests.create_stream(
+        deciding = self._context.core.requests.create_stream(
             request.name,
             request.name if request.subject is None else request.subject,
             request.partitions,
@@ -119,6 +126,7 @@ class Admin:
             partitioner=request.partitioner,
             voters=self._voters(),
         )
+        command = await in_turns(deciding)
         settings = with_defaults(request.config, self._context.state.defaults)
         self._check_encryption(settings)
         await self._check_heard(command.create_stream.subject, request.partitions)
@@ -161,7 +169,7 @@ class Admin:
     async def create_internal(self, stream: InternalStream) -> None:
         """Unless it exists. Raises TidelogError."""
         if StreamName(stream.name) not in self._context.state.streams:
-            command = self._context.core.requests.create_internal(stream, voters=self._voters())
+            command = await in_turns(self._context.core.requests.create_internal(stream, voters=self._voters()))
             self._check_encryption(with_defaults(stream.config, self._context.state.defaults))
             outcome = await self._commit(command)
             if outcome.code is not Code.STREAM_EXISTS:
@@ -201,7 +209,7 @@ class Admin:
         while True:
             committed = await self._committed_ends(request.name, before)
             try:
-                command = self._context.core.requests.delete_records(request.name, before, committed)
+                command = await in_turns(self._context.core.requests.delete_records(request.name, before, committed))
                 (await self._commit(command)).raise_for_refusal()
                 return await self._changed_partitions(request.name, before)
             except TidelogError as error:  # while leaders change nothing is done
@@ -216,12 +224,7 @@ class Admin:
         stream = find_stream(self._context.state, name)
         asked = [stream.partitions[number] for number in numbers if number in stream.partitions]
         leaders = sorted({partition.leader for partition in asked if partition.leader is not None})
-        told = reports_of_leaders(stream, await self._ask_replicas(stream, leaders))
-        return {
-            number: (stream.partitions[number].leader_epoch, end)
-            for number, report in told.items()
-            if (end := report.get("committed_end")) is not None
-        }
+        return await in_turns(committed_ends(stream, await self._ask_replicas(stream, leaders, partitions=numbers)))
 
     async def _changed_partitions(self, name: str, numbers: Collection[int]) -> ChangedPartitions:
         """When all live replicas act by the metadata that is applied here, or after READY_TIMEOUT_S. No numbers: all
@@ -229,9 +232,10 @@ class Admin:
         deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
         while True:
             stream = find_stream(self._context.state, name)
-            wanted = sorted({*numbers}) or sorted(stream.partitions)
+            wanted = sorted({*numbers} & stream.partitions.keys() if numbers else stream.partitions)
             brokers = sorted({broker for number in wanted for broker in stream.partitions[number].replicas})
-            form = changed_form(stream, wanted, await self._ask_replicas(stream, brokers), self._context.state.is_alive)
+            said = await self._ask_replicas(stream, brokers, partitions=numbers)
+            form = await in_turns(changed_form(stream, wanted, said, self._context.state.is_alive))
             if not any(changed["not_yet"] for changed in form["partitions"]):
                 return form
             if self._context.monotonic() >= deadline:
@@ -246,7 +250,14 @@ class Admin:
 
     @handles(op.STREAM_LIST)
     async def list_streams(self, request: op.ListStreamsRequest) -> op.StreamList:
-        return list_form(self._context.state, self._context.subjects, internal=request.internal)
+        """With `usage`, brokers that do not answer in STATUS_TIMEOUT_S are named."""
+        state, subjects = self._context.state, self._context.subjects
+        if not request.usage:
+            return await in_turns(list_form(state, subjects, internal=request.internal))
+        brokers = sorted(state.brokers)
+        answers = await asyncio.gather(*(self._ask_usage(broker) for broker in brokers))
+        usage = {broker: told for broker, told in zip(brokers, answers, strict=True) if told is not None}
+        return await in_turns(list_form(state, subjects, internal=request.internal, usage=usage))
 
     @handles(op.STREAM_DESCRIBE)
     async def describe_stream(self, request: op.StreamRef) -> op.StreamDescription:
@@ -256,7 +267,7 @@ class Admin:
     @handles(op.METADATA)
     async def stream_metadata(self, request: op.MetadataRequest) -> op.StreamRoutes:
         state = self._context.state
-        return metadata_form(state, find_stream(state, request.stream), self._labels())
+        return await in_turns(metadata_form(state, find_stream(state, request.stream), self._labels()))
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
@@ -292,8 +303,10 @@ class Admin:
         number = request.partition
         while True:
             stream = find_stream(self._context.state, request.stream)
-            said = (await self._ask_replicas(stream, stream.partitions[number].replicas)).get(number, {})
-            if reports_of_leaders(stream, {number: said}) or self._context.monotonic() >= deadline:
+            replicas = find_partition(stream, number).replicas
+            said = (await self._ask_replicas(stream, replicas, partitions=[number])).get(number, {})
+            is_late = self._context.monotonic() >= deadline
+            if report_of_leader(find_partition(stream, number), said) or is_late:
                 return partition_form(stream, number, said)
             await asyncio.sleep(0.01)
 
@@ -302,10 +315,9 @@ class Admin:
         """The events of the partition's replicas; brokers that do not answer in STATUS_TIMEOUT_S have none in it."""
         number = request.partition
         stream = find_stream(self._context.state, request.stream)
-        partition = stream.partitions.get(number)
-        if partition is None:
-            raise TidelogError(Code.BAD_REQUEST, f"stream {stream.name} has no partition {number}")
-        told = (await self._ask_replicas(stream, partition.replicas, story_of=number)).get(number, {})
+        partition = find_partition(stream, number)
+        said = await self._ask_replicas(stream, partition.replicas, partitions=[number], story_of=number)
+        told = said.get(number, {})
         replicas: list[op.ReplicaStory] = [
             {
                 "broker": broker,
@@ -324,7 +336,7 @@ class Admin:
         command = self._context.core.requests.elect_unclean(request.stream, number, chosen)
         stream = find_stream(self._context.state, request.stream)
         key, known = stream.key(number), stream.partitions[number]
-        held = (await self._ask_replicas(stream, known.replicas)).get(number, {})
+        held = (await self._ask_replicas(stream, known.replicas, partitions=[number])).get(number, {})
         form = loss_form(self._context.state, key, known, chosen, held)
         if request.accept_loss:
             _log.warning("an operator lets broker %s lead %s: %s", chosen, key, form["loss"])
@@ -346,7 +358,8 @@ class Admin:
         state = self._context.state
         under_way = [name for name, stream in sorted(state.streams.items()) if stream.repartition is not None]
         repartitions = [self.repartitions.status(name) for name in under_way[:MAX_NAMED]]
-        return cluster_form(state, self._context.subjects, self._labels(), told, self._other_clusters(), repartitions)
+        subjects, labels = self._context.subjects, self._labels()
+        return await in_turns(cluster_form(state, subjects, labels, told, self._other_clusters(), repartitions))
 
     @handles(op.BROKER_DESCRIBE)
     async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
@@ -354,23 +367,14 @@ class Admin:
         if broker not in self._context.state.brokers:
             known = ", ".join(sorted(self._context.state.brokers))
             raise TidelogError(Code.BAD_REQUEST, f"broker {broker!r} is not registered; those that are: {known}")
-        totals = await self._ask_broker(broker) if self._context.state.is_alive(broker) else {}
-        held: list[op.HeldReplica] = [
-            {
-                "stream": key.stream,
-                "partition": key.partition,
-                "leads": partition.leader == broker,
-                "standing": standing(partition, broker),
-                "isr": [*partition.isr],
-                "min_isr": self._context.state.streams[key.stream].min_isr,
-            }
-            for key, partition in self._context.state.partitions()
-            if broker in partition.replicas
-        ]
-        return {
-            **broker_form(self._context.state, self._context.subjects, broker, self._labels().get(broker, {}), totals),
-            "held": held,
-        }
+        totals, usage = (
+            await asyncio.gather(self._ask_broker(broker), self._ask_usage(broker))
+            if self._context.state.is_alive(broker)
+            else ({}, None)
+        )
+        labels = self._labels().get(broker, {})
+        described = broker_description(self._context.state, self._context.subjects, broker, labels, totals, usage)
+        return await in_turns(described)
 
     @handles(op.CLUSTER_ALTER)
     async def alter_cluster(self, request: op.AlterClusterRequest) -> op.ClusterDefaults:
@@ -392,7 +396,7 @@ class Admin:
         replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
         refusals: dict[BrokerId, TidelogError] = {}
         said = await self._ask_replicas(stream, replicas, refusals)
-        return describe_form(stream, said, refusals, self.repartitions.status(name)["repartition"])
+        return await in_turns(describe_form(stream, said, refusals, self.repartitions.status(name)["repartition"]))
 
     async def _ask_replicas(
         self,
@@ -400,28 +404,50 @@ class Admin:
         brokers: Sequence[BrokerId],
         refusals: dict[BrokerId, TidelogError] | None = None,
         *,
+        partitions: Collection[int] = (),
         story_of: int | None = None,
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
         """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
-        could not answer. `story_of`: the partition whose last events are wanted, too."""
+        could not answer. `partitions`: those that are asked about; none: all are. `story_of`: the partition whose last
+        events are wanted, too."""
         live = [broker for broker in brokers if self._context.state.is_alive(broker)]
-        answers = await asyncio.gather(*(self._ask_status(broker, stream.name, story_of) for broker in live))
-        found: dict[int, dict[BrokerId, ReplicaReport]] = {}
+        wanted = sorted({*partitions} & stream.partitions.keys() if partitions else stream.partitions)
+        answers = await asyncio.gather(*(self._ask_status(broker, stream, wanted, story_of) for broker in live))
+        told: dict[BrokerId, Sequence[ReplicaReport]] = {}
         for broker, answer in zip(live, answers, strict=True):
-            if isinstance(answer, TidelogError):
-                if refusals is not None:
-                    refusals[broker] = answer
-                continue
-            for said in answer:
-                partition = stream.partitions.get(said.get("partition", -1))
-                if partition is not None and said.get("incarnation") == partition.incarnation:
-                    found.setdefault(said["partition"], {})[broker] = said
-        return found
+            if not isinstance(answer, TidelogError):
+                told[broker] = answer
+            elif refusals is not None:
+                refusals[broker] = answer
+        return await in_turns(by_partition(stream, told))
 
     async def _ask_status(
-        self, broker: BrokerId, stream: StreamName, story_of: int | None
+        self, broker: BrokerId, stream: Stream, wanted: Sequence[int], story_of: int | None
     ) -> Sequence[ReplicaReport] | TidelogError:
-        request: dict[str, str | int] = {"stream": stream}
+        """`wanted`: partitions, of which the broker is asked about those that it holds, MAX_ASKED at a time. One of an
+        earlier version tells of all at once. A retired partition may have been removed since they were listed."""
+        there = [(number, stream.partitions[number]) for number in wanted if number in stream.partitions]
+        held = [number for number, partition in there if broker in partition.replicas]
+        if not held:
+            return ()
+        first, *others = pieces(held, MAX_ASKED)
+        reports = [await self._ask_about(broker, stream.name, first, story_of)]
+        tells_all = not isinstance(reports[0], TidelogError) and len(reports[0]) > len(first)
+        if not tells_all:
+            reports += await asyncio.gather(
+                *(self._ask_about(broker, stream.name, numbers, story_of) for numbers in others)
+            )
+        found: list[ReplicaReport] = []
+        for report in reports:
+            if isinstance(report, TidelogError):
+                return report
+            found += report
+        return found
+
+    async def _ask_about(
+        self, broker: BrokerId, stream: StreamName, partitions: Sequence[int], story_of: int | None
+    ) -> Sequence[ReplicaReport] | TidelogError:
+        request: dict[str, Any] = {"stream": stream, "partitions": partitions}
         if story_of is not None:
             request["story_of"] = story_of
         report = await self._ask(broker, request, StreamReport)
@@ -433,15 +459,22 @@ class Admin:
         """Empty when the broker does not answer."""
         return await self._ask(broker, {}, BrokerReport) or {}
 
+    async def _ask_usage(self, broker: BrokerId) -> UsageReport | None:
+        """None: the broker is dead, does not answer, or could not."""
+        if not self._context.state.is_alive(broker):
+            return None
+        report = await self._ask(broker, {"usage": True}, UsageReport)
+        return None if isinstance(report, TidelogError) else report
+
     async def _ask(
-        self, broker: BrokerId, request: Mapping[str, str | int], kind: type[_Report]
+        self, broker: BrokerId, request: Mapping[str, Any], kind: type[_Report]
     ) -> _Report | TidelogError | None:
         """None when the broker does not answer, or with something else; an error when its answer is one."""
-        question = broker, *sorted(request.items())
+        question = broker, json.dumps(request, sort_keys=True)
         return await self._rounds.join(question, lambda: self._ask_now(broker, request, kind))
 
     async def _ask_now(
-        self, broker: BrokerId, request: Mapping[str, str | int], kind: type[_Report]
+        self, broker: BrokerId, request: Mapping[str, Any], kind: type[_Report]
     ) -> _Report | TidelogError | None:
         subject = self._context.subjects.broker_status(broker)
         payload = json.dumps({**request, "cluster_id": self._context.state.cluster_id}).encode()
@@ -451,7 +484,7 @@ class Admin:
             if refusal is not None:
                 _log.warning("broker %s does not tell its status: %s", broker, refusal.message)
                 return refusal
-            return decode(kind, answer.data, "the report") if answer.status is None else None
+            return await in_turns(decoding(kind, answer.data, "the report")) if answer.status is None else None
         except TimeoutError:
             return None
         except ValueError as error:

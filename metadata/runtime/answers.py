@@ -13,24 +13,30 @@ from metadata.raft import RaftStatus
 from metadata.references import key_of
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.namespace import Namespace
+from metadata.runtime.rounds import Rounds
+from metadata.runtime.views import Told
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.json_codec import encoding
 from wire.operation import Refusal
-from wire.reports import BrokerReport, StreamReport
+from wire.reports import BrokerReport, StreamReport, UsageReport
 from wire.transport import Message, Subscription
+from wire.turns import Steps, in_turns
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, StreamName
 
 _log = logging.getLogger(__name__)
 
 MAX_STATUS_REQUEST_BYTES = 4096
+MAX_STATUS_REQUESTS = 1024
+"""That wait for their answers; those that ask the same share a report."""
 MAX_CONNECTED_S = 3600.0
 """Limit of the connection's age that an answer to a probe states."""
 
 
 class ControllerRequests:
     """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started.
-    `deliver_applied`: tell the roles of this broker what is applied, if they have not heard of it yet. `folder`: of its
-    data, for messages."""
+    `deliver_applied`: tell the roles of this broker what is applied, a turn of that. `folder`: of its data, for
+    messages."""
 
     def __init__(
         self,
@@ -38,7 +44,7 @@ class ControllerRequests:
         namespace: Namespace,
         labels: Mapping[str, str],
         raft_status: Callable[[], RaftStatus | None],
-        deliver_applied: Callable[[], None],
+        deliver_applied: Callable[[], Told],
         folder: str,
     ) -> None:
         self._context = context
@@ -49,6 +55,10 @@ class ControllerRequests:
         self._folder = folder
         self._lease = Lease(context.settings)
         self._probes_of_unknown_epoch = 0
+        self._rounds = Rounds()
+        """In which reports are made."""
+        self._status_requests = 0
+        """That wait for their answers."""
 
     async def subscribe(self) -> list[Subscription]:
         transport, subjects, broker = self._context.transport, self._context.subjects, self._context.broker_id
@@ -79,11 +89,11 @@ class ControllerRequests:
             # That controller takes the first answer, which must be the one of its own broker of this name.
             return
         # A generation proves the lease once it is applied, and a leader that it deposes must not believe in that lease.
-        self._deliver_applied()
+        told = self._deliver_applied()
         state, now = context.state, context.monotonic()
         # A probe that was meant for another life of this broker may be a copy.
         if probe.incarnation == context.incarnation and not self._lease.on_probe(
-            probe, controller_epoch=state.controller_epoch, generation=state.generation, now=now
+            probe, controller_epoch=state.controller_epoch, generation=told.ended, now=now
         ):
             self._probes_of_unknown_epoch += 1
             _log.info(
@@ -99,6 +109,7 @@ class ControllerRequests:
             incarnation=context.incarnation or 0,
             number=probe.number,
             generation=state.generation,
+            begun=told.begun,
             labels=dict(self._labels),
             room=context.port.room().value,
             disk_hangs=context.port.disk_hangs(),
@@ -163,26 +174,54 @@ class ControllerRequests:
         if len(message.data) <= MAX_STATUS_REQUEST_BYTES:
             with contextlib.suppress(ValueError, RecursionError):
                 request = json.loads(message.data)
-        form: StreamReport | BrokerReport | Refusal
         asking = request.pop("cluster_id", None) if isinstance(request, dict) else None
         if isinstance(asking, str) and not self._namespace.is_ours(asking, "its controller"):
             return
+        if self._status_requests >= MAX_STATUS_REQUESTS:
+            context.messages.drop(message.subject, message.data, f"{MAX_STATUS_REQUESTS} status requests wait already")
+            return
+        report = self._report(request)
+        if report is not None:
+            context.tasks.spawn(self._tell_status(json.dumps(request, sort_keys=True), report, message.reply))
+            return
+        error = TidelogError(
+            Code.BAD_REQUEST, 'a status request is {"stream": NAME}, {"usage": true}, or {} for the broker as a whole'
+        )
+        context.messages.drop(message.subject, message.data, error)
+        context.messages.answer(message.reply, json.dumps(Refusal(error=error.to_json())).encode(), "the status")
+
+    def _report(self, request: Any) -> Callable[[], Steps[StreamReport | BrokerReport | UsageReport]] | None:
+        """Makes the report that is asked for. None: nobody knows what is asked for."""
+        port = self._context.port
         match request:
             case {"stream": str(stream)}:
-                story_of = request.get("story_of")
-                form = context.port.stream_report(StreamName(stream), story_of if isinstance(story_of, int) else None)
+                story_of, partitions = request.get("story_of"), request.get("partitions")
+                story = story_of if isinstance(story_of, int) else None
+                numbers = [each for each in partitions if isinstance(each, int)] if isinstance(partitions, list) else []
+                return lambda: port.stream_report(StreamName(stream), numbers, story)
+            case {"usage": True}:
+                return port.usage_report
             case dict() if not request:
-                form = self._broker_report()
+                return self._broker_report
             case _:
-                error = TidelogError(
-                    Code.BAD_REQUEST, 'a status request is {"stream": NAME}, or {} for the broker as a whole'
-                )
-                context.messages.drop(message.subject, message.data, error)
-                form = Refusal(error=error.to_json())
-        context.messages.answer(message.reply, json.dumps(form).encode(), "the status")
+                return None
 
-    def _broker_report(self) -> BrokerReport:
-        report = self._context.port.broker_report()
+    async def _tell_status(
+        self, question: str, report: Callable[[], Steps[StreamReport | BrokerReport | UsageReport]], reply: str
+    ) -> None:
+        def encoded() -> Steps[bytes]:
+            form = yield from report()
+            return (yield from encoding(form))
+
+        self._status_requests += 1
+        try:
+            data = await self._rounds.join(question, lambda: in_turns(encoded()))
+        finally:
+            self._status_requests -= 1
+        self._context.messages.answer(reply, data, "the status")
+
+    def _broker_report(self) -> Steps[BrokerReport]:
+        report = yield from self._context.port.broker_report()
         raft = self._raft_status()
         own = {
             "dropped_probes_of_unknown_epoch": self._probes_of_unknown_epoch,

@@ -39,6 +39,10 @@ class BrokerClock:
         """For what this broker dates."""
         return self._agreed.stamp_ns(self._monotonic(), self._wall())
 
+    def common_ns(self) -> int:
+        """For what one broker dates and another judges."""
+        return self._agreed.common_ns(self._monotonic(), self._wall())
+
     def time_ns(self) -> int | None:
         """The time by which this broker may forget. None: it may not."""
         return self._agreed.time_ns(self._monotonic(), self._wall())

@@ -287,8 +287,8 @@ class ControllerDriver:
                 told.nats_server == context.transport.server_id != ""
                 and told.connected_ms >= context.settings.liveness_grace_s * 1000
             )
-            generation = Generation(told.generation)
-            self.run(context.core.on_probe_answer(broker, probe.number, generation, now, vouches=vouches))
+            generation, begun = Generation(told.generation), Generation(told.begun)
+            self.run(context.core.on_probe_answer(broker, probe.number, generation, now, begun=begun, vouches=vouches))
 
     async def _move(self, move: LeaderMove) -> None:
         key = move.key

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from metadata.cluster import Cluster
 from metadata.model import Changes
 from metadata.raft.types import RaftStatus, StateMachine
 from wire.errors import TidelogError
-from wire.reports import BrokerReport, StreamReport
+from wire.reports import BrokerReport, StreamReport, UsageReport
+from wire.turns import Steps
 from wire.types import (
     DrainAnswer,
     Incarnation,
@@ -42,10 +43,10 @@ RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], C
 
 
 class StateObserver(Protocol):
-    """Is called while Raft applies, after each command that changed something: it must not raise, and be quick.
-    `from_snapshot`: the changes are all that a snapshot differs in."""
+    """Is called while Raft applies, after each command that changed something, and must not raise. Its steps are taken
+    to their end before anything else is applied. `from_snapshot`: the changes are all that a snapshot differs in."""
 
-    def __call__(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> None: ...
+    def __call__(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]: ...
 
 
 class BrokerPort(Protocol):
@@ -57,11 +58,11 @@ class BrokerPort(Protocol):
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         """Take over new and changed partitions that this broker replicates, and partitions that it no longer
-        replicates.
+        replicates."""
 
-        The first call names all that it replicates. It comes even if there are none: other logs in the data folder
-        belong to streams that were deleted while the broker was down.
-        """
+    def on_all_partitions(self) -> None:
+        """Called once in the life of a process, when all that this broker replicates was handed over: other logs in the
+        data folder belong to streams that were deleted while the broker was down."""
 
     def on_fatal(self, error: TidelogError) -> None:
         """End: another cluster's folder, another process under this id, another cluster in the namespace, or
@@ -70,10 +71,16 @@ class BrokerPort(Protocol):
     def log_ends(self) -> Mapping[PartitionKey, LogEnd]:
         """How far the logs of this broker reach, as they are now."""
 
-    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
-        """The state of this broker's replicas of a stream, with the last events of the partition `story_of`."""
+    def stream_report(
+        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+    ) -> Steps[StreamReport]:
+        """The state of this broker's replicas of a stream, with the last events of the partition `story_of`.
+        `partitions`: only of these; none: all."""
 
-    def broker_report(self) -> BrokerReport:
+    def usage_report(self) -> Steps[UsageReport]:
+        """What the replicas of each stream take up on this broker's disk, and their traffic."""
+
+    def broker_report(self) -> Steps[BrokerReport]:
         """The state of the broker as a whole."""
 
     def room(self) -> Room:

@@ -18,7 +18,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metadata.references import log_ends_to_pb, ref_of
+from metadata.raft.types import MAX_COMMAND_BYTES
+from metadata.references import log_ends_to_pb, logs_to_pb
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.proposals import Proposals
 from wire import metadata_pb2 as pb
@@ -28,8 +29,13 @@ from wire.types import Incarnation, PartitionKey
 
 _log = logging.getLogger(__name__)
 
+SAY_EVERY_S = 5.0
+"""Seconds between two lines about a registration that does not succeed."""
 MOST_LOGS_BYTES = 512 << 10
 """Limit of the ends of logs in a registration: those of 40,000 partitions or so."""
+MOST_NAMED_BYTES = MAX_COMMAND_BYTES - (64 << 10)
+"""Limit of these and of the unsound logs together. Those are named first, for what is not named counts as sound:
+100,000 partitions of a few streams take half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,8 @@ class Registrar:
         self._silent_life = ""
         """The registered life that has not answered when it was asked."""
         self._is_due = asyncio.Event()
+        self._say_at = 0.0
+        """From then on for SAY_EVERY_S, an attempt in vain is one of many."""
 
     def start(self) -> None:
         self._is_due.set()
@@ -165,9 +173,11 @@ class Registrar:
                 own = context.state.brokers.get(context.broker_id)
                 if own is not None and own.alive and own.life_id == context.life_id:
                     self._is_due.clear()
+                else:
+                    await self._try_later("the metadata that is applied here does not show it", pause / 10)
                 continue
             if outcome.code.retriable:
-                await asyncio.sleep(pause / 10)
+                await self._try_later(outcome.message, pause / 10)
                 continue
             refusal = TidelogError(outcome.code, outcome.message)
             if outcome.code is Code.ID_IN_USE:
@@ -182,10 +192,20 @@ class Registrar:
             self._is_due.clear()
             context.port.on_fatal(refusal)
 
+    async def _try_later(self, why: str, pause: float) -> None:
+        now = self._context.monotonic()
+        if now >= self._say_at:
+            if now < self._say_at + SAY_EVERY_S:
+                broker = self._context.broker_id
+                _log.warning("broker %s is not registered yet, and tries again: %s", broker, why)
+            self._say_at = now + SAY_EVERY_S
+        await asyncio.sleep(pause)
+
     def _command(self) -> pb.Command:
         context, known = self._context, self._registration
         again = context.incarnation is not None
-        unsound = (*(() if again else (*known.unsound, *self._not_held())), *self._unsound())
+        unsound = logs_to_pb({*(() if again else (*known.unsound, *self._not_held())), *self._unsound()})
+        named = sum(logs.ByteSize() for logs in unsound)
         return pb.Command(
             register_broker=pb.RegisterBroker(
                 broker=context.broker_id,
@@ -197,11 +217,11 @@ class Registrar:
                 # The same process lost nothing.
                 folder_same=again or known.folder_same,
                 page_cache_survived=again or known.page_cache_survived,
-                unsound=[ref_of(key) for key in sorted({*unsound})],
+                unsound_logs=unsound,
                 raft_address=known.raft_address,
                 replace=known.replace,
                 silent_life=self._silent_life,
-                logs=self._logs(),
+                logs=self._logs(min(MOST_LOGS_BYTES, max(0, MOST_NAMED_BYTES - named))),
             )
         )
 
@@ -213,14 +233,14 @@ class Registrar:
             return []
         return [key for key in self._context.state.keys_of(self._context.broker_id) if key not in held]
 
-    def _logs(self) -> list[pb.LogEnds]:
+    def _logs(self, most_bytes: int) -> list[pb.LogEnds]:
         """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known, as of those of
         an earlier version."""
         told: list[pb.LogEnds] = []
         size = 0
         for logs in log_ends_to_pb(self._context.port.log_ends()):
             size += logs.ByteSize()
-            if size > MOST_LOGS_BYTES:
+            if size > most_bytes:
                 _log.warning("broker %s has too many logs to tell where all of them end", self._context.broker_id)
                 break
             told.append(logs)

@@ -21,6 +21,7 @@ from wire.repartition_operations import (
     RepartitionRequest,
     RepartitionStatus,
 )
+from wire.turns import in_turns
 
 CUTOVER_WAIT_S = 3.0
 """The cutover is waited for so long; it comes either way."""
@@ -47,7 +48,7 @@ class RepartitionAdmin:
     async def repartition(self, request: RepartitionRequest) -> Repartitioned:
         """Answers when new records go to the new layout, or after CUTOVER_WAIT_S."""
         requests, voters = self._context.core.requests, self._voters()
-        command = requests.prepare_repartition(request.name, request.partitions, voters=voters)
+        command = await in_turns(requests.prepare_repartition(request.name, request.partitions, voters=voters))
         stream = find_stream(self._context.state, request.name)
         plan = plan_form(stream, request.partitions)
         if request.partitions > stream.partition_count:

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from metadata.cluster import Cluster
 from metadata.controller import ControllerCore
 from metadata.metadata_settings import MetadataSettings
-from metadata.model import Changes, Outcome
+from metadata.model import Changes
 from metadata.raft.types import RaftError, RaftStatus
 from metadata.runtime.answers import ControllerRequests
+from metadata.runtime.applied_state import AppliedState, ChangesInTurns, observe_nothing
 from metadata.runtime.clock import BrokerClock
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.controller_driver import ControllerDriver
@@ -33,7 +33,7 @@ from metadata.runtime.ports import BrokerPort, RaftFactory, StateObserver
 from metadata.runtime.proposals import Proposals
 from metadata.runtime.registration import Registrar, Registration
 from metadata.runtime.tasks import Tasks
-from metadata.runtime.views import ViewDelivery
+from metadata.runtime.views import Told, ViewDelivery
 from metadata.state import ClusterState
 from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
@@ -44,10 +44,12 @@ from wire.transport import Subscription
 from wire.types import (
     BrokerId,
     CutoverReport,
+    Generation,
     Incarnation,
     IsrChange,
     LeaderReport,
     LossReport,
+    PartitionKey,
     PauseChange,
     RetiredReport,
     Withdrawal,
@@ -57,34 +59,6 @@ _log = logging.getLogger(__name__)
 
 ROOM_RETRY_S = 0.5
 """A registration for which the data folder has no room is recorded after this time, if there is some."""
-
-
-class _Machine:
-    """The state, as the Raft node drives it."""
-
-    def __init__(self, state: ClusterState, on_changes: Callable[[Changes], None], observe: StateObserver) -> None:
-        self._state = state
-        self._on_changes = on_changes
-        self._observe = observe
-
-    def apply(self, command: bytes) -> Outcome:
-        outcome = self._state.apply(command)
-        if outcome.changes:
-            self._observe(self._state, outcome.changes, from_snapshot=False)
-            self._on_changes(outcome.changes)
-        return outcome
-
-    def snapshot(self) -> bytes:
-        return self._state.snapshot()
-
-    def restore(self, snapshot: bytes) -> None:
-        changes = self._state.restore(snapshot)
-        self._observe(self._state, changes, from_snapshot=True)
-        self._on_changes(changes)
-
-
-def _observe_nothing(state: Cluster, changes: Changes, *, from_snapshot: bool) -> None:
-    pass
 
 
 class MetadataService:
@@ -106,7 +80,7 @@ class MetadataService:
         time_ns: Callable[[], int],
         registration: Registration,
         secrets: ClusterSecrets,
-        observe: StateObserver = _observe_nothing,
+        observe: StateObserver = observe_nothing,
     ) -> None:
         """`life_id`: unique to this run of the process. `transport`: to other brokers. `observe`: sees every change."""
         self.state = ClusterState()
@@ -135,7 +109,7 @@ class MetadataService:
             producer_keys=ProducerKeys(secrets, lambda: self.state.cluster_id),
         )
         self._raft = make_raft(
-            _Machine(self.state, self._on_changes, observe),
+            AppliedState(self.state, self._on_changes, observe),
             self._on_raft_status,
             self._on_peer_lost,
         )
@@ -156,9 +130,12 @@ class MetadataService:
             self._deliver_applied,
             registration.folder,
         )
+        self._delivers = False
+        """Views are handed over: this life is registered."""
         self._registered = asyncio.Event()
         self._waits_for_room = False
-        self._changed = Changes()
+        self._changes = ChangesInTurns()
+        self._told = Told(Generation(0), Generation(0))
         self.stream_changes = 0
         """Grows when streams may have been created, deleted or repartitioned."""
         self._flush_scheduled = False
@@ -239,6 +216,11 @@ class MetadataService:
         """ns since 1970, for what this broker dates: its own clock, where that is not known to be off (R72)."""
         return self._context.clock.stamp_ns()
 
+    def common_time_ns(self) -> int:
+        """ns since 1970, for what one broker dates and another judges: the time on which most brokers agree, as it was
+        last told, and this broker's own clock before one was told (R72)."""
+        return self._context.clock.common_ns()
+
     def agreed_time_ns(self) -> int | None:
         """The time by which this broker may forget, ns since 1970: one on which most brokers agree, and its own clock.
         None: it may forget nothing now (R72)."""
@@ -252,6 +234,10 @@ class MetadataService:
     def next_producer_id(self) -> int:
         """No producer without transactions has been given this id or a higher one, as far as is applied here."""
         return self.state.next_producer_id
+
+    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+        """The partition was made by a decision that was lost when the cluster began anew."""
+        return self.state.is_of_lost_decisions(key)
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""
@@ -332,28 +318,24 @@ class MetadataService:
 
     def _on_changes(self, changes: Changes) -> None:
         """Called while Raft applies: note the changes, and act on them when the loop is free."""
-        known = self._changed
-        self._changed = Changes(
-            partitions=(*known.partitions, *changes.partitions),
-            gone=(*known.gone, *changes.gone),
-            brokers=(*known.brokers, *changes.brokers),
-            controller=known.controller or changes.controller,
-            streams=known.streams or changes.streams,
-            repartitioned=(*known.repartitioned, *changes.repartitioned),
-        )
+        self._changes.add(changes)
         self.stream_changes += changes.streams or bool(changes.repartitioned)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver_applied)
+            asyncio.get_running_loop().call_soon(self._flush)
 
-    def _deliver_applied(self) -> None:
-        if not self._flush_scheduled:
-            return
-        changes, self._changed = self._changed, Changes()
+    def _flush(self) -> None:
         self._flush_scheduled = False
-        context = self._context
+        self._deliver_applied()
+
+    def _deliver_applied(self) -> Told:
+        """A turn of acting on what is applied; others follow by themselves."""
+        context, changes = self._context, self._changes.take()
         if context.closed:
-            return
+            return self._told
         with self._fatal_if_it_fails():
             if context.broker_id in changes.brokers:
                 incarnation = self._registrar.on_own_change()
@@ -361,10 +343,25 @@ class MetadataService:
                     context.incarnation = incarnation
                     _log.info("broker %s is registered, incarnation %d", context.broker_id, incarnation)
                     self._begin(incarnation)
-            if self._registered.is_set():
-                self._views.deliver((*changes.partitions, *changes.gone))
-        self._controller.run(context.core.on_applied(changes, context.monotonic()))
-        self._outbound.settle()
+            if self._delivers:
+                self._views.changed((*changes.partitions, *changes.gone))
+                self._views.deliver()
+                if not self._registered.is_set() and self._views.is_done and not self._changes:
+                    context.port.on_all_partitions()
+                    self._registered.set()
+        if changes:
+            self._controller.run(context.core.on_applied(changes, context.monotonic()))
+        if changes and not self._changes:
+            self._outbound.settle()
+        if self._changes or not self._views.is_done:
+            self._flush_soon()
+        if not self._changes:
+            newest, views = self.state.generation, self._views
+            self._told = Told(
+                newest if views.has_told_leaders else self._told.ended,
+                newest if views.has_begun_leaders else self._told.begun,
+            )
+        return self._told
 
     def _begin(self, incarnation: Incarnation) -> None:
         """This life is registered as `incarnation`. Where the data folder has no room for that the broker takes no part
@@ -381,9 +378,10 @@ class MetadataService:
                 context.tasks.spawn(self._begin_with_room())
             return
         self._waits_for_room = False
-        if not self._registered.is_set():
-            self._views.deliver(self.state.keys_of(context.broker_id), first=True)
-            self._registered.set()
+        if not self._delivers:
+            self._delivers = True
+            self._views.begin()
+            self._flush_soon()
 
     async def _begin_with_room(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from metadata.effects import Effect
 from metadata.raft.types import RaftError
@@ -18,9 +19,13 @@ from metadata.runtime.namespace import Namespace
 from metadata.runtime.proposals import Proposals
 from wire import metadata_pb2 as pb
 from wire.transport import Message, MessageHandler, Subscription
+from wire.turns import LOOKS, Steps, in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionEpoch
 
 _log = logging.getLogger(__name__)
+
+REPORTS: Final = 250
+"""Reports of followers that are decided on before others have their turn."""
 
 
 class ControllerSubscriptions:
@@ -126,20 +131,25 @@ class ControllerSubscriptions:
             return
         if not self._namespace.is_ours(reports.cluster_id, next((report.replica for report in reports.items), "")):
             return
-        if reports.controller_epoch != self._context.core.controller_epoch:
-            return  # to an earlier controller, and perhaps copied; its sender repeats it while it holds
-        told = [
-            LeaderReport(
-                key=key_of(report.partition),
-                replica=BrokerId(report.replica),
-                leader=BrokerId(report.leader),
-                epoch=PartitionEpoch(report.epoch),
-                leader_epoch=LeaderEpoch(report.leader_epoch),
-                refused=report.refused,
-            )
-            for report in reports.items
-        ]
-        self._run(self._context.core.on_reports(told, self._context.monotonic()))
+        self._context.tasks.spawn(in_turns(self._take_reports(reports)))
+
+    def _take_reports(self, reports: pb.LeaderReports) -> Steps[None]:
+        for part in pieces(reports.items, REPORTS):
+            if reports.controller_epoch != self._context.core.controller_epoch:
+                return  # to an earlier controller, and perhaps copied; its sender repeats it while it holds
+            told = [
+                LeaderReport(
+                    key=key_of(report.partition),
+                    replica=BrokerId(report.replica),
+                    leader=BrokerId(report.leader),
+                    epoch=PartitionEpoch(report.epoch),
+                    leader_epoch=LeaderEpoch(report.leader_epoch),
+                    refused=report.refused,
+                )
+                for report in part
+            ]
+            self._run(self._context.core.on_reports(told, self._context.monotonic()))
+            yield LOOKS
 
     async def _forward(self, command: pb.Command) -> None:
         """Propose a compare-and-set of another broker, once: that broker repeats its request until it is over."""

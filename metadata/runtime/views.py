@@ -1,29 +1,116 @@
-"""Views of the partitions that this broker replicates, delivered to the data plane when they change."""
+"""Views of the partitions that this broker replicates, delivered to the data plane when they change.
+
+A command may change very many of them, so they are handed over in turns. A view is made when it is handed over, of the
+state that is applied then: a role is never told of an earlier state after a later one. In this order:
+
+    held        partitions that this broker believes to lead: another may lead them, or it leads in a new LeaderEpoch
+    gained      partitions that it leads now, and whose followers wait for it
+    followed    all others
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from metadata.runtime.context import MetadataContext
-from wire.types import PartitionGone, PartitionKey, PartitionView
+from wire.turns import LOOKS
+from wire.types import Generation, PartitionGone, PartitionKey, PartitionView
+
+HANDED_OVER: Final = 20
+"""Looks for a view that the data plane is told: its role takes a step, and may begin a task."""
+
+
+class Told(NamedTuple):
+    """How much of the state that is applied the roles of this broker have heard of."""
+
+    ended: Generation
+    """No role leads any more that does not by this generation."""
+    begun: Generation
+    """And those that lead by this one have been told so."""
 
 
 class ViewDelivery:
+    """See the module."""
+
     def __init__(self, context: MetadataContext) -> None:
         self._context = context
         self._delivered: dict[PartitionKey, PartitionView] = {}
+        self._walk: Iterator[list[PartitionKey]] | None = None
+        """What is left of a walk through all partitions, for the first views."""
+        self._changed: deque[PartitionKey] = deque()
+        """Not looked at yet."""
+        self._held: deque[PartitionKey] = deque()
+        self._gained: deque[PartitionKey] = deque()
+        self._followed: deque[PartitionKey] = deque()
 
-    def deliver(self, keys: Iterable[PartitionKey], *, first: bool = False) -> None:
-        """Hand over the partitions whose view differs from the one delivered last. `first`: call the data
-        plane even if there is none."""
-        changes: list[PartitionView | PartitionGone] = []
-        for key in sorted({*keys}):
-            view = self._context.state.view(key)
-            if view is not None and self._context.broker_id in view.replicas:
-                if self._delivered.get(key) != view:
-                    self._delivered[key] = view
-                    changes.append(view)
-            elif self._delivered.pop(key, None) is not None:
-                changes.append(PartitionGone(key))
-        if changes or first:
+    def changed(self, keys: Iterable[PartitionKey]) -> None:
+        """These partitions may have other views."""
+        self._changed.extend(keys)
+
+    @property
+    def has_told_leaders(self) -> bool:
+        """No role leads any more where, or as, it does not by the state that is applied."""
+        return self._walk is None and not self._changed and not self._held
+
+    @property
+    def has_begun_leaders(self) -> bool:
+        """Each role that leads by the state that is applied has been told so, too."""
+        return self.has_told_leaders and not self._gained
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_begun_leaders and not self._followed
+
+    def begin(self) -> None:
+        """The first views: those of all that this broker replicates."""
+        self._walk = self._context.state.walk(lambda partition: self._context.broker_id in partition.replicas)
+
+    def deliver(self) -> None:
+        """A turn: hand over partitions whose view differs from the one delivered last."""
+        changes = self._turn()
+        if changes:
             self._context.port.on_partitions(changes)
+
+    def _turn(self) -> list[PartitionView | PartitionGone]:
+        looks = 0
+        while self._walk is not None and looks < LOOKS:
+            keys = next(self._walk, None)
+            if keys is None:
+                self._walk = None
+            else:
+                looks += 1 + len(keys)
+                self._changed.extend(keys)
+        while self._changed and looks < LOOKS:
+            looks += 1
+            self._sort(self._changed.popleft())
+        changes: list[PartitionView | PartitionGone] = []
+        while looks < LOOKS and not self._changed:
+            waiting = self._held or self._gained or self._followed
+            if not waiting:
+                break
+            change = self._change(waiting.popleft())
+            looks += 1 if change is None else HANDED_OVER
+            if change is not None:
+                changes.append(change)
+        return changes
+
+    def _sort(self, key: PartitionKey) -> None:
+        known, partition = self._delivered.get(key), self._context.state.partition(key)
+        if known is not None and known.leader == self._context.broker_id:
+            self._held.append(key)
+        elif partition is not None and partition.leader == self._context.broker_id:
+            self._gained.append(key)
+        elif known is not None or (partition is not None and self._context.broker_id in partition.replicas):
+            self._followed.append(key)
+
+    def _change(self, key: PartitionKey) -> PartitionView | PartitionGone | None:
+        """None: the data plane knows."""
+        view = self._context.state.view(key)
+        if view is not None and self._context.broker_id in view.replicas:
+            if self._delivered.get(key) == view:
+                return None
+            self._delivered[key] = view
+            return view
+        return PartitionGone(key) if self._delivered.pop(key, None) is not None else None

@@ -29,6 +29,7 @@ from nats.aio.msg import Msg
 import tidelog
 from metadata.model import Changes, Outcome
 from metadata.references import ref_of
+from metadata.rules import RULES
 from metadata.state import ClusterState
 from scripts.benchmarks.machine import about
 from scripts.benchmarks.report import Figure, Report
@@ -85,9 +86,9 @@ class _TimedPushes(Pushes):
         super().observe(changes)
         self.cpu_s += time.thread_time() - began
 
-    def _publish(self, name: StreamName, is_repeated: bool) -> bool:
+    async def _publish(self, name: StreamName, is_repeated: bool) -> bool:
         began = time.thread_time()
-        is_taken = super()._publish(name, is_repeated)
+        is_taken = await super()._publish(name, is_repeated)
         self.cpu_s += time.thread_time() - began
         return is_taken
 
@@ -99,7 +100,11 @@ class _Controller:
         self.state = ClusterState()
         loop = asyncio.get_running_loop()
         self.pushes = _TimedPushes(BrokerId("b1"), self.state, connection, SUBJECTS, dict, loop.time)
-        self.apply(begin_controller_epoch=pb.BeginControllerEpoch(controller="b1", life_id="b1", cluster_id="bench"))
+        self.apply(
+            begin_controller_epoch=pb.BeginControllerEpoch(
+                controller="b1", life_id="b1", cluster_id="bench", rules=RULES
+            )
+        )
         brokers = [f"b{number + 1}" for number in range(PARTITIONS)]
         for broker in brokers:
             self.apply(

@@ -177,7 +177,7 @@ class Bench:
             offset = Offset(start)
             while offset < end:
                 try:
-                    data = read_checked(log, offset, 900, end)
+                    data, _ = read_checked(log, offset, 900, end)
                 except CorruptData as error:
                     met = met or str(error)
                     break

@@ -1,14 +1,14 @@
 """What brokers tell of themselves, once each of them has told it.
 
-`cluster_status` asks every broker and waits half a second: a broker with much to do has no counters in the answer. That
-says nothing about the counters, so a test asks again.
+`cluster_status` and `describe` ask the brokers and wait half a second: what a broker with much to do would tell is
+not in the answer, or None. That says nothing about the cluster, so a test asks again.
 """
 
 from __future__ import annotations
 
 from tests.integration.waiting import until
 from tidelog.client.connection import Client
-from wire.operations import BrokerStatus, ClusterStatus
+from wire.operations import BrokerStatus, ClusterStatus, StreamDescription
 
 
 async def status_of_all(client: Client) -> ClusterStatus:
@@ -38,3 +38,14 @@ async def counters_of(client: Client, broker: str) -> dict[str, int]:
 async def counters_of_all(client: Client) -> dict[str, dict[str, int]]:
     """By broker, of those that live."""
     return {each["id"]: each["counters"] or {} for each in (await status_of_all(client))["brokers"] if each["alive"]}
+
+
+async def described(client: Client, stream: str) -> StreamDescription:
+    """The stream, once the leader of each partition has told the ends of its log."""
+
+    async def told() -> StreamDescription | None:
+        found = await client.describe(stream)
+        return found if all(each["log_end_offset"] is not None for each in found["partitions"]) else None
+
+    found: StreamDescription = await until(told, f"what the leaders of {stream} tell")
+    return found

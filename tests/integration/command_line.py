@@ -12,7 +12,7 @@ from tidelog.server.devcluster import DevCluster
 COMMAND = (sys.executable, "-m", "tidelog")
 
 
-def tidelog_command(*arguments: str, stdin: str = "", timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+def tidelog_command(*arguments: str, stdin: str = "", timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -20,7 +20,7 @@ def tidelog_command(*arguments: str, stdin: str = "", timeout: float = 30.0) -> 
 
 def command(cluster: DevCluster, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
     """On a cluster; its exit status, output and error output."""
-    done = tidelog_command(*arguments, "--server", cluster.nats_url, stdin=stdin, timeout=60.0)
+    done = tidelog_command(*arguments, "--server", cluster.nats_url, stdin=stdin)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,8 +27,9 @@ from tidelog.server.group_requests import GroupRequests
 from tidelog.server.transaction_requests import TransactionRequests
 from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
-from wire.reports import BrokerReport, StreamReport
+from wire.reports import BrokerReport, StreamReport, UsageReport
 from wire.subjects import Subjects
+from wire.turns import Steps
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -106,13 +107,19 @@ class Node:
             else:
                 self._views.pop(change.key)
 
+    def on_all_partitions(self) -> None:
+        pass
+
     def on_fatal(self, error: TidelogError) -> None:
         print(error, file=sys.stderr)
 
     def log_ends(self) -> dict[PartitionKey, LogEnd]:
         return {}
 
-    def stream_report(self, stream: StreamName, _story_of: int | None) -> StreamReport:
+    def stream_report(
+        self, stream: StreamName, _partitions: Collection[int], _story_of: int | None
+    ) -> Steps[StreamReport]:
+        yield 1
         return {
             "partitions": [
                 {
@@ -127,7 +134,12 @@ class Node:
             ]
         }
 
-    def broker_report(self) -> BrokerReport:
+    def usage_report(self) -> Steps[UsageReport]:
+        yield 1
+        return {"streams": {}}
+
+    def broker_report(self) -> Steps[BrokerReport]:
+        yield 1
         return {}
 
     def room(self) -> Room:

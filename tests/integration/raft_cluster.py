@@ -30,6 +30,7 @@ import msgpack
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftRole
 from tidelog.runtime.loopback import free_addresses
 from wire.cluster_secrets import public_secrets
+from wire.turns import LOOKS, Steps
 
 VOTERS = 3
 CLIENTS = 6
@@ -83,6 +84,9 @@ class CountingMachine:
         self.twice = 0
         self.digest = b""
 
+    def prepare(self, command: bytes | None) -> bool:
+        return True
+
     def apply(self, command: bytes) -> object:
         client, number, _payload = msgpack.unpackb(command)
         if not self.seen.setdefault(client, SequenceSet()).add(number):
@@ -91,12 +95,19 @@ class CountingMachine:
         self.digest = hashlib.sha256(self.digest + command).digest()
         return self.applied
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> Steps[bytes]:
         seen = {client: numbers.ranges for client, numbers in self.seen.items()}
-        snapshot: bytes = msgpack.packb([seen, self.applied, self.twice, self.digest])
-        return snapshot
+        packed: bytes = msgpack.packb([seen, self.applied, self.twice, self.digest])
+        return self._encoding(packed)
 
-    def restore(self, snapshot: bytes) -> None:
+    def _encoding(self, packed: bytes) -> Steps[bytes]:
+        for _ in range(3):  # commands are applied meanwhile
+            yield LOOKS
+        return packed
+
+    def restore(self, snapshot: bytes) -> Steps[None]:
+        for _ in range(3):
+            yield LOOKS
         seen, self.applied, self.twice, self.digest = msgpack.unpackb(snapshot)
         self.seen = {client: SequenceSet(ranges) for client, ranges in seen.items()}
 
@@ -137,6 +148,7 @@ class NodeProcess:
             directory=self.directory / "raft",
             secrets=public_secrets(),
             compaction_min_entries=settings["compaction_min_entries"],
+            **settings["times"],
         )
         self.node = RaftNode(
             config, self.machine, on_status=lambda status: _log.info("%s", status), on_peer_lost=_log.info
@@ -201,6 +213,8 @@ class RaftCluster:
     root: Path
     compaction_min_entries: int = 5000
     sync: bool = True
+    times: dict[str, float] = field(default_factory=dict)
+    """Fields of RaftConfig."""
     addresses: list[str] = field(default_factory=lambda: sorted(free_addresses(VOTERS)))
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -218,6 +232,7 @@ class RaftCluster:
             "peers": [other for other in self.addresses if other != address],
             "compaction_min_entries": self.compaction_min_entries,
             "sync": self.sync,
+            "times": self.times,
         }
         command = [sys.executable, "-m", "tests.integration.raft_cluster", json.dumps(settings)]
         with (directory / "log").open("ab") as log:
@@ -476,8 +491,8 @@ class Figures:
         )
 
 
-async def measure(root: Path, *, commands: int, failovers: int) -> Figures:
-    async with RaftCluster(root) as cluster:
+async def measure(root: Path, *, commands: int, failovers: int, times: dict[str, float] | None = None) -> Figures:
+    async with RaftCluster(root, times=times or {}) as cluster:
         leader = await cluster.leader()
         through_leader = await cluster.ask(leader, {"do": "latencies", "count": commands})
         through_follower = await cluster.ask((leader + 1) % VOTERS, {"do": "latencies", "count": commands})

@@ -111,7 +111,7 @@ class ReplicatedCluster:
         """Until all brokers run, serve, and are alive to the controller."""
         self.wake(*self._stopped)
         self.start(*self.brokers)
-        await asyncio.to_thread(self.processes.wait_ready, LIMIT)
+        await asyncio.to_thread(self.processes.wait_ready, 2 * LIMIT)
 
         await self.until_alive(*self.brokers)
 
@@ -136,7 +136,7 @@ class ReplicatedCluster:
             return None
         subject = self._subjects.broker_status(BrokerId(broker))
         try:
-            answer = await self.peers.request(subject, json.dumps({"stream": stream}).encode(), timeout=2.0)
+            answer = await self.peers.request(subject, json.dumps({"stream": stream}).encode(), timeout=LIMIT / 3)
         except TimeoutError:
             return None
         if answer.status is not None:

@@ -13,7 +13,7 @@ import pytest
 
 import tidelog
 from tests.integration.dev_cluster import assert_logs_without
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 
 SIZE = 20 << 20
@@ -93,7 +93,7 @@ def small_disks(folder: Path, kind: str = "tmpfs") -> Iterator[SmallDisks]:
                 pytest.skip(f"{kind} cannot be mounted here: {said.decode(errors='replace').strip()}")
             mounted.append(place)
         with brokers:
-            brokers.wait_ready()
+            brokers.wait_ready(2 * LIMIT)
             yield SmallDisks(brokers)
     finally:
         for place in mounted:

@@ -15,6 +15,7 @@ import nats
 import pytest
 
 import tidelog
+from tests.integration.brokers_status import described
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
@@ -29,7 +30,7 @@ from wire.subjects import Subjects
 from wire.tidelog_pb2 import AppendRequest
 from wire.types import LeaderEpoch, Offset, StreamName
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ async def test_a_strangers_record_is_not_taken(own: DevCluster) -> None:
     async with await tidelog.connect(own.nats_url, api_timeout=LIMIT) as client:
         await client.create_stream("five")
         await until(lambda: acts(own, "five"), "the first act")
-        (before,) = (await client.describe(AUDIT.name))["partitions"]
+        (before,) = (await described(client, AUDIT.name))["partitions"]
         (known,) = (await client.metadata(AUDIT.name)).partitions.values()
         request = AppendRequest(leader_epoch=known.leader_epoch, acks=AppendRequest.ALL)
         parts, _ = builder.build(1).stamp(Offset(0), LeaderEpoch(0))
@@ -139,7 +140,7 @@ async def test_a_strangers_record_is_not_taken(own: DevCluster) -> None:
             return sum(sum(kinds.get("write", {}).values()) for kinds in told) >= 6
 
         await until(refused, "six counted messages")
-        (after,) = (await client.describe(AUDIT.name))["partitions"]
+        (after,) = (await described(client, AUDIT.name))["partitions"]
         assert after["log_end_offset"] == before["log_end_offset"]
 
 

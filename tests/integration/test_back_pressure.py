@@ -26,7 +26,7 @@ from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MIB = 1 << 20
 SIZE = 1000
@@ -59,7 +59,7 @@ def slow_disk(directory: Path, seconds: float) -> AbstractContextManager[DevClus
 
 
 async def test_on_a_slow_disk_each_plain_publish_is_stored_or_counted_and_memory_stays_flat(tmp_path: Path) -> None:
-    with slow_disk(tmp_path, 0.3) as processes:
+    with slow_disk(tmp_path, 1.0) as processes:
         pid = processes.pid("b1")
         assert pid is not None
         async with await tidelog.connect(processes.nats_url, api_timeout=LIMIT) as client:

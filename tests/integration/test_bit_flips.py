@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.integration.brokers_status import counters_of
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.test_leader_by_operator import partition_of
-from tests.integration.waiting import until
+from tests.integration.waiting import until, wait_until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
 from wire.batch import iter_batches
@@ -86,8 +87,10 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         await wait_in_sync(cluster.nats_url, STREAM)
         first = await partition_of(client)
         victim = next(b for b in first["replicas"] if (b == first["leader"]) == (whose == "leader"))
+        cluster.kill(victim, signal.SIGSTOP)  # else it might find the first one, and cut the others, meanwhile
         for path in segments(cluster, victim)[:4]:
             flip(path, int(path.stem) + 5, rng)
+        cluster.kill(victim, signal.SIGCONT)
         await read_all(client)
         await read_all(client, read_from="follower")
 
@@ -98,14 +101,20 @@ async def test_bits_flip_while_the_brokers_run(cluster: DevCluster, whose: str) 
         await wait_in_sync(cluster.nats_url, STREAM)
         logs = {b: b"".join(path.read_bytes() for path in segments(cluster, b)) for b in first["replicas"]}
         assert len(set(logs.values())) == 1
-        said = (await partition_of(client))["replicas_progress"][victim]
+
+        async def told() -> Any:
+            said = (await partition_of(client))["replicas_progress"].get(victim, {})
+            return said if said.get("quarantined") else None
+
+        said = await until(told, f"what {victim} tells of its log")
         assert said["damage"] is None
         assert said["quarantined"]["latest"]["sound_end"] == 5
         assert (await counters_of(client, victim))["damage_found"] == 1
-        status, out, _ = command(cluster, "stream", "describe", STREAM)
-        assert (status, f"{victim} cut damage out of partition 0 1 time" in out) == (0, True)
-        status, out, _ = command(cluster, "cluster", "status")
-        assert (status, f"{victim} has met damage 1 time" in out) == (0, True)
+        for words, sentence in (
+            (("stream", "describe", STREAM), f"{victim} cut damage out of partition 0 1 time"),
+            (("cluster", "status"), f"{victim} has met damage 1 time"),
+        ):
+            wait_until(lambda: sentence in command(cluster, *words)[1], sentence)  # noqa: B023 - waited for here
 
 
 async def test_a_damaged_raft_journal_is_set_aside_and_synchronised_anew(cluster: DevCluster) -> None:

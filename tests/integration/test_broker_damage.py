@@ -20,6 +20,7 @@ from dataplane.log.files import REAL_FILES
 from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
 from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link
+from tests.turns import finished
 from tests.views import A, B
 from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches
@@ -98,7 +99,7 @@ async def test_a_follower_is_repaired_without_a_restart(
         await until(lambda: b.replica.log_end_offset == 60 and b.replica.failure is None)
         assert whole_log(b) == truth
         assert read_mark(REAL_FILES, b.replica.directory) is None
-        (said,) = b.broker.stream_status(KEY.stream, KEY.partition)["partitions"]
+        (said,) = finished(b.broker.stream_status(KEY.stream, [KEY.partition], KEY.partition))["partitions"]
         told = [event["event"] for event in said["story"]]
         assert "its log is damaged: somebody found it" in told
         assert any(event.startswith("follows a in LeaderEpoch 2, log end 10") for event in told), told
@@ -106,8 +107,8 @@ async def test_a_follower_is_repaired_without_a_restart(
         latest = said["quarantined"]["latest"]
         assert latest is not None
         assert (latest["sound_end"], latest["known_end"], latest["lost"]) == (10, 60, False)
-        assert b.broker.status()["counters"]["damage_repaired"] == 1
-        assert b.broker.status()["damaged"] == []
+        assert finished(b.broker.status())["counters"]["damage_repaired"] == 1
+        assert finished(b.broker.status())["damaged"] == []
     finally:
         await b.close()
 
@@ -153,7 +154,7 @@ async def test_a_restart_does_not_forget_it(
     again = await Node(A, tmp_path / "a").start(nats_server.url)
     try:
         assert again.unsound == (KEY,)
-        assert again.broker.status()["damaged"] == [str(KEY)]
+        assert finished(again.broker.status())["damaged"] == [str(KEY)]
     finally:
         await again.close()
 
@@ -294,10 +295,10 @@ async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client:
     assert code(await fetch(client, offset=10)) is Code.DAMAGED
     assert values(await fetch(client, offset=59))[59].startswith(b"record 59 ")
     assert a.replica.log_end_offset == 60
-    (said,) = a.broker.stream_status(KEY.stream)["partitions"]
+    (said,) = finished(a.broker.stream_status(KEY.stream))["partitions"]
 
     def sound_end() -> int | None:
-        (report,) = a.broker.stream_status(KEY.stream)["partitions"]
+        (report,) = finished(a.broker.stream_status(KEY.stream))["partitions"]
         damage = report["damage"]
         return damage["sound_end"] if damage is not None else None
 

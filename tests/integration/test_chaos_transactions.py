@@ -21,7 +21,7 @@ SEED = int(os.environ.get("TIDELOG_CHAOS_SEED", str(random.randrange(1 << 32))))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_each_record_of_the_input_is_in_the_output_once(tmp_path: Path) -> None:
     options = argparse.Namespace(minutes=MINUTES, interval=2.0, nodes=3, seed=SEED, broken=None, json=False)
     with dev_cluster(tmp_path / "cluster") as cluster:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+from functools import partial
 from typing import Any
 
 import nats
@@ -14,10 +15,12 @@ import pytest
 import tidelog
 import tidelog.sync
 from tests.integration.command_line import command, start_tidelog
-from tests.integration.waiting import until
+from tests.integration.told_transactions import until_told
+from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
+from wire.operations import BrokerDescription, StreamDescription, StreamList
 
 
 def printed(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:
@@ -33,9 +36,10 @@ async def make(url: str, name: str, partitions: int) -> None:
 
 
 async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
-    leader = (await client.describe(stream))["partitions"][partition]["leader"]
-    assert leader is not None
-    return leader
+    async def found() -> str | None:
+        return (await client.describe(stream))["partitions"][partition]["leader"]
+
+    return await until(found, f"a leader of {stream}/{partition}")
 
 
 async def test_records_published_right_after_the_creation_are_stored(cluster: DevCluster) -> None:
@@ -45,7 +49,7 @@ async def test_records_published_right_after_the_creation_are_stored(cluster: De
     async with await tidelog.connect(cluster.nats_url) as client:
         await client.create_stream("prompt", partitions=count, replication_factor=3, config={"min_isr": "1"})
         subjects = ["prompt", *(f"prompt.{partition}" for partition in range(1, count))]
-        answers = await asyncio.gather(*(plain.request(subject, b"first", timeout=10) for subject in subjects))
+        answers = await asyncio.gather(*(plain.request(subject, b"first", timeout=LIMIT) for subject in subjects))
         assert [json.loads(answer.data)["offset"] for answer in answers] == [0] * count
         await client.delete_stream("prompt")
     await plain.close()
@@ -78,8 +82,12 @@ async def test_the_command_line_from_create_to_delete(cluster: DevCluster) -> No
     assert 1 <= len(out.splitlines()) < 205
     status, out, _ = command(cluster, "subscribe", "cli", "--start", "latest", "--limit", "1", "--partition", "0")
     assert (status, len(out.splitlines())) == (0, 1)
-    described = printed(cluster, "stream", "describe", "cli")
-    assert sum(p["high_watermark"] + 1 for p in described["partitions"]) == 205
+
+    def described() -> Any:
+        found = printed(cluster, "stream", "describe", "cli")["partitions"]
+        return found if all(partition["high_watermark"] is not None for partition in found) else None
+
+    assert sum(p["high_watermark"] + 1 for p in wait_until(described, "what the leaders tell")) == 205
     assert "cli" in command(cluster, "stream", "describe", "cli")[1]
     assert printed(cluster, "cluster", "status")["streams"] >= 1
     assert printed(cluster, "stream", "delete", "cli", "--yes") == {"deleted": "cli"}
@@ -103,7 +111,7 @@ async def test_a_publisher_on_a_pipe_that_is_interrupted_says_what_it_has_publis
             await tidelog.connect(cluster.nats_url) as client,
             client.consume("piped", start="earliest") as records,
         ):
-            taken = [await records.getone(30) for _ in range(2)]
+            taken = [await records.getone(LIMIT) for _ in range(2)]
         publisher.send_signal(signal.SIGINT)
         out, err = await asyncio.to_thread(publisher.communicate)
     assert [record and (record.value, dict(record.headers)) for record in taken] == [
@@ -114,17 +122,17 @@ async def test_a_publisher_on_a_pipe_that_is_interrupted_says_what_it_has_publis
     assert err.startswith("interrupted: published 2 records, ")
 
 
-async def until_refused(producer: tidelog.Producer) -> None:
-    """Records of 5000 bytes: a leader may hear of new settings some milliseconds later."""
+async def until_taken(producer: tidelog.Producer, partition: int, *, is_taken: bool) -> None:
+    """A record of 5000 bytes, or until it is refused: a leader may hear of new settings some time later."""
 
-    async def is_refused() -> bool:
+    async def is_told() -> bool:
         try:
-            await producer.send(b"x" * 5000, partition=0)
+            await producer.send(b"x" * 5000, partition=partition)
         except tidelog.RecordTooLarge:
-            return True
-        return False
+            return not is_taken
+        return is_taken
 
-    await until(is_refused, "the refusal of a record above the new limit")
+    await until(is_told, "the new limit of records")
 
 
 async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> None:
@@ -134,6 +142,7 @@ async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> N
             *(client.ensure_stream("kept", partitions=2, config=config) for _ in range(2))
         )
         assert first["incarnation"] == second["incarnation"]
+        assert sorted([first["created"], second["created"]]) == [False, True]
         async with client.producer("kept") as producer:
             await producer.send(b"stays")
         assert (await client.ensure_stream("kept", partitions=2))["incarnation"] == first["incarnation"]
@@ -145,12 +154,70 @@ async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> N
     create = ("stream", "create", "kept", "--partitions", "2", "--if-not-exists")
     assert command(cluster, *create)[:2] == (
         0,
-        "there is stream kept: subject kept, 2 partitions, replication factor 3\n",
+        "there already is stream kept: subject kept, 2 partitions, replication factor 3\n",
     )
     status, _, err = command(cluster, *create, "--config", "compact=true", "--replication-factor", "1")
     assert status == 1
     assert "exists with" in err
     assert "replication_factor=3, not 1" in err
+
+
+async def test_bytes_on_disk_and_traffic_are_told(cluster: DevCluster) -> None:
+    async with await tidelog.connect(cluster.nats_url) as client:
+        await client.create_stream("measured", partitions=2, config={"segment_bytes": "64KiB"})
+        async with client.producer("measured", linger_ms=1) as producer:
+            for _ in range(10):
+                await producer.send_many([bytes(1000)] * 50)
+        taken = [record async for record in client.consume("measured", start="earliest", stop="latest")]
+        assert len(taken) == 500
+
+        async def described_whole() -> StreamDescription | None:
+            """Once all replicas have told the same size."""
+            found = await client.describe("measured")
+            sizes = [
+                {each.get("bytes_on_disk") for each in partition["replicas_progress"].values()}
+                for partition in found["partitions"]
+            ]
+            return found if all(len(each) == 1 and None not in each for each in sizes) else None
+
+        async def listed_whole() -> StreamList | None:
+            found = await client.streams_with_usage()
+            return found if found.get("unanswered") == [] else None
+
+        described = await until(described_whole, "three replicas of the same size")
+        listed = await until(listed_whole, "what all brokers tell of their streams")
+
+        async def broker_whole(broker: str) -> BrokerDescription | None:
+            found = await client.describe_broker(broker)
+            return (
+                found
+                if found.get("traffic") and all(each.get("bytes_on_disk") is not None for each in found["held"])
+                else None
+            )
+
+        brokers = [await until(partial(broker_whole, broker), f"what {broker} tells") for broker in ("b1", "b2", "b3")]
+    on_disk = sum(
+        file.stat().st_size
+        for broker in cluster.broker_ids
+        for file in cluster.broker_dir(broker).glob("measured-*/*/*.log")
+    )
+    assert described.get("bytes_on_disk") == on_disk > 3 * 500_000
+    assert sum(partition.get("bytes_on_disk") or 0 for partition in described["partitions"]) == on_disk
+    (summary,) = [stream for stream in listed["streams"] if stream["name"] == "measured"]
+    assert summary.get("bytes_on_disk") == on_disk
+    held = [replica for broker in brokers for replica in broker["held"] if replica["stream"] == "measured"]
+    assert sum(replica.get("bytes_on_disk") or 0 for replica in held) == on_disk
+    for told in (described.get("traffic"), summary.get("traffic")):
+        assert told is not None
+        assert (told["records_in"], told["records_out"]) == (500, 500)
+        assert told["bytes_in"] == told["bytes_out"] == on_disk // 3
+    assert sum((broker.get("traffic") or {"records_in": 0})["records_in"] for broker in brokers) >= 500
+
+    def shown() -> bool:
+        status, out, _ = command(cluster, "stream", "describe", "measured")
+        return status == 0 and "in: 500 records" in out and "out: 500 records" in out
+
+    wait_until(shown, "the records that went in and out")
 
 
 async def test_every_producer_goes_by_the_partitioner_of_the_stream(cluster: DevCluster) -> None:
@@ -173,6 +240,7 @@ async def test_every_producer_goes_by_the_partitioner_of_the_stream(cluster: Dev
             await asyncio.gather(*(producer.send(b"waiting", key=key) for key in keys))
         async with client.producer(transactional_id="kafka") as writer, writer.transaction():
             await writer.send_many("kafka", [b"transaction"] * len(keys), keys=keys)
+        await until_told(client, "kafka")
         found = [record async for record in client.consume("kafka", stop="latest")]
         assert len(found) == 4 * len(keys) + 1
         assert all(record.partition == murmur2(record.key or b"") % 6 for record in found)
@@ -208,10 +276,10 @@ async def test_settings_change_while_the_stream_is_used(cluster: DevCluster) -> 
             arguments = ("--config", "max_record_bytes=1000", "--config", "retention_max_bytes=100000000")
             changed = printed(cluster, "stream", "alter", "alters", *arguments)
             assert (changed["config"]["max_record_bytes"], changed["config"]["min_isr"]) == ("1000", "2")
-            await until_refused(producer)
+            await until_taken(producer, 0, is_taken=False)
         printed(cluster, "stream", "alter", "alters", "--unset", "max_record_bytes")
         async with client.producer("alters") as producer:
-            await producer.send(b"x" * 5000, partition=1)
+            await until_taken(producer, 1, is_taken=True)
         after = await client.describe("alters")
         for old, new in zip(before["partitions"], after["partitions"], strict=True):
             assert (new["leader"], new["leader_epoch"], new["isr"]) == (old["leader"], old["leader_epoch"], old["isr"])
@@ -301,7 +369,10 @@ async def test_bulk_and_its_reader_go_through_a_leader_kill(cluster: DevCluster)
     await make(cluster.nats_url, "bulk", 1)
     total = 400_000
     values = [b"%08d" % i + b"x" * 120 for i in range(total)]
-    async with await tidelog.connect(cluster.nats_url) as client, client.producer("bulk") as producer:
+    async with (
+        await tidelog.connect(cluster.nats_url) as client,
+        client.producer("bulk", delivery_timeout_ms=LIMIT * 2000) as producer,
+    ):
         seen: list[bytes | None] = []
 
         async def read() -> None:
@@ -316,7 +387,7 @@ async def test_bulk_and_its_reader_go_through_a_leader_kill(cluster: DevCluster)
             await asyncio.sleep(0.001)
         cluster.kill(old)
         receipts = await sending
-        await asyncio.wait_for(reading, 60)
+        await asyncio.wait_for(reading, 2 * LIMIT)
         cluster.start_broker(old)
         assert await leader_of(client, "bulk", 0) != old
         assert seen == values, "each record once, in order"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import tidelog
+from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 
@@ -66,6 +67,7 @@ async def test_groups_copies_and_times_pass_over_what_was_aborted(
             await producer.send("mixed", b"%d" % number, timestamp=tidelog.AtTime(now + number))
             await (producer.commit() if commits else producer.abort())
         await plain.send(b"plain", timestamp=tidelog.AtTime(now + 10))
+    await until_told(client, "mixed")
     kept = [b"0", b"2", b"plain"]
     assert [await client.offsets("mixed", tidelog.AtTime(now + n)) for n in (0, 1, 3)] == [{0: 0}, {0: 4}, {0: 8}]
     async with client.subscribe("mixed", group="readers") as member:

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.brokers_status import counters_of, counters_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "states"
@@ -69,7 +69,7 @@ async def test_a_returning_follower_has_the_newest_of_each_key_and_nothing_delet
             newest, count = await read(cluster)
             return "gone" not in {(key or b"").decode() for key in newest} and count < written * KEYS / 2
 
-        await until(deletion_is_gone, "the tombstone to be compacted away")
+        await until(deletion_is_gone, "the tombstone to be compacted away", 2 * LIMIT)
         expected = {b"%d" % key: b"%d/%d " % (key, written - 1) + PADDING for key in range(KEYS)}
         assert (await read(cluster))[0] == expected
 

@@ -54,10 +54,15 @@ async def test_a_disk_that_is_not_mounted_is_told_from_a_new_one(cluster: DevClu
 
         # An operator who takes the folder for lost is told what waits for it.
         start_again(cluster, broker, replace=True)
-        _, status, _ = command(cluster, "cluster", "status")
-        assert f"offline: solo/0, waits for {broker} with its earlier data folder" in status
-        _, _, loss = command(cluster, "partition", "elect-unclean", "solo", "0", broker)
-        assert f"which only the earlier data folder of {broker} may hold" in " ".join(loss.split())
+        for arguments, place, said in (
+            (("cluster", "status"), 1, f"offline: solo/0, waits for {broker} with its earlier data folder"),
+            (
+                ("partition", "elect-unclean", "solo", "0", broker),
+                2,
+                f"which only the earlier data folder of {broker} may hold",
+            ),
+        ):
+            wait_until(lambda: said in " ".join(str(command(cluster, *arguments)[place]).split()), said)  # noqa: B023
 
         cluster.kill(broker)
         folder.rename(wrong)

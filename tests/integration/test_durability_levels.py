@@ -65,7 +65,7 @@ async def test_a_publish_that_asks_for_three_is_refused_with_two_and_others_are_
     dead = cluster.others(leader.broker)[0]
     cluster.kill(dead)
     await cluster.until_replica("floor", leader.broker, lambda r: dead not in r.isr, "the shrink of the ISR")
-    async with cluster.client.producer("floor", durability="replica_durable:3", delivery_timeout_ms=3000) as producer:
+    async with cluster.client.producer("floor", durability="replica_durable:3", delivery_timeout_ms=6000) as producer:
         with pytest.raises(tidelog.TidelogError, match="2 in-sync replicas and needs 3"):
             await producer.send(b"refused")
     async with cluster.client.producer("floor", durability="majority_durable") as producer:

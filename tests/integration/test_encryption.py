@@ -70,7 +70,7 @@ def restart(cluster: DevCluster, *brokers: str) -> None:
         cluster.kill(broker, signal.SIGTERM)
     for broker in brokers:
         cluster.start_broker(broker)
-    cluster.wait_ready()
+    cluster.wait_ready(2 * LIMIT)
 
 
 def segments(cluster: DevCluster, broker: str, stream: str) -> list[Path]:
@@ -88,7 +88,7 @@ def files_holding(cluster: DevCluster, *needles: bytes) -> list[str]:
 
 @asynccontextmanager
 async def connected(cluster: DevCluster) -> AsyncIterator[tuple[tidelog.Client, NatsConnection]]:
-    async with await tidelog.connect(cluster.nats_url) as client:
+    async with await tidelog.connect(cluster.nats_url, api_timeout=LIMIT) as client:
         nats = await NatsConnection.connect(cluster.nats_url)
         try:
             yield client, nats

@@ -30,7 +30,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "job",
     [hourly_departures.job, flights_with_weather.job, delayed_flights.job, planes.job],
@@ -48,7 +48,7 @@ def test_a_script_runs_a_job_and_names_the_jobs() -> None:
     assert done.stderr.split() == ["delayed_flights", "flights_with_weather", "hourly_departures", "planes"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_job_brings_a_cluster_and_says_pass() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.planes", "--rows", "1000"],

@@ -9,7 +9,7 @@ import pytest
 
 import tidelog
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 
 WRITERS = 4
@@ -40,7 +40,7 @@ class Writers:
 
     async def write(self, client: tidelog.Client, stream: str, name: int) -> None:
         end = number = 0
-        async with client.producer(stream, delivery_timeout_ms=20_000) as producer:
+        async with client.producer(stream, delivery_timeout_ms=2000 * LIMIT) as producer:
             while not self.is_over:
                 number += 1
                 value = b"%d:%d:%d" % (end, name, number)
@@ -106,12 +106,12 @@ async def test_a_reader_writes_only_if_nothing_came_in_between(cluster: Replicat
     async with cluster.client.producer("account") as producer:
         await producer.send(b"100")
         async with cluster.client.consume("account") as consumer:
-            record = await consumer.getone(10)
+            record = await consumer.getone(LIMIT)
             assert record is not None
             await producer.send(b"70")
             with pytest.raises(tidelog.IncorrectOffset, match="gets offset 2, not the expected 1"):
                 await producer.send(b"150", expected_offset=consumer.position(0))
-            record = await consumer.getone(10)
+            record = await consumer.getone(LIMIT)
             assert record is not None
             assert record.value == b"70"
             await producer.send(b"120", expected_offset=consumer.position(0))

@@ -20,8 +20,8 @@ from tidelog.server.devcluster import DevCluster
 
 BROKERS = 3
 STREAM = "load"
-LIVENESS_GRACE = 2.0
-"""Seconds, twice the default: a loaded machine elects a leader much sooner than a controller that waits for it."""
+LIVENESS_GRACE = 6.0
+"""Seconds, six times the default: a slow machine elects a leader much sooner than a controller that waits for it."""
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_whole_cluster_kill(cluster: DevCluster) -> None:
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_median_stall_of_ten_kills_of_a_leader_that_is_the_controller(cluster: DevCluster) -> None:
     """Half a second after the broker of the last kill is back: the next controller may have connected just now. It does
     not wait until its connection is settled, as another broker vouches (R25).

@@ -33,7 +33,7 @@ async def test_some_thousands_of_hostile_messages(tmp_path: Path) -> None:
 
 
 async def test_what_is_stored_of_some_hundred_appends_is_read_in_every_form(with_port: DevCluster) -> None:
-    assert await StoredFuzz(with_port, 1, forgers=False).run(300)
+    assert await StoredFuzz(with_port, 1).run(300)
 
 
 async def test_header_blocks_that_no_reader_could_read(with_port: DevCluster) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from nats.js.errors import APIError, BadRequestError, ServerError
 import tidelog
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
+from tests.integration.test_readme import ROOT, URL, blocks
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
@@ -222,6 +225,34 @@ async def test_a_repetition_is_recognised_by_the_next_leader(cluster: Replicated
         assert (ack.seq, ack.duplicate) == (seq, True)
     values = [r.value async for r in cluster.client.consume("payments", start="earliest", stop="latest")]
     assert values == [b"%d" % number for number in range(60)]
+
+
+@pytest.mark.timeout(900)  # 5,000 publishes on a slow machine
+async def test_the_program_of_the_page_stores_each_record_once_though_its_leader_is_killed(
+    cluster: ReplicatedCluster, tmp_path: Path
+) -> None:
+    await cluster.create("invoices")
+    leader = await cluster.leader("invoices")
+    program = tmp_path / "publisher.py"
+    page = blocks(ROOT / "docs" / "jetstream.md", "python")
+    program.write_text(page["Programs that store each record once"].replace(URL, cluster.url))
+    process = await asyncio.create_subprocess_exec(sys.executable, program, stdout=asyncio.subprocess.PIPE)
+    try:
+
+        async def publishes() -> bool:
+            return (await cluster.client.offsets("invoices", "latest"))[0] > 0
+
+        await until(publishes, "the first record")
+        cluster.kill(leader.broker)
+        said, _ = await asyncio.wait_for(process.communicate(), 6 * LIMIT)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert said.startswith(b"5000 stored, sent again: "), said
+    values = await cluster.committed("invoices")
+    assert Counter(values) == Counter(b"%d" % number for number in range(5_000))
+    await cluster.heal()
 
 
 async def test_after_a_restart_of_all_brokers_ids_are_known(cluster: ReplicatedCluster, publisher: NatsClient) -> None:

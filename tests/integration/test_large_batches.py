@@ -86,7 +86,7 @@ async def newest_of_each_key(
     newest: dict[bytes | None, bytes | None] = {}
     count = 0
     consumer = cluster.client.consume(stream, start="earliest", stop="latest", read_from=read_from)  # type: ignore[arg-type]
-    async with asyncio.timeout(LIMIT):
+    async with asyncio.timeout(2 * LIMIT):
         async for batch in consumer.batches():
             newest.update(zip(batch.keys, batch.values, strict=True))
             count += len(batch.keys)
@@ -126,7 +126,7 @@ async def test_a_compacted_log_of_full_batches_is_read_and_copied_from_the_start
             ]
             return min(lost) >= 6
 
-        await until(is_compacted, "six batches to lose a record on every broker")
+        await until(is_compacted, "six batches to lose a record on every broker", 2 * LIMIT)
         for broker in cluster.brokers:
             for header in stored(cluster, STREAM, broker):
                 assert header.size <= sizes.get(header.base_offset, header.size)

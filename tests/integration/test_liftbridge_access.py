@@ -39,7 +39,7 @@ def of(authority: Authority, pair: tuple[Path, Path] | None = None) -> grpc.Chan
 async def answers(calls: Stub) -> bool:
     """False: the handshake is refused."""
     try:
-        await calls.call(ask(), seconds=5)
+        await calls.call(ask())
     except AioRpcError as error:
         if error.code() is StatusCode.UNAVAILABLE:
             return False
@@ -116,7 +116,7 @@ def start(folder: Path, nats: str, *lines: str, before: str = "pass") -> str:
     code = f"{before}; from tidelog.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "server", "--config", str(config)],
-        capture_output=True, text=True, timeout=LIMIT, check=False,
+        capture_output=True, text=True, timeout=2 * LIMIT, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

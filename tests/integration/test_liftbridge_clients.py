@@ -27,7 +27,7 @@ SESSIONS = Path(__file__).parent / "liftbridge_clients"
 INSTALL_WITHIN = 100.0
 RECORDS = 300
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -139,4 +139,4 @@ async def test_gufo_liftbridge_goes_on_while_leaders_are_killed(python: Path, cl
 def kill_and_start(cluster: DevCluster, broker: str) -> None:
     cluster.kill(broker)
     cluster.start_broker(broker)
-    cluster.wait_ready(LIMIT)
+    cluster.wait_ready(2 * LIMIT)

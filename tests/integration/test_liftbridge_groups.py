@@ -205,4 +205,4 @@ async def test_groups_and_cursors_outlive_their_coordinator(cluster: DevCluster)
             assert (await b1.call(pb.FetchCursorRequest(stream="outlived", cursorId="c"))).offset == 9
         finally:
             cluster.start_broker(victim)
-            await asyncio.to_thread(cluster.wait_ready, LIMIT)
+            await asyncio.to_thread(cluster.wait_ready, 2 * LIMIT)

@@ -89,7 +89,7 @@ async def test_a_batch_keeps_the_records_that_are_new(
 
 
 async def test_a_window_that_is_over_or_off_lets_records_in_again(cluster: ReplicatedCluster) -> None:
-    await cluster.create("short", dedup_window_ms=3000)
+    await cluster.create("short", dedup_window_ms=6000)
     await cluster.create("off", dedup_window_ms=0)
     async with cluster.client.producer("short") as short, cluster.client.producer("off") as off:
         assert not (await off.send(b"v", msg_id="1")).duplicate

@@ -56,7 +56,7 @@ class MetadataCluster:
     async def registered(self, broker: str) -> None:
         process = self.processes[broker]
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 2 * LIMIT)
         assert line == b"registered\n"
 
     async def kill(self, broker: str) -> None:
@@ -67,8 +67,8 @@ class MetadataCluster:
     async def api(self, endpoint: str, **body: Any) -> Any:
         operation = OPERATIONS[endpoint]
         subject = SUBJECTS.api(endpoint, body.get(operation.named))
-        timeout = 5 if operation.writes else 0.2  # one that is carried out while it is repeated is refused
-        async with asyncio.timeout(15):
+        timeout = 5 if operation.writes else 1.0  # one that is carried out while it is repeated is refused
+        async with asyncio.timeout(LIMIT):
             while True:
                 try:
                     answer = await self.client.request(subject, json.dumps(body).encode(), timeout=timeout)
@@ -185,7 +185,7 @@ async def test_a_long_loss_of_nats_ends_no_broker(cluster: MetadataCluster, nats
 
 async def test_the_api_is_a_micro_service(cluster: MetadataCluster) -> None:
     async def answered() -> Message | None:
-        answer = await cluster.client.request("$SRV.PING.tidelog", b"", timeout=1)
+        answer = await cluster.client.request("$SRV.PING.tidelog", b"", timeout=LIMIT)
         return answer if answer.status != NO_RESPONDERS else None
 
     answer = await until(answered, "an answer of the service")

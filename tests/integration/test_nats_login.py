@@ -21,7 +21,7 @@ import pytest
 from scripts.certificates import Authority
 from tests.fake_nats import BulkSink
 from tests.integration.nats_logins import Operator, nats_cluster, refusals, user_keys
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.login import NatsLogin
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import NatsRefused, NatsUnavailable
@@ -58,7 +58,7 @@ async def used(connection: NatsConnection) -> bool:
 async def test_a_cluster_refuses_once_with_a_sentence(tmp_path: Path, login: NatsLogin) -> None:
     """Each refusal brings the addresses of the cluster's servers; taken for new ones they were tried for ever."""
     with nats_cluster(tmp_path, ONE_USER) as servers:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT):
             with pytest.raises(
                 NatsRefused, match=r"at nats://127\.0\.0\.1:\d+ refuses these credentials.*give the right"
             ):
@@ -77,14 +77,14 @@ async def test_a_refused_reconnect_is_tried_slowly_and_at_once_with_a_new_passwo
         await asyncio.to_thread(server.start)
         await until(lambda: refusals(server))
         began, before = time.monotonic(), refusals(server)
-        await until(lambda: refusals(server) >= before + 4)
+        await until(lambda: refusals(server) >= before + 5)
         assert time.monotonic() - began > 2.5, "the pauses are a quarter of a second, a half, one, two, and so on"
         assert not connection.is_connected
         told = [record for record in caplog.records if "refuses the login" in record.getMessage()]
         assert told
         assert "Authorization Violation" in told[0].getMessage()
         login = NatsLogin(user="u", password="new-password")
-        await until(lambda: connection.is_connected, timeout=3)  # the next pause is at least four
+        await until(lambda: connection.is_connected, timeout=7)  # the next pause is at least eight
         assert connection._client._refusals == 0
         assert await used(connection)
     assert "new-password" not in caplog.text
@@ -214,7 +214,7 @@ async def test_a_server_that_resets_the_first_connection_is_told_as_no_server(
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         with pytest.raises(NatsUnavailable, match="no NATS server answers"):
-            await NatsConnection.connect(f"nats://127.0.0.1:{port}", connect_timeout=0.5)
+            await NatsConnection.connect(f"nats://127.0.0.1:{port}", connect_timeout=5.0)
     assert "Traceback" not in caplog.text
 
 
@@ -236,7 +236,7 @@ async def test_where_tls_is_wanted_nothing_is_sent_to_a_server_without_it(
             tls_first=how == "tls_first",
         )
         with caplog.at_level(logging.DEBUG), pytest.raises(NatsUnavailable, match=said):
-            await NatsConnection.connect(f"{scheme}://127.0.0.1:{server.port}", login=login, connect_timeout=0.5)
+            await NatsConnection.connect(f"{scheme}://127.0.0.1:{server.port}", login=login, connect_timeout=5.0)
         assert b"CONNECT" not in server.received
         assert not server.received or how == "tls_first"
         assert "secret-word" not in caplog.text
@@ -348,7 +348,7 @@ async def test_tls_may_come_first(tmp_path: Path, authority: Authority) -> None:
         assert await used(connection)
         with pytest.raises(NatsUnavailable, match="tls_first"):
             await NatsConnection.connect(
-                server.url, login=NatsLogin(user="u", password="pw", ca=authority.ca), connect_timeout=0.3
+                server.url, login=NatsLogin(user="u", password="pw", ca=authority.ca), connect_timeout=1.0
             )
 
 

@@ -25,8 +25,8 @@ from tidelog.client.errors import NotPermitted
 from tidelog.server.devcluster import DevCluster
 from wire.types import Incarnation, Offset, StreamName
 
-AT_ONCE = 4.5
-"""Seconds, on a machine with much else to do; what waits for an answer in vain takes five."""
+AT_ONCE = 0.8 * LIMIT
+"""Seconds, on a machine with much else to do; what waits for an answer in vain takes LIMIT."""
 KNOWS = ["tidelog.api.cluster.id", "tidelog.api.presence", "tidelog.api.metadata.orders"]
 
 
@@ -127,7 +127,7 @@ async def _offsets(client: Client) -> None:
 async def test_a_call_says_what_is_not_permitted(
     cluster: DevCluster, who: str, act: Callable[[Client], Coroutine[Any, Any, None]], subject: str, remedy: str
 ) -> None:
-    async with await client_of(cluster, who) as client:
+    async with await client_of(cluster, who, api_timeout=LIMIT) as client:
         with refused_at_once(who, subject, "publish to", f"tidelog security nats-config {remedy}"):
             await act(client)
 
@@ -135,7 +135,7 @@ async def test_a_call_says_what_is_not_permitted(
 async def test_a_forgotten_inbox_prefix_is_named_when_connecting(cluster: DevCluster) -> None:
     began = time.monotonic()
     with pytest.raises(NotPermitted, match=r"user 'knows' subscribe to '_INBOX\..*inbox_prefix.*'_INBOX.knows'"):
-        await tidelog.connect(cluster.nats_url, user="knows", password=PASSWORD)
+        await tidelog.connect(cluster.nats_url, user="knows", password=PASSWORD, api_timeout=LIMIT)
     assert time.monotonic() - began < AT_ONCE
 
 
@@ -186,7 +186,7 @@ def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
 
 async def test_a_client_goes_on_when_it_is_permitted(cluster: DevCluster) -> None:
     reload(cluster.nats, users(user("late", [*KNOWS, "tidelog.api.producer.init"])))
-    async with await client_of(cluster, "late") as client, client.producer("orders") as producer:
+    async with await client_of(cluster, "late", api_timeout=LIMIT) as client, client.producer("orders") as producer:
         with refused_at_once("late", "tidelog.orders.0.append"):
             await producer.send(b"x", partition=0)
         reload(cluster.nats, users(user("late", [*KNOWS, "tidelog.api.producer.init", "tidelog.orders.*.append"])))

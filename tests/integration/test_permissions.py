@@ -18,9 +18,11 @@ from spark_connector.client_log import ClientLog
 from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, kept
 from spark_connector.retrying import Retry
+from tests.integration.brokers_status import described
 from tests.integration.command_line import tidelog_command
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
+from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
@@ -209,7 +211,7 @@ async def test_each_does_its_work(cluster: DevCluster) -> None:
     async with await client_of(cluster, "monitoring") as client:
         assert (await client.cluster_status())["offline_partitions"] == 0
         assert {stream["name"] for stream in await client.streams()} == {"orders", "payments"}
-        assert (await client.describe("payments"))["partitions"][0]["high_watermark"] == -1
+        assert (await described(client, "payments"))["partitions"][0]["high_watermark"] == -1
     async with await client_of(cluster, "admin") as client:
         await client.alter_stream("orders", config={"retention_max_bytes": 1 << 30})
         await client.create_stream("gone", subject="orders.gone", replication_factor=3)
@@ -261,6 +263,8 @@ async def test_a_transactional_producer_has_its_id_and_no_other(cluster: DevClus
             await client.producer(transactional_id="billing-2").start()
         with pytest.raises(tidelog.NotPermitted):
             await client.abort_transaction("billing-1")
+    async with await client_of(cluster, "admin") as client:
+        await until_told(client)
     async with await client_of(cluster, "consumer-orders") as client:
         start = {0: receipt.offset}
         (seen,) = [each.value async for each in client.consume("orders", partitions=[0], start=start, stop="latest")]
@@ -356,6 +360,14 @@ def test_a_client_whose_inboxes_are_not_its_own_is_told(cluster: DevCluster) -> 
     assert "--inbox-prefix" in done.stderr
     done = tidelog_command("cluster", "status", "--server", url, "--inbox-prefix", "_INBOX.monitoring")
     assert done.returncode == 0, done.stderr
+
+
+def test_an_admin_reads_the_audit_trail_without_a_complaint(cluster: DevCluster) -> None:
+    url = cluster.nats_url.replace("nats://", f"nats://admin:{PASSWORD}@")
+    done = tidelog_command("audit", "--json", "--server", url, "--inbox-prefix", "_INBOX.admin")
+    assert done.returncode == 0
+    assert "stream.create" in done.stdout
+    assert "tidelog.metadata." not in done.stderr
 
 
 # ---- clients in another account than the brokers -------------------------------------------------------------------

@@ -19,7 +19,7 @@ SECONDS = 15.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_no_durable_acknowledgement_is_lost_with_the_power(tmp_path: Path) -> None:
     reason = why_not()
     if reason is not None:

@@ -12,7 +12,7 @@ import pytest
 
 import tidelog
 from tests.integration.test_transactions import coordinator_of, values
-from tests.integration.waiting import LIMIT
+from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 
 WRITER = """
@@ -20,10 +20,11 @@ import asyncio, pickle, sys, tidelog
 
 async def main(server, name, stream, first, timeout):
     async with await tidelog.connect(server) as client:
-        async with client.producer(transactional_id=name, transaction_timeout=float(timeout)) as producer:
+        options = {"transactional_id": name, "transaction_timeout": float(timeout), "streams": stream}
+        async with client.producer(**options) as producer:
             await producer.begin()
             for number in range(int(first), int(first) + 100):
-                await producer.send(stream, b"%03d" % number, partition=number % 3)
+                producer.send_nowait(stream, b"%03d" % number, partition=number % 3)
             sys.stdout.buffer.write(pickle.dumps(await producer.prepare()))
 
 asyncio.run(main(*sys.argv[1:]))
@@ -79,7 +80,11 @@ async def test_one_that_was_prepared_for_too_long_keeps_all_from_being_committed
     await client.create_stream("late", partitions=3)
     late = await prepared(cluster, "late~0", "late", 0, timeout=6.0)
     good = await prepared(cluster, "late~1", "late", 100)
-    await asyncio.sleep(6.5)
+
+    async def is_over() -> bool:
+        return (await client.describe_transaction("late~0"))["last"] == "timed out"
+
+    await until(is_over, "the end of its time")
     with pytest.raises(tidelog.TransactionAborted, match="'late~0' cannot be committed"):
         await client.commit_prepared("late", [late, good], sequence=0)
     again = [await prepared(cluster, f"late~{n}", "late", n * 100) for n in range(2)]

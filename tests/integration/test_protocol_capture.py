@@ -6,6 +6,7 @@ places.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,8 +139,9 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         )
 
         # A restarted follower asks where its newest epoch ends before it fetches.
-        capture.messages.clear()
         cluster.kill(follower)
+        await asyncio.sleep(1.0)  # what it has sent before is captured by then
+        capture.messages.clear()
         cluster.start_broker(follower)
         await until(lambda: [r for r in capture.seen(offset) if capture.answers(r)], "the offset exchange")
         request = next(r for r in capture.seen(offset) if capture.answers(r))

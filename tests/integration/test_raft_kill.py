@@ -28,10 +28,11 @@ async def test_nothing_acknowledged_is_lost_or_applied_twice(tmp_path: Path) -> 
 
 @pytest.mark.slow
 async def test_commands_and_failover_are_quick(tmp_path: Path) -> None:
-    figures = await measure(tmp_path, commands=300, failovers=10)
+    """No command waits for a heartbeat, and no failover for an election's time: both are long here, and a busy machine
+    is quicker than that."""
+    times = {"heartbeat_s": 0.6, "election_min_s": 2.0, "election_max_s": 3.0, "connection_timeout_s": 4.0}
+    figures = await measure(tmp_path, commands=300, failovers=5, times=times)
     print(figures)
-    # Ten and more times the need of an idle machine: this notices a lost wake-up or a heartbeat waited for, not a busy
-    # machine.
-    assert statistics.median(figures.through_leader) < 0.05
-    assert statistics.median(figures.through_follower) < 0.05
-    assert statistics.median(figures.failovers) < 0.4
+    assert statistics.median(figures.through_leader) < 0.25
+    assert statistics.median(figures.through_follower) < 0.25
+    assert statistics.median(figures.failovers) < 1.5

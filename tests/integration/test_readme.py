@@ -1,5 +1,5 @@
 """The code blocks of README, docs/python.md, docs/cli.md and docs/clients.md, run as they stand; only ports and folders
-are replaced."""
+are replaced. That of docs/jetstream.md, whose leader is killed, is in `test_jetstream_publishers.py`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_file(folder: Path, name: str, source: str, limit: float = LIMIT, **envir
     return done.stdout
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Path) -> None:
     """Also on a machine where the brokers take long to start: nothing waits between the lines."""
     url = f"nats://127.0.0.1:{free_port}"
@@ -133,7 +133,7 @@ def test_the_first_blocks_work_when_they_are_pasted(free_port: int, tmp_path: Pa
     assert shell.returncode == 0
 
 
-@pytest.mark.timeout(300)  # some fifteen programs
+@pytest.mark.timeout(900)  # some fifteen programs
 def test_the_python_page(cluster: DevCluster, tmp_path: Path) -> None:
     said = {
         heading: run_file(tmp_path, f"task_{number}", source.replace(URL, cluster.nats_url)).splitlines()
@@ -190,7 +190,7 @@ def run_in_shell(folder: Path, heading: str, source: str, environment: dict[str,
     return done.stdout.splitlines()
 
 
-@pytest.mark.timeout(360)  # some fifty commands
+@pytest.mark.timeout(900)  # some fifty commands
 def test_the_command_line_page(cluster: DevCluster, tmp_path: Path) -> None:
     """Each block by itself, in order, in one folder."""
     environment = shell_environment(cluster, tmp_path)

@@ -86,7 +86,7 @@ async def asked(cluster: ReplicatedCluster, subject: str, value: bytes) -> int:
     """The partition that took a plain request. Nobody listens for a moment when partitions leave, or leaders change."""
 
     async def answered() -> dict[str, Any]:
-        answer = await cluster.nats.request(subject, value, timeout=2.0)
+        answer = await cluster.nats.request(subject, value, timeout=LIMIT)
         return {} if answer.status is not None else dict(json.loads(answer.data))
 
     receipt = await until(answered, f"a receipt from {subject}")

@@ -43,7 +43,7 @@ class Members:
         journal = self._directory / f"m{len(self.running)}.journal"
         journal.touch()
         command = [sys.executable, "-m", "tests.integration.group_member", "--server", self._server]
-        command += ["--stream", STREAM, "--group", GROUP, "--journal", str(journal), "--session", "2"]
+        command += ["--stream", STREAM, "--group", GROUP, "--journal", str(journal), "--session", "5"]
         self.running.append(subprocess.Popen(command))
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 import tidelog
 from tests.integration.dev_cluster import dev_cluster
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tests.peers import secrets_of
 from tidelog.server.peers.tags import MAX_SENDERS, PEER, Signer
@@ -20,7 +20,11 @@ LIVES = 3 * MAX_SENDERS
 
 
 async def test_a_thousand_lives_have_no_message_of_a_living_broker_taken_twice(tmp_path: Path) -> None:
-    with dev_cluster(tmp_path / "cluster") as cluster:
+    settings = {
+        "metadata": {"broker_silence_timeout_s": 12.0, "leader_lease_s": 15.0},
+        "replica": {"replica_max_lag_time": 9.0},
+    }  # a slow machine is no dead broker
+    with dev_cluster(tmp_path / "cluster", settings=settings) as cluster:
         secrets = secrets_of(cluster)
         async with await tidelog.connect(cluster.nats_url) as client:
             stranger = await nats.connect(cluster.nats_url)
@@ -67,7 +71,7 @@ async def test_a_thousand_lives_have_no_message_of_a_living_broker_taken_twice(t
                 await until(lambda: len(ledger.acked) > 200, "acknowledged load")
                 await over()
                 acked = len(ledger.acked)
-                await until(lambda: len(ledger.acked) > acked + 1000, "the load goes on")
+                await until(lambda: len(ledger.acked) > acked + 1000, "the load goes on", 3 * LIMIT)
             (after,) = (await client.describe(STREAM))["partitions"]
             assert (after["leader_epoch"], after["isr"]) == (before["leader_epoch"], before["isr"])
             assert ledger.unknown == 0, "acknowledged publishes failed"

@@ -19,7 +19,7 @@ import tidelog
 from dataplane.replica.follower_states import Idle
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration import test_broker_roles as roles
-from tests.integration.brokers_status import counters_of
+from tests.integration.brokers_status import counters_of, described
 from tests.integration.replicated_cluster import Replica, ReplicatedCluster, observed, three_brokers
 from tests.integration.test_broker_leader_changes import BROKERS, log_of
 from tests.integration.waiting import LIMIT, until
@@ -113,10 +113,10 @@ async def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_
     await cluster.until_alive(*cluster.brokers)  # its leader dropped it, for its lag
     async with cluster.client.producer("back") as producer:
         await producer.send_many([b"%d" % i + bytes(512 << 10) for i in range(64)])
-    (described,) = (await cluster.client.describe("back"))["partitions"]
-    assert set(described["isr"]) == shrunk.isr
-    assert described["replicas_progress"][stopped]["in_sync"] is False
-    assert described["high_watermark"] == 64, "two members are enough"
+    (found,) = (await described(cluster.client, "back"))["partitions"]
+    assert set(found["isr"]) == shrunk.isr
+    assert found["replicas_progress"][stopped]["in_sync"] is False
+    assert found["high_watermark"] == 64, "two members are enough"
     cluster.wake(stopped)
     back = await cluster.until_replica("back", leader.broker, lambda r: stopped in r.isr, "its return to the ISR")
     assert back.ends[stopped] >= back.high_watermark == 65, "it was taken in before it held what is committed"
@@ -146,7 +146,7 @@ async def test_below_min_isr_acknowledged_publishes_are_refused_and_plain_ones_w
     assert refused["tidelog"]["code"] == Code.OUTCOME_UNKNOWN.name, "should another lead by now, that one may store it"
     assert refused["tidelog"]["details"]["reason"] == Code.NOT_ENOUGH_REPLICAS.name
     assert "2 in-sync replicas and needs 3" in refused["tidelog"]["message"]
-    async with cluster.client.producer("below", delivery_timeout_ms=3000) as producer:
+    async with cluster.client.producer("below", delivery_timeout_ms=6000) as producer:
         with pytest.raises(tidelog.TidelogError, match="2 in-sync replicas and needs 3"):
             await producer.send(b"refused too")
     found = await cluster.replica("below", leader.broker)
@@ -160,6 +160,7 @@ async def test_below_min_isr_acknowledged_publishes_are_refused_and_plain_ones_w
     )
     assert uncommitted.high_watermark == 2
     assert await cluster.committed("below") == [b"0", b"1"]
+    await until(lambda: len(seen) >= 2, "what is committed")
     assert seen == [b"0", b"1"]
     cluster.start(dead)
     await asyncio.wait_for(following, LIMIT)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import tidelog
-from tests.integration.brokers_status import counters_of_all
+from tests.integration.brokers_status import counters_of_all, described
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.errors import OffsetOutOfRange
@@ -41,7 +41,7 @@ def first_segments(cluster: DevCluster, stream: str) -> list[int]:
 
 
 async def start_of(client: tidelog.Client, stream: str) -> int:
-    start = (await client.describe(stream))["partitions"][0]["log_start_offset"]
+    start = (await described(client, stream))["partitions"][0]["log_start_offset"]
     assert start is not None
     return start
 

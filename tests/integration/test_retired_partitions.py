@@ -25,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 
 async def test_a_retired_partition_goes_with_its_last_record(cluster: DevCluster) -> None:
     async with await tidelog.connect(cluster.nats_url) as client:
-        config = {"retention_max_age_ms": "1000"}
+        config = {"retention_max_age_ms": "5000"}
         await client.create_stream(STREAM, partitions=3, replication_factor=3, config=config)
         read: list[tuple[int, bytes]] = []
 

@@ -18,7 +18,7 @@ import tidelog
 from scripts.certificates import Authority
 from tests.integration.nats_logins import nats_cluster, reload
 from tests.integration.test_logins import broker
-from tests.integration.waiting import until
+from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
 from tidelog.runtime.login import NatsLogin
 from tidelog.runtime.login_sources import PREFIX
@@ -80,7 +80,7 @@ class Rotation:
 
     async def _goes_on(self) -> None:
         acked = len(self._ledger.acked)
-        await until(lambda: len(self._ledger.acked) > acked + 500, "the load goes on")
+        await until(lambda: len(self._ledger.acked) > acked + 500, "the load goes on", 3 * LIMIT)
         await until(self._whole, "three live brokers, in sync")
 
     async def _whole(self) -> bool:

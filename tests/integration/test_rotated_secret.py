@@ -22,7 +22,9 @@ STREAM = "orders"
 
 
 async def test_a_secret_is_replaced_under_load(tmp_path: Path) -> None:
-    with dev_cluster(tmp_path / "cluster", nodes=3) as cluster:
+    # A slow machine is no dead broker.
+    settings = {"metadata": {"broker_silence_timeout_s": 8.0, "leader_lease_s": 10.0}}
+    with dev_cluster(tmp_path / "cluster", nodes=3, settings=settings) as cluster:
         url, file = cluster.nats_url, cluster.data_dir / "raft-secret"
         old = SecretFile.read(file)
         async with await tidelog.connect(url) as client, as_broker(cluster) as spy:
@@ -38,7 +40,7 @@ async def test_a_secret_is_replaced_under_load(tmp_path: Path) -> None:
                 )
                 assert done.returncode == 0, done.stderr
                 acked = len(ledger.acked)
-                await until(lambda: len(ledger.acked) > acked + 2000, "the load goes on")
+                await until(lambda: len(ledger.acked) > acked + 2000, "the load goes on", 3 * LIMIT)
             new = SecretFile.read(file)
             assert len(new.secrets) == 1
             assert new.secrets != old.secrets
@@ -53,7 +55,7 @@ async def test_a_secret_is_replaced_under_load(tmp_path: Path) -> None:
             stall = max(later - earlier for earlier, later in pairwise(ledger.ack_times[0]))
             print(f"\n{done.stdout}longest time without an acknowledgement: {stall * 1000:.0f} ms")
             assert ledger.unknown == 0, "acknowledged publishes failed"
-            assert stall < 4.0, "the lease of a leader that hears of no controller is five seconds"
+            assert stall < 9.0, "the lease of a leader that hears of no controller is ten seconds"
             await assert_nothing_lost(url, ledger, {b: cluster.broker_dir(b) for b in cluster.broker_ids})
             with pytest.raises(TimeoutError):  # the old secret is worth nothing now
                 await spy.request(status, b"{}", timeout=0.5)
@@ -67,7 +69,7 @@ async def test_a_secret_is_replaced_under_load(tmp_path: Path) -> None:
         # A broker that starts has the new one.
         cluster.kill(cluster.broker_ids[0])
         cluster.start_broker(cluster.broker_ids[0])
-        await asyncio.to_thread(cluster.wait_ready, LIMIT)
+        await asyncio.to_thread(cluster.wait_ready, 2 * LIMIT)
 
 
 def test_each_step_waits_for_the_brokers(tmp_path: Path) -> None:

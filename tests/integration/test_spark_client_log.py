@@ -22,6 +22,7 @@ from spark_connector.reading import TaskSettings, read_ranges
 from spark_connector.retrying import Retry
 from spark_connector.stream_reader import TidelogStreamReader
 from tests.integration.dev_cluster import dev_cluster
+from tests.integration.told_transactions import until_told
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, Offset, StreamName
@@ -85,6 +86,7 @@ def test_transactions(cluster: DevCluster, pool: KeptConnections) -> None:
                     await producer.flush()
                     await plain.send(b"plain 3")
                     await asyncio.to_thread(check_while_open)
+            await until_told(client, "ledger")
             await plain.close()
 
     settled = [b"plain 1", b"committed 1", b"committed 2", b"plain 2"]
@@ -170,7 +172,7 @@ def test_a_stream_is_repartitioned_in_mid_query(cluster: DevCluster, pool: KeptC
     position = reader.initialOffset()
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(asyncio.run, write_all())
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while len(read) < 300:
             assert time.monotonic() < deadline, f"{len(read)} records after {position}"
             if writing.done():

@@ -72,7 +72,7 @@ def run(spark: SparkSession, given: Mapping[str, str], folder: Path) -> None:
     frame = spark.readStream.format("tidelog").options(**given).load()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
     query: Any = writer.trigger(availableNow=True).start(str(folder / "out"))
-    assert query.awaitTermination(100), "Trigger.AvailableNow did not end"
+    assert query.awaitTermination(240), "Trigger.AvailableNow did not end"
     assert query.exception() is None
 
 

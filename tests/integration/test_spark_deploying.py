@@ -25,7 +25,7 @@ from tests.integration.spark_session import ROOT, local_spark
 from tidelog.runtime.loopback import free_ports
 from tidelog.server.devcluster import DevCluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = ROOT / "tests" / "integration" / "deployed_job.py"
@@ -104,7 +104,7 @@ def running(folder: Path, name: str, sign: str, *command: str, **more: str) -> I
             command, stdout=file, stderr=file, cwd=folder, env=environment(**more), start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + LIMIT
         while sign not in log.read_text(errors="replace"):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]

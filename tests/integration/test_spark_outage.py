@@ -52,7 +52,7 @@ def wait_for(path: Path, query: Any) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_brokers_and_nats_stand_still_in_mid_query(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seconds = pytestconfig.getoption("--outage-seconds")
     begun, out = tmp_path / "begun", tmp_path / "out"

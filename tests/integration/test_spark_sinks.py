@@ -29,7 +29,8 @@ from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter, _comm
 from spark_connector.source import TidelogDataSource
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.spark_session import local_spark
-from tests.integration.waiting import LIMIT
+from tests.integration.told_transactions import until_told
+from tests.integration.waiting import LIMIT, wait_until
 from tidelog.client.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
 
@@ -133,6 +134,7 @@ def publish(cluster: DevCluster, stream: str, numbers: Iterable[int]) -> None:
 def read(cluster: DevCluster, stream: str) -> list[tidelog.Record]:
     async def work() -> list[tidelog.Record]:
         async with await tidelog.connect(cluster.nats_url) as client:
+            await until_told(client, stream)
             found = [record async for record in client.consume(stream, stop="latest")]
             return sorted(found, key=lambda record: (record.partition, record.offset))
 
@@ -149,6 +151,11 @@ def open_transactions(cluster: DevCluster) -> list[str]:
             return [each["transactional_id"] for each in (await client.transactions())["transactions"]]
 
     return asyncio.run(work())
+
+
+def wait_until_nothing_is_open(cluster: DevCluster) -> None:
+    """Those that a commit has passed over are aborted, and told of it, some time later."""
+    wait_until(lambda: not open_transactions(cluster), "the end of all transactions")
 
 
 def write(frame: DataFrame, cluster: DevCluster, source: str = "tidelog", **options: str) -> None:
@@ -218,7 +225,7 @@ def test_rows_are_appended_with_what_their_columns_say(
         assert record.timestamp == (1_900_000_000 + number) * 10**9
         assert number >= 100 or record.partition == 2
     assert {record.partition for record in found.values()} == {0, 1, 2}
-    assert open_transactions(cluster) == []
+    wait_until_nothing_is_open(cluster)
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
@@ -264,7 +271,7 @@ def test_what_cannot_be_written_is_refused_with_a_sentence(
     counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("string(count) AS value")
     writer = counts.writeStream.format("tidelog").options(**options).outputMode("complete")
     with pytest.raises(PySparkException, match="nothing overwrites it"):
-        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(240)
     assert read(cluster, "refused") == []
 
 
@@ -283,7 +290,7 @@ def test_a_query_that_ends_between_the_commits_writes_each_record_once(
     found = read(cluster, "out")
     assert sorted(int(record.value or b"") for record in found) == [*range(2 * RECORDS)]
     assert in_order(found)
-    assert open_transactions(cluster) == []
+    wait_until_nothing_is_open(cluster)
 
 
 def test_copies_of_a_checkpoint_lose_nothing(cluster: DevCluster, spark: SparkSession, tmp_path: Path) -> None:
@@ -335,7 +342,7 @@ def test_a_task_that_runs_again_with_its_rows_in_another_order(
     counts = Counter(numbers_in(cluster, stream))
     assert sorted(counts) == [*range(RECORDS)]
     assert {*counts.values()} == {1 if guarantee == "exactly_once" else 2}
-    assert open_transactions(cluster) == []
+    wait_until_nothing_is_open(cluster)
 
 
 def test_of_a_write_that_fails_nothing_is_read_and_nothing_stays_open(cluster: DevCluster, spark: SparkSession) -> None:
@@ -344,10 +351,7 @@ def test_of_a_write_that_fails_nothing_is_read_and_nothing_stays_open(cluster: D
     with pytest.raises(PySparkException, match="the task ends here"):
         write(rows, cluster, WithAFailingTask.name(), stream="failed")
     assert read(cluster, "failed") == []
-    deadline = time.monotonic() + 20
-    while open_transactions(cluster):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until_nothing_is_open(cluster)
 
 
 def test_a_write_with_a_number_is_done_once(cluster: DevCluster, spark: SparkSession) -> None:
@@ -375,10 +379,7 @@ def test_an_attempt_of_a_stage_that_is_submitted_again_fences_none_that_was_acce
     accepted = []
 
     def resubmit() -> None:
-        deadline = time.monotonic() + LIMIT
-        while "resubmitted~1-0" not in open_transactions(cluster):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: "resubmitted~1-0" in open_transactions(cluster), "the transaction of the first attempt")
         accepted.append(send_rows(options, rows(1), task_1))
         accepted.append(send_rows(options, rows(0), task_0))
 
@@ -387,7 +388,7 @@ def test_an_attempt_of_a_stage_that_is_submitted_again_fences_none_that_was_acce
     _commit(options, [first, accepted[0]], once=False)
     assert sorted(numbers_in(cluster, "resubmitted")) == [0, 1, 10, 11]
     assert slow.transaction is not None
-    assert open_transactions(cluster) == []
+    wait_until_nothing_is_open(cluster)
 
 
 def test_a_write_without_rows_is_one(cluster: DevCluster, spark: SparkSession) -> None:
@@ -397,7 +398,7 @@ def test_a_write_without_rows_is_one(cluster: DevCluster, spark: SparkSession) -
     assert read(cluster, "empty") == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_tasks_and_driver_wait_for_brokers_that_stand_still(
     cluster: DevCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

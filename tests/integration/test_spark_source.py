@@ -362,7 +362,7 @@ class TestBatch:
         def stream() -> None:
             source = spark.readStream.format("tidelog_files").options(**options(logs, "nothing")).load()
             folder = str(tmp_path / "checkpoint")
-            source.writeStream.format("noop").option("checkpointLocation", folder).start().awaitTermination(60)
+            source.writeStream.format("noop").option("checkpointLocation", folder).start().awaitTermination(240)
 
         for wanted, fail in (
             ("unknown option 'startingoffset'", lambda: read(spark, logs, startingOffset="earliest")),
@@ -393,7 +393,7 @@ class Query:
     def run(self, **more: str) -> list[int]:
         """Runs until all that is there now is read; the rows of each micro-batch that had any."""
         query = self.start(availableNow=True, **more)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
     def start(self, *, availableNow: bool = False, **more: str) -> Any:  # noqa: N803 - Spark's name
@@ -564,7 +564,7 @@ class TestSecrets:
         creds = f"-----BEGIN NATS USER JWT-----\n{self.SECRET}\n"
         query = Query(spark, logs, tmp_path, **{"nats.creds": creds, "nats.key": f"-----BEGIN KEY-----{self.SECRET}"})
         running = query.start(availableNow=True)
-        assert running.awaitTermination(60)
+        assert running.awaitTermination(240)
         running.explain(True)
         reports = [progress.json for progress in running.recentProgress]
         files = [path.read_text() for path in (tmp_path / "checkpoint").rglob("*") if path.suffix != ".crc"

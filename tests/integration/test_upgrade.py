@@ -17,7 +17,7 @@ from tests.integration.waiting import LIMIT, until
 from tidelog.client.errors import BadName
 from tidelog.server.devcluster import DevCluster
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 FOLDERS = Path(__file__).parents[1] / "testdata" / "upgrade"
 STREAMS = {"flights": "flights", "__x": "__x", "__audit": "old.audit"}

@@ -30,8 +30,8 @@ from wire.transport import Message
 STREAM = "woken"
 BROKERS = 5
 """Two of them stand still, and the others are a majority of the metadata group."""
-SILENCE = 0.6
-LEASE = 2.1
+SILENCE = 2.0
+LEASE = 5.0
 SETTINGS: dict[str, dict[str, Any]] = {"metadata": {"broker_silence_timeout_s": SILENCE, "leader_lease_s": LEASE}}
 REQUESTS = 200
 PAUSE = 0.002

@@ -11,19 +11,19 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.append import encode_append
 from wire.batch import BatchBuilder
+from wire.batch_proofs import add_batch_proof
 from wire.error_details import REASON
 from wire.errors import Code, TidelogError
 from wire.groups import COMMIT
 from wire.groups import coordinator_subject as subject_of_group
 from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset
 from wire.internal_streams import TRANSACTIONS
-from wire.producer_keys import batch_proof_of, prove
 from wire.subjects import Subjects
 from wire.tickets import partition_target
 from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.transaction_operations import TRANSACTION_COORDINATOR
 from wire.transaction_proofs import add_proof
-from wire.transactions import ADD, END, INIT, coordinator_partition, coordinator_subject
+from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, END, INIT, coordinator_partition, coordinator_subject
 from wire.transactions_pb2 import (
     AddRequest,
     AddResponse,
@@ -69,8 +69,8 @@ class MessageProducer:
                         raise error
                 await asyncio.sleep(0.05)
 
-    async def _ask(self, kind: str, request: Any) -> bytes:
-        return await self.ask(coordinator_subject(SUBJECTS, kind, self.name), request.SerializeToString())
+    async def _ask(self, kind: str, request: Any, *added: str) -> bytes:
+        return await self.ask(coordinator_subject(SUBJECTS, kind, self.name, *added), request.SerializeToString())
 
     async def init(self, timeout: float = 60.0) -> None:
         request = InitRequest(transactional_id=self.name, timeout_ms=round(timeout * 1000), client="a test")
@@ -78,17 +78,18 @@ class MessageProducer:
         self.id, self.epoch, self.key = answer.producer_id, answer.producer_epoch, answer.key
 
     async def add(self, *partitions: tuple[str, int], groups: tuple[str, ...] = ()) -> None:
-        lives = [await self._life(stream, partition) for stream, partition in partitions]
-        request = AddRequest(
-            transactional_id=self.name,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            partitions=lives,
-            groups=groups,
-        )
+        for stream, partition in partitions:
+            life = await self._life(stream, partition)
+            self._tickets[stream, partition] = await self._added(ADD_PARTITIONS, stream, partitions=[life])
+        for group in groups:
+            self._tickets[group, -1] = await self._added(ADD_OFFSETS, group, groups=[group])
+
+    async def _added(self, kind: str, added: str, **what: Any) -> bytes:
+        """The ticket."""
+        request = AddRequest(transactional_id=self.name, producer_id=self.id, producer_epoch=self.epoch, **what)
         add_proof(request, self.key)
-        answer = AddResponse.FromString(await self._ask(ADD, request))
-        self._tickets.update(zip([*partitions, *((group, -1) for group in groups)], answer.tickets, strict=True))
+        (ticket,) = AddResponse.FromString(await self._ask(kind, request, added)).tickets
+        return ticket
 
     async def _life(self, stream: str, partition: int) -> TransactionPartition:
         known = await self.client.metadata(stream)
@@ -121,7 +122,7 @@ class MessageProducer:
         )
         parts, _ = batch.stamp(Offset(0), LeaderEpoch(0))
         target = partition_target(stream, life.stream_incarnation, partition, life.partition_incarnation)
-        request.proof = prove(self.key, batch_proof_of(target, parts[0]))
+        add_batch_proof(request, self.key, target, parts)
         payload = b"".join(bytes(part) for part in encode_append(request, parts))
         AppendResponse.FromString(await self.ask(SUBJECTS.append(StreamName(stream), partition), payload))
         self._sequences[stream, partition] = sequence + len(values)

@@ -22,7 +22,7 @@ async def until(condition: Callable[[], Awaitable[_T | None]], what: str = ..., 
 async def until(condition: Callable[[], object], what: str = ..., timeout: float = ...) -> object: ...
 async def until(condition: Callable[[], object], what: str = "it", timeout: float = LIMIT) -> object:
     """The first result of `condition`, a function or a coroutine function, that counts as true. An error of the cluster
-    counts as false: a leader may be on its way."""
+    counts as false, and so does an answer that does not come in time: a leader may be on its way."""
     deadline = time.monotonic() + timeout
     while True:
         error = None
@@ -30,7 +30,7 @@ async def until(condition: Callable[[], object], what: str = "it", timeout: floa
             found = condition()
             if inspect.isawaitable(found):
                 found = await found
-        except TidelogError as e:
+        except (TidelogError, TimeoutError) as e:
             found, error = None, e
         if found:
             return found
@@ -38,9 +38,10 @@ async def until(condition: Callable[[], object], what: str = "it", timeout: floa
         await asyncio.sleep(0.005)
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], _T], what: str) -> _T:
     """The same where no event loop runs."""
     deadline = time.monotonic() + LIMIT
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not come in {LIMIT:g} s"
         time.sleep(0.02)
+    return found

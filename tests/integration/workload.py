@@ -191,7 +191,7 @@ async def read_back(url: str, ledger: Ledger) -> dict[tuple[int, int], bytes]:
     return stored
 
 
-async def check(url: str, ledger: Ledger, data_dirs: dict[str, Path], *, timeout: float = 30.0) -> Findings:
+async def check(url: str, ledger: Ledger, data_dirs: dict[str, Path], *, timeout: float = 60.0) -> Findings:
     """Wait until all replicas are in sync and at the same end, read everything back, and compare."""
     description = await wait_in_sync(url, ledger.stream, timeout=timeout)
     stored = await read_back(url, ledger)
@@ -247,7 +247,7 @@ async def wait_in_isr(client: tidelog.Client, stream: str, factor: int, *, timeo
         await asyncio.sleep(0.05)
 
 
-async def wait_in_sync(url: str, stream: str, *, timeout: float = 30.0) -> dict[str, Any]:
+async def wait_in_sync(url: str, stream: str, *, timeout: float = 60.0) -> dict[str, Any]:
     """Until every replica of every partition is in the ISR and at the leader's end, all of it committed.
 
     There may be no controller at first, because brokers were just started.

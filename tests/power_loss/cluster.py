@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
+from tests.integration.waiting import LIMIT
 from tests.power_loss.broker import boot_id_file
 from tests.power_loss.disk import Losses
 from tests.simulation.disk import Survival
@@ -23,7 +24,7 @@ from tidelog.runtime.orphans import ends_with_us
 from tidelog.server.devcluster import DevCluster
 
 POWER = "user.tidelog.power"
-MOUNT_TIMEOUT = 10.0
+MOUNT_TIMEOUT = 60.0
 """Seconds."""
 SURVIVALS: tuple[Survival, ...] = ("nothing", "random")
 """Survival of unsynced writes, in turns. All other outcomes lie between these."""
@@ -79,7 +80,7 @@ class PowerLossCluster:
                 self._mount(broker)
                 self._boot(broker)
             self.brokers.start()
-            self.brokers.wait_ready()
+            self.brokers.wait_ready(2 * LIMIT)
         except BaseException:
             self._end()
             raise

@@ -69,7 +69,7 @@ async def one_at_a_time(cluster: PowerLossCluster, rng: Random, seconds: float) 
                 await asyncio.to_thread(cluster.cut, [victim], killed=killed)
                 await asyncio.sleep(rng.choice((0.0, rng.uniform(0.2, 0.8))))
                 await asyncio.to_thread(cluster.start, killed)
-                await asyncio.to_thread(brokers.wait_ready)
+                await asyncio.to_thread(brokers.wait_ready, RECOVERY_TIMEOUT)
                 await wait_in_isr(client, ["durable", "accepted"])
                 rounds += 1
     return await _report("one machine at a time", cluster, rounds, before, [durable, accepted])

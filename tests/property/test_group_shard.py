@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from itertools import count
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import tidelog.groups.assignor as assignor_module
+import tidelog.groups.group as group_module
 from tests.unit.tidelog.groups.groups_world import GROUP, World, view
 from tidelog.groups.shard import GroupShard
 from wire import operations as op
@@ -152,3 +155,37 @@ class GroupShardMachine(RuleBasedStateMachine):
 
 GroupShardMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestGroupShard = GroupShardMachine.TestCase
+
+
+class SlowGroupShardMachine(GroupShardMachine):
+    """Targets are computed partition by partition, and a request or two come between each two of them."""
+
+    @initialize()
+    def begin(self) -> None:
+        super().begin()
+        self.patches = [patch.object(group_module, "TURN", 1), patch.object(assignor_module, "PIECE", 1)]
+        for each in self.patches:
+            each.start()
+        self.world.most_turns = 1
+
+    @rule(turns=st.integers(1, 9))
+    def go_on(self, turns: int) -> None:
+        self.world.most_turns = turns
+        self.world.settle()
+        self.world.most_turns = 1
+
+    @rule(compacted=st.booleans())
+    def coordinator_moves(self, compacted: bool) -> None:
+        """Members that have nothing to give up may have a newer generation at the successor."""
+        self.world.fail_over(compacted=compacted)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.most_turns = None
+            super().teardown()
+            for each in self.patches:
+                each.stop()
+
+
+SlowGroupShardMachine.TestCase.settings = GroupShardMachine.TestCase.settings
+TestSlowGroupShard = SlowGroupShardMachine.TestCase

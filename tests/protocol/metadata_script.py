@@ -35,9 +35,10 @@ With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          the status of its Raft node
     peers b c                              voters with a live Raft connection
-    probes b answers|vouches|refuses|silent|behind|both    how b's probe subject behaves from now on; `vouches`: it
-                                           answers, over an old connection with the controller's NATS server; `both`:
-                                           somebody refuses each probe, and b answers it
+    probes b answers|vouches|refuses|silent|behind|untold|both      how b's probe subject behaves from now on;
+                                           `vouches`: it answers, over an old connection with the controller's NATS
+                                           server; `untold`: it has applied all, and its roles have not been told that
+                                           they lead; `both`: somebody refuses each probe, and b answers it
     connection lost|made                   the controller's NATS connection
     public-connection lost|made            that over which clients ask it
     peer-lost b                            b's Raft connection closes
@@ -536,6 +537,9 @@ class MetadataScript:
                 self._perform(self.core.on_probe_answer(broker, number, generation, self._now, vouches=vouches))
             case "behind":
                 self._perform(self.core.on_probe_answer(broker, number, Generation(1), self._now))
+            case "untold":
+                generation, begun = Generation(self.cluster.state.generation), Generation(1)
+                self._perform(self.core.on_probe_answer(broker, number, generation, self._now, begun=begun))
             case "refuses":
                 self._perform(self.core.on_no_responders(broker, number, self._now))
             case "both":
@@ -578,7 +582,7 @@ class MetadataScript:
 
     def _probes(self, command: Command) -> None:
         *brokers, how = command.words
-        if how not in ("answers", "vouches", "refuses", "silent", "behind", "both"):
+        if how not in ("answers", "vouches", "refuses", "silent", "behind", "untold", "both"):
             raise ScriptError(f"a probe is not answered with {how}")
         self._behaviour.update(dict.fromkeys(brokers, how))
 

@@ -5,7 +5,8 @@ Offsets are as in the code: every end is EXCLUSIVE, the high watermark (HW) too.
 LeaderEpoch 3; in `1:.b` the first was compacted away; `b#7` is the answer to request 7 of b; `epochs 1@0 3@2` is the
 leader-epoch cache. `+` and `-` in a log are markers: the end of a transaction, committed or aborted; `open 1@3` is the
 transaction of producer 1 that begins at 3, `ended 3..5` one whose marker at 5 is not known to be committed, `aborted
-1@3..5` one with its marker, and LSO the last stable offset.
+1@3..5` one with its marker, and LSO the last stable offset. A `repetition of ?` is one of a record whose offset is not
+known any more.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkI
 from dataplane.replica.leader import Leader
 from dataplane.replica.transactions import NO_TRANSACTIONS
 from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of, versions_of
+from wire.append import UNKNOWN_OFFSET
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
 from wire.replication import HEADER_SIZE, decode_header, sync_wanted
@@ -110,7 +112,10 @@ def token_shown(token: object) -> str:
         case AppendReply(inbox=inbox, response=response):
             duplicate = f" (a duplicate of what is at {response.base_offset})" if response.duplicate else ""
             places = zip(response.repeated_records, response.original_offsets, strict=True)
-            repeated = "".join(f" (record {place} is a repetition of {offset})" for place, offset in places)
+            repeated = "".join(
+                f" (record {place} is a repetition of {'?' if offset == UNKNOWN_OFFSET else offset})"
+                for place, offset in places
+            )
             return inbox.removeprefix(CLIENT) + duplicate + repeated
         case Reader(inbox=inbox) | MarkReply(inbox=inbox):
             return inbox.removeprefix(CLIENT)
@@ -298,7 +303,7 @@ def view_shown(view: PartitionView) -> str:
     readonly = (" paused" if view.paused else "") + (" readonly" if view.readonly else "")
     purged = f" purged to {view.purged_end}" if view.purged_end else ""
     purged += f" loss e{view.loss_epoch}" if view.loss_epoch else ""
-    purged += f" back {','.join(view.returned)}" if view.returned else ""
+    purged += f" back {','.join(member.broker for member in view.returned)}" if view.returned else ""
     return (
         f"p{view.epoch} e{view.leader_epoch} leader {view.leader or '-'} ISR {brokers_shown(view.isr)}{eligible}"
         f"{readonly}{purged}{_layout_shown(view)}"

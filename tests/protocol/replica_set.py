@@ -71,7 +71,7 @@ from tests.protocol.running_broker import (
 )
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import World, inhabited
-from tests.tickets import proof_of
+from tests.tickets import add_proof_of
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.append import ask_durability, encode_append
@@ -428,7 +428,7 @@ class ReplicaSet:
         sent = batch_of(values, time_ns, producer, ids, is_transactional=ticket is not None)
         batch, _ = sent.stamp(Offset(0), LeaderEpoch(0))
         if prover is not None:
-            request.proof = proof_of(self.key, batch[0], prover)
+            add_proof_of(request, self.key, batch, prover)
         data = b"".join(encode_append(request, batch))
         self._request(name, SUBJECTS.append(self.key.stream, self.key.partition), data, token or values)
 

@@ -96,6 +96,7 @@ _STREAM_SETTINGS = (
     "producer_byte_rate",
     "producer_record_rate",
     "dedup_window_ms",
+    "compact",
 )
 
 

@@ -4,6 +4,7 @@ Commands; records, deliveries and answers are printed one a line, by step:
 
     streams s=1/4 r=2/1 [generation=10]      name=incarnation/partitions
     init p [timeout=60] [id=t]               a producer p begins under that transactional id; seconds
+    children f 4096                          so many producers begin, under f~n0, f~n1, …; the answers are counted
     add p s/0 g:billing [epoch=0]            partitions and groups; p's own epoch if not given
     commit p | abort p [epoch=0]
     commit-family f 7 a b [keep-others]      the transactions of a and b are committed, with the sequence 7 of family f,
@@ -17,11 +18,12 @@ Commands; records, deliveries and answers are printed one a line, by step:
     lose-records [keep=1]                    the records of the last command were not committed, but for the first ones;
                                              another coordinator
 
-`validate` runs after every step.
+`validate` runs after every step. Of more than MOST_SHOWN records at once, the number is printed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +60,7 @@ from wire.transactions_pb2 import (
 ID = "t"
 PARTITION = 0
 PATIENCE = 5.0
+MOST_SHOWN = 20
 
 
 class TransactionsScript:
@@ -79,6 +82,7 @@ class TransactionsScript:
         self._commands: dict[str, Callable[[Command], list[str]]] = {
             "streams": self._streams,
             "init": self._init,
+            "children": self._children,
             "add": self._add,
             "commit": lambda command: self._end(command, commits=True),
             "abort": lambda command: self._end(command, commits=False),
@@ -113,7 +117,11 @@ class TransactionsScript:
             settled = self._shard.settle(self._now, Times(self._time_ns, self._time_ns))
             self._shard.validate()
             self._log += settled.records
-            lines += [f"  writes {_record(*record)}" for record in settled.records]
+            lines += (
+                [f"  writes {_record(*record)}" for record in settled.records]
+                if len(settled.records) <= MOST_SHOWN
+                else [f"  writes {len(settled.records)} records"]
+            )
             for delivery in settled.deliveries:
                 assert isinstance(delivery, Told)
                 to = _of_id(delivery.transactional_id) + _participant(delivery.to)
@@ -148,6 +156,19 @@ class TransactionsScript:
         self._ids[who] = command.options.get("id", ID)
         timeout_ms = round(float(command.options.get("timeout", "60")) * 1000)
         return self._ask(who, InitRequest(transactional_id=self._ids[who], timeout_ms=timeout_ms, client=who))
+
+    def _children(self, command: Command) -> list[str]:
+        family, count = command.words
+        for number in range(int(count)):
+            self._shard.take("child", InitRequest(transactional_id=f"{family}~n{number}", timeout_ms=60_000))
+        answers = Counter[str]()
+        while self._shard.is_waiting:
+            settled = self._shard.settle(self._now, Times(self._time_ns, self._time_ns))
+            self._log += settled.records
+            for _, answer in settled.answers:
+                answers[answer.code.name if isinstance(answer, TidelogError) else "producers"] += 1
+        self._shard.validate()
+        return [f"children <- {count} {what}" for what, count in sorted(answers.items())]
 
     def _add(self, command: Command) -> list[str]:
         command.check_options("epoch")

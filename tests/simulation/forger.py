@@ -11,6 +11,7 @@ from collections import deque
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.bodies import with_the_same_crc
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.server.peers.tags import TRAILER_BYTES
@@ -52,6 +53,7 @@ class Forger:
         if message.subject.endswith(".append") and not self._is_speaking:
             self._begin_transaction(message)
             self._usurp(message)
+            self._replace_body(message)
             return
         is_tagged = message.subject.startswith(self._inboxes) or self._is_between_brokers(message.subject)
         if self._is_speaking or not is_tagged or len(message.data) < TRAILER_BYTES:
@@ -113,6 +115,13 @@ class Forger:
         )
         parts = encode_append(request, batch.stamp(Offset(0), LeaderEpoch(0))[0])
         self._say(message._replace(data=b"".join(parts), reply=self._connection.new_inbox()))
+
+    def _replace_body(self, message: Message) -> None:
+        """With the batch that somebody has sent, and his proofs, but other values."""
+        _, buffer = decode_append(message.data)
+        if parse_header(buffer).producer_id == NO_PRODUCER or self._rng_of_ids.random() >= SHARE:
+            return
+        self._say(message._replace(data=with_the_same_crc(message.data), reply=self._connection.new_inbox()))
 
     def _say(self, message: Message) -> None:
         self._is_speaking = True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tests.fake_nats import undecoded
+from tests.fake_nats import patterns_of, undecoded
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
@@ -267,9 +267,9 @@ class Nats:
                 return
             targets: list[tuple[tuple[int, int], _Session]] = []
         else:
-            # The wildcard that brokers use is a `*` in place of the last token.
-            any_last = f"{subject.rpartition('.')[0]}.*"
-            targets = [*self._subscriptions.get(subject, {}).items(), *self._subscriptions.get(any_last, {}).items()]
+            targets = [
+                each for pattern in patterns_of(subject) for each in self._subscriptions.get(pattern, {}).items()
+            ]
         for (_, sid), found in self._one_of_each_queue(targets):
             self._deliver(found, sid, message)
         if not targets and message.reply is not None:

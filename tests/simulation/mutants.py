@@ -71,9 +71,11 @@ from metadata.model import Stream
 from metadata.relief import Relief
 from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
+from metadata.runtime.clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.registration import Registrar
 from metadata.runtime.service import MetadataService
+from metadata.state import ClusterState
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client import group_partitions
 from tidelog.client.accumulator import PartitionAccumulator
@@ -94,6 +96,7 @@ from tidelog.transactions.families import Families
 from tidelog.transactions.shard import TransactionShard, _place
 from wire import subjects
 from wire.batch import CompactableBatch
+from wire.batch_proofs import check_batch_proof
 from wire.layouts import KeyOrder
 from wire.types import PartitionView
 
@@ -154,10 +157,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a leader adds a follower below the HW to the ISR",
         (IsrKeeper.maybe_expand, "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
-    ),
-    _mutant(
-        "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",
-        (IsrKeeper.maybe_expand, "if follower.durable_end < state.epoch_start:", "if False:"),
     ),
     _mutant(
         "the broker lives in AlterIsr are not checked (KIP-903)",
@@ -248,6 +247,12 @@ MUTANTS: tuple[Mutant, ...] = (
         scenario="two controllers",
     ),
     _mutant(
+        "what was worked out for a command before a snapshot was taken up is applied after it",
+        (ClusterState._become, "self._prepared: _Prepared | None = None", "self.__dict__.setdefault('_prepared')"),
+        (ClusterState.prepare, "self._prepared.command != command", "False"),
+        (ClusterState.apply, "prepared.command != command", "False"),
+    ),
+    _mutant(
         "the latest offset is told before the HW has reached the start of the LeaderEpoch",
         (Leader.latest, "if state.high_watermark < state.epoch_start:", "if False:"),
         scenario="slow news",
@@ -297,10 +302,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     _mutant(
-        "message ids above a cut are remembered",
-        (IdKeeper.cutting, "self.table.cut(kept)", "pass"),
-    ),
-    _mutant(
         "duplicates are appended again",
         (ProducerTable.check, "if producer_id == NO_PRODUCER:", "if True:"),
     ),
@@ -339,14 +340,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "an accepted publish on a durable stream is acknowledged by the leader alone",
         (Commits.advance, "for member in state.isr.maximal)", "for member in [state.broker])"),
-    ),
-    _mutant(
-        "a leader adds a follower below the secondary watermark to the ISR",
-        (
-            IsrKeeper.maybe_expand,
-            "if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:",
-            "if False:",
-        ),
     ),
     _mutant(
         "a leader of an accepted stream adds a follower that has not synced the start of its LeaderEpoch",
@@ -421,7 +414,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a broker acts before its own registration is applied",
         (Broker.on_partitions, "if not self.context.incarnation:", "if False:"),
-        (MetadataService._deliver_applied, "if self._registered.is_set():", "if True:"),
+        (MetadataService._deliver_applied, "if self._delivers:", "if True:"),
     ),
     _mutant(
         "any live replica may lead (unclean election)",
@@ -488,7 +481,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a restart keeps the folders of streams that were deleted meanwhile",
-        (Broker.on_partitions, "[k for k in self._replicas if k not in known]", "[]"),
+        (Broker.on_all_partitions, "sorted(self._unknown)", "[]"),
     ),
     _mutant(
         "the leader-epoch file is not truncated with the log",
@@ -592,7 +585,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader whose disk hangs keeps its leadership",
-        (Relief._led_by, "or partition.leader in self._hanging", ""),
+        (Relief._is_to_move, "or leader in self._hanging", ""),
         scenario="hung leader",
     ),
     _mutant(
@@ -602,7 +595,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a replica whose disk hangs is not relieved at once",
-        (Relief.due, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
+        (Relief._moves, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
         (IsrKeeper._drop_hanging, "if follower.disk_hangs", "if False"),
         scenario="hung leader",
     ),
@@ -727,9 +720,18 @@ MUTANTS: tuple[Mutant, ...] = (
         (AppendRequests.on_append, "if batch.header.producer_id != NO_PRODUCER:", "if False:"),
     ),
     _mutant(
+        "a leader takes the body that a stranger has put behind the header of another sender",
+        (check_batch_proof, "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+    ),
+    _mutant(
         "a leader takes batches of transactions with any ticket",
         (TransactionRules.checked_level, "self._context.tickets.check(", "str(("),
         (TransactionRules.checked_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+        in_transactions=True,
+    ),
+    _mutant(
+        "tickets hold by the clock of one broker",
+        (BrokerClock.common_ns, "self._agreed.common_ns(self._monotonic(), self._wall())", "self._wall()"),
         in_transactions=True,
     ),
     _mutant(
@@ -832,9 +834,19 @@ MUTANTS: tuple[Mutant, ...] = (
         in_repartitions=True,
     ),
     _mutant(
+        "a leader denies batches of an older version that another replica may hold",
+        (partitioning.judge, "if view.awaits_cutover and not can_deny:", "if False:"),
+        scenario="tail behind the cutover",
+    ),
+    _mutant(
         "a leader reports a cutover that is not committed",
-        (Cutover.look, " or state.high_watermark < self._end", ""),
-        in_repartitions=True,
+        (Cutover.look, "state.high_watermark < self._end or ", ""),
+        scenario="tail behind the cutover",
+    ),
+    _mutant(
+        "a leader reports a cutover before all that may lead have cut to its log",
+        (Cutover.look, " or not state.have_cut_to_this_log()", ""),
+        scenario="tail behind the cutover",
     ),
     _mutant(
         "a repartition is finished before all cutovers are known",
@@ -900,6 +912,31 @@ MUTANTS: tuple[Mutant, ...] = (
 TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
+            "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",
+            (IsrKeeper.maybe_expand, "if follower.durable_end < state.epoch_start:", "if False:"),
+        ),
+        "replication/expansion_waits_for_the_epochs_start",
+    ),
+    (
+        _mutant(
+            "message ids above a cut are remembered",
+            (IdKeeper.cutting, "self.table.cut(kept)", "pass"),
+        ),
+        "replication/a_message_id_that_was_cut",
+    ),
+    (
+        _mutant(
+            "a leader adds a follower below the secondary watermark to the ISR",
+            (
+                IsrKeeper.maybe_expand,
+                "if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:",
+                "if False:",
+            ),
+        ),
+        "replication/joining_what_was_acknowledged_otherwise",
+    ),
+    (
+        _mutant(
             "the first member that comes back leads, whoever may hold more",
             (election.elect, "and not awaited(partition, alive)", ""),
         ),
@@ -930,14 +967,18 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader confirms members that have come back before they have its records",
-            (IsrKeeper._is_back_in_sync, "state.acknowledged(member) >=", "True or state.acknowledged(member) >="),
+            (
+                IsrKeeper._is_back_in_sync,
+                "state.acknowledged(member.broker) >=",
+                "True or state.acknowledged(member.broker) >=",
+            ),
         ),
         "replication/members_that_come_back_are_confirmed",
     ),
     (
         _mutant(
             "an earlier life of a member is confirmed in the place of the one that is back",
-            (IsrKeeper._is_back_in_sync, "follower.incarnation > self._earlier_lives", "True or self._earlier_lives"),
+            (IsrKeeper._is_back_in_sync, "follower.incarnation >= member.incarnation", "True"),
         ),
         "replication/members_that_come_back_are_confirmed",
     ),
@@ -1227,6 +1268,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a cutover does not wait for min ISR members",
+            (Repartitioning.not_ready, "len(stream.partitions[number].isr) < stream.min_isr", "False"),
+        ),
+        "metadata/a_repartition_waits_for_min_isr",
+    ),
+    (
+        _mutant(
             "a cutover is cancelled",
             (repartition.why_not_cancelled, "marker.phase is not RepartitionPhase.PREPARED", "False"),
         ),
@@ -1328,7 +1376,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a new coordinator does not know the numbers of commits",
-            (Group.begin, "for record in self.offsets.values():", "for record in ():"),
+            (Group.begin, "self._numbers.get(member.id, 0)", "0"),
         ),
         "groups/a_commit_that_comes_late",
     ),
@@ -1366,6 +1414,27 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Group.heartbeat, "member.session_timeout * CLOCK_SLACK", "member.session_timeout"),
         ),
         "groups/a_member_that_dies",
+    ),
+    (
+        _mutant(
+            "another batch under a sequence that is taken is told as stored",
+            (ProducerTable.check, "if sent_crc and body_crc and sent_crc != body_crc:", "if False:"),
+        ),
+        "replication/another_batch_under_a_sequence_is_no_repetition",
+    ),
+    (
+        _mutant(
+            "a record that was left out of a batch is told where it would have been",
+            (Repetitions.left_out, "originals[place] = UNKNOWN_OFFSET", "pass"),
+        ),
+        "replication/a_repetition_whose_ids_are_forgotten",
+    ),
+    (
+        _mutant(
+            "a later record is told as the original of one that was left out",
+            (Repetitions.left_out, "found is None or found >= end", "found is None"),
+        ),
+        "replication/a_repetition_whose_ids_are_forgotten",
     ),
     (
         _mutant(
@@ -1422,6 +1491,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (Replica._prepare, "partition_log.log_end_offset < view.purged_end", "False"),
         ),
         "replication/an_unclean_leader_that_holds_only_deleted_records",
+    ),
+    (
+        _mutant(
+            "a leader denies a batch that a member of the ISR may hold",
+            (Admission.told, " or self._state.isr_has_cut_to_this_log()", " or True"),
+        ),
+        "replication/a_leader_that_cannot_deny_a_sequence",
     ),
     (
         _mutant(
@@ -1494,6 +1570,13 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (ControllerCore.on_raft, "effects += [*self._stand_by(), *self._start_epoch(now)]", "pass"),
         ),
         "metadata/without_a_raft_majority_it_does_not_probe",
+    ),
+    (
+        _mutant(
+            "keys go to a leader that has not been told that it leads",
+            (Liveness.begun_generation, "watch.begun if", "watch.generation if"),
+        ),
+        "metadata/a_repartition_waits_for_leaders",
     ),
     (
         _mutant(
@@ -1681,7 +1764,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an end of nothing leaves its epoch to the next transaction",
-            (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, times, records)", "validate()"),
+            (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, times, records)", "validate(())"),
         ),
         "transactions/a_transaction",
     ),
@@ -1706,7 +1789,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "the record of a family decides nothing by itself",
-            (Families.begin, "self._decisions.imply(transaction)", "continue"),
+            (Families.begin, "self._decisions.imply(transaction, since=0.0)", "continue"),
         ),
         "transactions/a_family_whose_coordinator_dies",
     ),

@@ -1,8 +1,8 @@
 """A Raft group as its users see it, with everything that may go wrong above the agreement itself.
 
 One log, in which committed commands stay. Around it: leaders that are elected late, that are deposed and do not know it
-yet, nodes that apply late or get a snapshot in place of the commands, commands whose proposer never learns the outcome
-of them, and commands of a deposed leader that are lost, or applied long after.
+yet, nodes that apply late, in several turns, or get a snapshot in place of the commands, commands whose proposer never
+learns the outcome of them, and commands of a deposed leader that are lost, or applied long after.
 
 `truth` is the state after all committed commands. No broker can know it; invariants are checked against it.
 """
@@ -17,8 +17,11 @@ from metadata.model import Outcome
 from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from metadata.state import ClusterState
 from tests.simulation.world import Process, World
+from wire.turns import Turns
 
 CONNECTION_TIMEOUT = 1.0
+LOOKS = 20
+"""In place of those of a turn, for a snapshot that is taken up."""
 SNAPSHOT_EVERY = 8
 """Commands between two snapshots that a node may get in place of older commands."""
 
@@ -293,6 +296,8 @@ class RaftMember:
         self.was_behind_at = -inf
         self.slowness = 1.0
         self.waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._restoring: Turns[None] | None = None
+        """A snapshot that is being taken up."""
         self._on_status = on_status
         self._on_peer_lost = on_peer_lost
         self._told: tuple[object, ...] | None = None
@@ -304,7 +309,7 @@ class RaftMember:
         group = self.group
         index, snapshot = group.newest_snapshot(int(group.rng.random() * (len(group.log) + 1)))
         if index:
-            self.machine.restore(snapshot)
+            Turns(self.machine.restore(snapshot)).finish()
             self.applied = index
         group.joined(self)
 
@@ -392,16 +397,23 @@ class RaftMember:
 
     def apply_to(self, index: int) -> None:
         group = self.group
-        if not self._running or index <= self.applied:
+        if not self._running:
             return
         if index - self.applied > 1 and group.rng.random() < group.snapshot_share:
             at, snapshot = group.newest_snapshot(index)
             if at > self.applied:
-                self.machine.restore(snapshot)
+                self._restoring = Turns(self.machine.restore(snapshot))
                 self.applied = at
+        if self._restoring is not None and not self._restoring.turn(LOOKS):
+            self.process.call_soon(self.apply_to, index)
+            return
+        self._restoring = None
         if self.applied < index and group.committed_at(self.applied) < group.world.now - 0.1:
             self.was_behind_at = group.world.now
         while self.applied < index:
+            if not self.machine.prepare(group.log[self.applied]):
+                self.process.call_soon(self.apply_to, index)
+                return
             outcome = self.machine.apply(group.log[self.applied])
             self.applied += 1
             waiting = self.waiting.pop(self.applied, None)
@@ -410,3 +422,5 @@ class RaftMember:
                 waiting.set_result(outcome)
         for late in [at for at in self.waiting if at <= self.applied]:
             _fail(self.waiting.pop(late), RaftOutcomeUnknown("its place in the log was covered by a snapshot"))
+        if not self.machine.prepare(None):
+            self.process.call_soon(self.apply_to, self.applied)

@@ -5,6 +5,8 @@ faults    for some seconds, while producers write and consumers read
 calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
           answered and everything committed is read, within CALM_LIMIT simulated seconds
 last      a few more records, acknowledged at once; then every log is compared with the committed batches
+
+The module has more than 600 lines because all that takes part in a run is started, calmed and judged here.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from tests.simulation.raft import RaftGroup
 from tests.simulation.repartitions import Repartitioner
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
 from tests.simulation.transactors import SimTransactors, small_transactions
+from tests.simulation.turns import short_turns
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
 from wire.types import PartitionKey
@@ -312,7 +315,7 @@ class Cluster:
                 self.fragile.discard(name)
 
     def _is_back(self, broker: SimBroker) -> bool:
-        if broker.broker is None or broker.broker.status()["failed"] or broker.disk.failing_syncs:
+        if broker.broker is None or broker.broker.has_failed_replicas or broker.disk.failing_syncs:
             return False
         if any(path.suffix != ".index" for path in broker.disk.flipped_below(self.data)):
             return False
@@ -328,7 +331,7 @@ class Cluster:
     def restart_if_failed(self, broker: SimBroker) -> None:
         """As an operator does after the report of a failed replica."""
         broker.disk.failing_syncs = 0
-        if broker.broker is not None and broker.broker.status()["failed"]:
+        if broker.broker is not None and broker.broker.has_failed_replicas:
             broker.kill()
         if not broker.is_running:
             broker.start()
@@ -539,6 +542,11 @@ class Cluster:
         clients.stopped = True
 
     def _compare(self) -> None:
+        truth = self.raft.truth.snapshot()
+        for name, broker in self.brokers.items():
+            assert broker.metadata is not None
+            if self.raft.has_applied_all(broker.raft_address) and broker.metadata.state.snapshot() != truth:
+                self.world.broken("OneMetadataState", f"{name} has come to another state by the same commands")
         for key, partition in self.raft.truth.partitions():
             for name in partition.replicas:
                 broker = self.brokers[name]
@@ -565,6 +573,7 @@ def run(
     with (
         inhabited(world),
         patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL),
+        short_turns(),
         small_groups(),
         small_transactions(),
     ):

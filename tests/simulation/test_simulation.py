@@ -168,6 +168,14 @@ def test_a_group_goes_on_where_records_go_before_it_has_read_them(seed: int) -> 
     assert result.passed_cutovers > 0
 
 
+@pytest.mark.parametrize("seed", [1, 2, 6])
+def test_a_cutover_is_exact_where_a_replica_has_records_that_its_leader_lacks(seed: int) -> None:
+    name = "tail behind the cutover"
+    result = run(seed, scenario=name)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{name}'"
+    assert result.faults[f"scenario {name}, to its end"] == 1
+
+
 @pytest.mark.parametrize("name", ["stopped while it joins", "ends that groups hear late"])
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_members_and_transactions_hold_where_answers_and_ends_come_late(name: str, seed: int) -> None:
@@ -213,6 +221,7 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
                 "CommittedIsNotCut",
                 "HeldByAllStays",
                 "IsrMembersHoldCommitted",
+                "KnownCommittedIsNotCut",
                 "LeaderCompleteness",
             },
         ),

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.cli.audit import check_stream, told_time
-from tidelog.cli.session import cluster_options, console, fail, run
+from tidelog.cli.audit import check_stream
+from tidelog.cli.completing import stream_names
+from tidelog.cli.session import cluster_options, fail, run
 from tidelog.cli.shown import plain, shown
-from tidelog.cli.times import FORMS, point_in_time, time_zone_option
+from tidelog.cli.tables import Rows
+from tidelog.cli.times import FORMS, point_in_time, time_zone_option, told_time
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -30,7 +32,7 @@ _SHOWN_APART = frozenset({"id", "generation", "index", "time", "event", "stream"
     help=f"Only events from then on: {FORMS}.  [default: all that are kept]",
 )
 @time_zone_option
-@click.option("--stream", callback=check_stream, help="Only events of this stream.")
+@click.option("--stream", callback=check_stream, shell_complete=stream_names, help="Only events of this stream.")
 @click.option("--follow", is_flag=True, help="Go on with events as they come.")
 @cluster_options
 def activity(
@@ -101,9 +103,7 @@ def _shown(value: object) -> str:
 
 
 def _show(rows: list[list[str]]) -> None:
-    from rich.table import Table
-
-    table = Table(*_COLUMNS)
+    table = Rows(*_COLUMNS, folds=_COLUMNS[-1:])
     for row in rows:
-        table.add_row(*map(shown, row))
-    console().print(table)
+        table.add(*map(shown, row))
+    table.show()

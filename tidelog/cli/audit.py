@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.cli.session import cluster_options, console, run
+from tidelog.cli.completing import stream_names
+from tidelog.cli.session import cluster_options, run
 from tidelog.cli.shown import plain, shown
-from tidelog.cli.times import FORMS, point_in_time, shown_time, time_zone_option
+from tidelog.cli.tables import Rows
+from tidelog.cli.times import FORMS, point_in_time, time_zone_option, told_time
 from wire.internal_streams import AUDIT, is_internal
 from wire.subjects import Subjects
 
@@ -45,7 +47,7 @@ def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | 
     " trail are.  [default: all that are kept]",
 )
 @time_zone_option
-@click.option("--stream", callback=check_stream, help="Only acts on this stream.")
+@click.option("--stream", callback=check_stream, shell_complete=stream_names, help="Only acts on this stream.")
 @click.option("--follow", is_flag=True, help="Go on with acts as they come.")
 @cluster_options
 def audit(
@@ -135,15 +137,6 @@ def _row(record: dict[str, Any], zone: tzinfo | None) -> list[str]:
     ]
 
 
-def told_time(text: object, zone: tzinfo | None) -> str:
-    from tidelog.client.positions import timestamp_from_text
-
-    try:
-        return shown_time(zone)(timestamp_from_text(str(text)))
-    except ValueError:
-        return str(text)
-
-
 def _client(record: dict[str, Any]) -> str:
     nats = record.get("nats")
     if nats:
@@ -154,9 +147,7 @@ def _client(record: dict[str, Any]) -> str:
 
 
 def _show(rows: list[list[str]]) -> None:
-    from rich.table import Table
-
-    table = Table(*_COLUMNS)
+    table = Rows(*_COLUMNS, folds=("act", "outcome", "client", "request"))
     for row in rows:
-        table.add_row(*map(shown, row))
-    console().print(table)
+        table.add(*map(shown, row))
+    table.show()

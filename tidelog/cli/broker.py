@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.tables import Rows
+from tidelog.cli.usage import in_words, size
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -22,7 +24,8 @@ def broker() -> None:
 @click.argument("broker_id", metavar="BROKER")
 @cluster_options
 def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) -> None:
-    """Show the replicas that BROKER holds, and the partitions that cannot do without it.
+    """Show the replicas that BROKER holds with their bytes on its disk, the partitions that cannot do without it, and
+    the traffic of its clients since it was started.
 
     \b
     Example, before b1 is stopped for maintenance:
@@ -41,16 +44,15 @@ def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) 
 
 
 def _show(found: BrokerDescription) -> None:
-    from rich.table import Table
-
-    table = Table("partition", "leads", "standing", "in sync", "min ISR")
+    table = Rows("partition", "leads", "standing", "in sync", "min ISR", "on disk", folds=("in sync",))
     for replica in found["held"]:
-        table.add_row(
+        table.add(
             _name(replica),
             "yes" if replica["leads"] else "",
             replica["standing"],
             " ".join(replica["isr"]),
             str(replica["min_isr"]),
+            size(replica.get("bytes_on_disk")),
         )
     life = "alive" if found["alive"] else "[red]dead[/]"
     role = "voter" if found["voter"] else "observer"
@@ -59,10 +61,12 @@ def _show(found: BrokerDescription) -> None:
         internal = f", and {found['internal_leaders']} of {found['internal_replicas']} internal ones"
     console().print(
         f"broker [bold]{found['id']}[/]  {life}, {role}, leads {found['leaders']} of {found['replicas']} partitions"
-        f"{internal}",
+        f"{internal}, on disk {size(found.get('bytes_on_disk'))}",
         highlight=False,
     )
-    console().print(table)
+    for line in in_words(found.get("traffic")):
+        console().print(line, highlight=False)
+    table.show()
     if found["alive"] and (short := [_name(replica) for replica in found["held"] if _stops_commits(replica)]):
         console().print(
             f"[yellow]without {found['id']}[/] acknowledged publishes to {', '.join(short)} are refused:"

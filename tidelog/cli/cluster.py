@@ -12,6 +12,8 @@ from tidelog.cli.recover import recover
 from tidelog.cli.rotate_secret import rotate_secret
 from tidelog.cli.session import cluster_options, console, counted, print_json, run
 from tidelog.cli.shown import shown
+from tidelog.cli.tables import Rows
+from wire.units import bytes_in_words
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -65,11 +67,20 @@ def _defaults(config: dict[str, str]) -> str:
 
 
 def _show(found: ClusterStatus) -> None:
-    from rich.table import Table
-
-    table = Table("broker", "", "controller", "votes", "leads", "replicas", "free", "dropped")
+    table = Rows(
+        "broker",
+        "",
+        "controller",
+        "votes",
+        "leads",
+        "replicas",
+        "free",
+        "dropped",
+        folds=("free",),
+        drops=("replicas", "votes"),
+    )
     for broker in sorted(found["brokers"], key=lambda b: b["id"]):
-        table.add_row(
+        table.add(
             broker["id"],
             "alive" if broker["alive"] else "[red]dead[/]",
             "yes" if broker["id"] == found["controller"] else "",
@@ -79,7 +90,7 @@ def _show(found: ClusterStatus) -> None:
             _disk(broker),
             "?" if broker.get("counters") is None else str(sum(_dropped(broker).values())),
         )
-    console().print(table)
+    table.show()
     internal = f", and {found['internal_partitions']} internal" if found.get("internal_partitions") else ""
     console().print(
         f"{counted(found['streams'], 'stream')}, {counted(found['partitions'], 'partition')}{internal}: "
@@ -178,11 +189,15 @@ def _disk(broker: BrokerStatus) -> str:
     space = broker.get("space")
     if not space or not space["total_bytes"]:
         return "?"
-    free = f"{space['free_bytes'] / 1e9:.1f} GB"
+    free = bytes_in_words(space["free_bytes"])
     disk = broker.get("disk")
     if disk and disk["hangs"]:
         return f"[red]hangs for {disk['waited_s']:.0f} s[/] {free}"
-    return free if space["room"] == "ample" else f"[red]{space['room']}[/] {free}"
+    return (
+        free
+        if space["room"] == "ample"
+        else f"[red]{space['room']}[/] {free}, keeps {bytes_in_words(space['min_free_bytes'])}"
+    )
 
 
 def _clock(broker: BrokerStatus) -> str:

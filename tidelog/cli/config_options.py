@@ -16,11 +16,14 @@ from wire.stream_config import SETTINGS
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+WITH_UNITS = "ms also as 90s, 15m, 2h, 7d, bytes as 512KiB, 10GB"
+
+
 class SettingsCommand(click.Command):
     """A command with `--config`: its help ends with the settings that there are."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Settings (--config KEY=VALUE)"):
+        with formatter.section(f"Settings (--config KEY=VALUE; {WITH_UNITS})"):
             formatter.write_dl(
                 [
                     (

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidelog.cli.login_options import context_argument, given_login, stored_login_options, warn_of_secrets
-from tidelog.cli.session import console, fail, print_json
+from tidelog.cli.session import fail, print_json
+from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
     from tidelog.runtime.login_sources import Found
@@ -87,8 +88,6 @@ def add(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(as_json: bool) -> None:
     """List the contexts: Tidelog's own, and those of the `nats` CLI."""
-    from rich.table import Table
-
     from tidelog.runtime.contexts import in_use, names
 
     used = in_use(os.environ)
@@ -99,15 +98,13 @@ def list_(as_json: bool) -> None:
     if not rows:
         click.echo("no contexts; make one with `tidelog context add NAME --server URL`")
         return
-    table = Table("context", "in use", "servers", "login", "namespace", "of")
+    table = Rows("context", "in use", "servers", "login", "namespace", "of", folds=("servers", "login"))
     for row in rows:
         if (obstacle := row.get("error")) is not None:
-            table.add_row(row["name"], "*" if row["in_use"] else "", f"[red]{obstacle}[/]", "", "", row["of"])
+            table.add(row["name"], "*" if row["in_use"] else "", f"[red]{obstacle}[/]", "", "", row["of"])
             continue
-        table.add_row(
-            row["name"], "*" if row["in_use"] else "", row["servers"], row["login"], row["namespace"], row["of"]
-        )
-    console().print(table)
+        table.add(row["name"], "*" if row["in_use"] else "", row["servers"], row["login"], row["namespace"], row["of"])
+    table.show()
 
 
 @context.command()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.completing import group_names, stream_names
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.shown import plain, shown
+from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from tidelog.client.group_admin import DescribedGroup, OffsetChange
+    from tidelog.client.group_admin import DescribedGroup, GroupProgress, OffsetChange
     from wire.operations import GroupList
+
+MOST_LAGS = 200
+"""Groups whose lag `group list` looks up: each is a request to its coordinator, and one to leaders for each stream."""
+_LAGS_AT_ONCE = 8
 
 
 @click.group()
@@ -27,20 +34,25 @@ def group() -> None:
 @group.command(name="list")
 @cluster_options
 def list_(server: str | None, namespace: str, as_json: bool) -> None:
-    """List the consumer groups."""
+    """List the consumer groups, and how far each is behind.
+
+    The lag is the sum over the partitions of which the group has committed something.
+    """
 
     async def work(client: Client) -> None:
         found = await client.groups()
+        lags = await _lags(client, [summary["name"] for summary in found["groups"][:MOST_LAGS]])
         if as_json:
-            print_json(found)
+            groups = [{**summary, "lag": lags.get(summary["name"])} for summary in found["groups"]]
+            print_json({**found, "groups": groups})
         else:
-            _show_list(found)
+            _show_list(found, lags)
 
     run(server, namespace, work)
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @cluster_options
 def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Show a group's members and their partitions, what is committed, and how far it is behind.
@@ -52,7 +64,8 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
     async def work(client: Client) -> None:
         found = await client.describe_group(name)
         if as_json:
-            print_json(found)
+            lag, unknown = _total(found["progress"])
+            print_json({**found, "lag": lag, "lag_unknown": unknown})
         else:
             _show_description(found)
 
@@ -60,7 +73,7 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @click.option(
     "--to",
     metavar="earliest|latest|OFFSET|TIME",
@@ -73,6 +86,7 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
     "streams",
     multiple=True,
     metavar="NAME",
+    shell_complete=stream_names,
     help="Only this one; repeatable. [default: those of which the group has committed something]",
 )
 @click.option("--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable.")
@@ -132,7 +146,7 @@ def reset(
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", shell_complete=group_names)
 @yes_option
 @cluster_options
 def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
@@ -152,25 +166,53 @@ def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bo
     run(server, namespace, work)
 
 
+async def _lags(client: Client, names: list[str]) -> dict[str, int | None]:
+    """How far each group is behind in all; None: nothing is committed, or no leader tells an end."""
+    import asyncio
+
+    from wire.errors import TidelogError
+
+    at_once = asyncio.Semaphore(_LAGS_AT_ONCE)
+
+    async def of(name: str) -> int | None:
+        async with at_once:
+            try:
+                return _total((await client.describe_group(name))["progress"])[0]
+            except TidelogError:  # it was forgotten meanwhile, or its coordinator does not answer
+                return None
+
+    return dict(zip(names, await asyncio.gather(*map(of, names)), strict=True))
+
+
+def _total(progress: Sequence[GroupProgress]) -> tuple[int | None, int]:
+    """The sum of the known lags (None: none is), and the number of partitions whose lag is not known."""
+    known = [entry["lag"] for entry in progress if entry["lag"] is not None]
+    return sum(known) if known else None, len(progress) - len(known)
+
+
 def to_position(text: str | None) -> str | int | None:
     """Digits are an offset."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
-def _show_list(found: GroupList) -> None:
-    from rich.table import Table
-
+def _show_list(found: GroupList, lags: Mapping[str, int | None]) -> None:
     if found["groups"]:
-        table = Table("group", "state", "members", "generation", "streams")
+        table = Rows(
+            "group", "state", "members", "generation", "lag", "streams", folds=("streams",), drops=("generation",)
+        )
         for summary in found["groups"]:
-            table.add_row(
+            table.add(
                 shown(summary["name"]),
                 _state(summary["state"]),
                 str(summary["members"]),
                 str(summary["generation"]),
+                _number(lags[summary["name"]]) if summary["name"] in lags else "",
                 shown(" ".join(summary["streams"])),
             )
-        console().print(table)
+        table.show()
+        if len(lags) < len(found["groups"]):
+            first = counted(len(lags), "group")
+            click.echo(f"the lag is shown of the first {first}; `tidelog group describe NAME` tells that of another")
     elif not found["unanswered"]:
         click.echo("no groups; `tidelog subscribe STREAM --group NAME` makes one")
     if found["unanswered"]:
@@ -183,8 +225,6 @@ def _show_list(found: GroupList) -> None:
 
 
 def _show_description(found: DescribedGroup) -> None:
-    from rich.table import Table
-
     from tidelog.client.positions import timestamp_to_text
 
     console().print(
@@ -199,9 +239,18 @@ def _show_description(found: DescribedGroup) -> None:
             highlight=False,
         )
     if found["details"]:
-        members = Table("member", "client", "instance", "subscribed to", "partitions", "to be given up")
+        members = Rows(
+            "member",
+            "client",
+            "instance",
+            "subscribed to",
+            "partitions",
+            "to be given up",
+            folds=("client", "subscribed to", "partitions", "to be given up"),
+            drops=("client", "to be given up", "subscribed to"),
+        )
         for member in found["details"]:
-            members.add_row(
+            members.add(
                 shown(member["id"]),
                 shown(member["client"]),
                 shown(member["instance"]) + (" (away)" if member["parted"] else ""),
@@ -209,7 +258,7 @@ def _show_description(found: DescribedGroup) -> None:
                 _partitions(member["assigned"]),
                 _partitions(member["revoking"]),
             )
-        console().print(members)
+        members.show()
     for each in found.get("pending", []):
         click.echo(
             f"pending: {plain(each['stream'])}/{each['partition']} at {each['offset']}, in a transaction of producer"
@@ -223,34 +272,51 @@ def _show_description(found: DescribedGroup) -> None:
                 f" committed {sources}"
             )
     if found["progress"]:
-        table = Table("stream", "partition", "committed", "end", "lag", "member", "committed at", "metadata")
+        table = Rows(
+            "stream",
+            "partition",
+            "committed",
+            "end",
+            "lag",
+            "member",
+            "committed at",
+            "metadata",
+            folds=("metadata",),
+            drops=("metadata", "committed at"),
+        )
         for entry in found["progress"]:
-            table.add_row(
+            table.add(
                 shown(entry["stream"]),
                 str(entry["partition"]),
                 "nothing" if entry["committed"] is None else str(entry["committed"]),
-                "?" if entry["end"] is None else str(entry["end"]),
-                "?" if entry["lag"] is None else str(entry["lag"]),
+                _number(entry["end"]),
+                _number(entry["lag"]),
                 shown(entry["member"] or ""),
                 timestamp_to_text(entry["committed_at_ns"]) if entry["committed_at_ns"] else "",
                 shown(entry["metadata"]),
             )
-        console().print(table)
+        table.show()
+        lag, unknown = _total(found["progress"])
+        partitions = counted(len(found["progress"]), "partition")
+        not_known = f"; it is not known of {unknown}" if unknown else ""
+        click.echo(f"lag in all: {_number(lag)} in {partitions}{not_known}")
 
 
 def _show_plan(plan: list[OffsetChange]) -> None:
-    from rich.table import Table
-
-    table = Table("stream", "partition", "committed", "would be")
+    table = Rows("stream", "partition", "committed", "would be")
     for change in plan:
         before = change["before"]
-        table.add_row(
+        table.add(
             shown(change["stream"]),
             str(change["partition"]),
             "nothing" if before is None else str(before),
             str(change["after"]),
         )
-    console().print(table)
+    table.show()
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def _state(state: str) -> str:

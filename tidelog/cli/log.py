@@ -485,10 +485,11 @@ def _keyring(file: Path | None) -> Keyring:
 
 
 def _partition_of(path: Path) -> PartitionKey | None:
-    from dataplane.log.data_dir import partition_of
+    from dataplane.log.data_dir import SET_ASIDE_SUFFIX, partition_of
 
     path = path.absolute()
-    return partition_of(path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    return partition_of(folder.with_name(folder.name.removesuffix(SET_ASIDE_SUFFIX)))
 
 
 def _refuse(message: str) -> NoReturn:

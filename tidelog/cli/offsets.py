@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.cli.session import cluster_options, console, print_json, run
+from tidelog.cli.completing import stream_names
+from tidelog.cli.session import cluster_options, print_json, run
+from tidelog.cli.tables import Rows
 from tidelog.cli.times import FORMS, point_in_time, shown_time, time_zone_option
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("stream")
+@click.argument("stream", shell_complete=stream_names)
 @click.option("--time", "at", metavar="TIME", help=f"Also the first offset at or after a time: {FORMS}.")
 @click.option("--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable.")
 @time_zone_option
@@ -65,14 +67,12 @@ def _show(stream: str, rows: list[dict[str, Any]], time: str | None, *, as_json:
     if as_json:
         print_json({"stream": stream, **({} if time is None else {"time": time}), "partitions": rows})
         return
-    from rich.table import Table
-
-    table = Table("partition", "log start", "committed end", "offsets", *([] if time is None else [f"at {time}"]))
+    table = Rows("partition", "log start", "committed end", "offsets", *([] if time is None else [f"at {time}"]))
     for row in rows:
         start, end = row["log_start_offset"], row["committed_end"]
         cells = [row["partition"], start, end, end - start]
         if time is not None:
             found = row["offset_at_time"]
             cells.append("none yet" if found is None else found)
-        table.add_row(*map(str, cells))
-    console().print(table)
+        table.add(*map(str, cells))
+    table.show()

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.completing import stream_names
 from tidelog.cli.session import cluster_options, confirm, console, fail, print_json, run, yes_option
+from tidelog.cli.times import time_zone_option, told_time
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
     from tidelog.client.connection import Client
     from wire.operations import PartitionStory
 
@@ -24,7 +28,7 @@ def partition() -> None:
 
 
 @partition.command(name="move-leader")
-@click.argument("stream")
+@click.argument("stream", shell_complete=stream_names)
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
 @cluster_options
@@ -57,13 +61,15 @@ def move_leader(stream: str, number: int, broker: str, server: str | None, names
 
 
 @partition.command()
-@click.argument("stream")
+@click.argument("stream", shell_complete=stream_names)
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
+@time_zone_option
 @cluster_options
-def story(stream: str, number: int, server: str | None, namespace: str, as_json: bool) -> None:
+def story(stream: str, number: int, zone: tzinfo | None, server: str | None, namespace: str, as_json: bool) -> None:
     """Show the last events of each replica: its roles, changes of the ISR, cuts of its log, failures.
 
-    Each broker keeps the last fifty since it was started. The leader is first; the newest event is last.
+    Each broker keeps the last fifty since it was started. The leader is first; the newest event is last. Times are
+    those of each broker's clock.
 
     \b
     Example, to see why a replica left the ISR:
@@ -75,12 +81,12 @@ def story(stream: str, number: int, server: str | None, namespace: str, as_json:
         if as_json:
             print_json(found)
         else:
-            _show_story(found)
+            _show_story(found, zone)
 
     run(server, namespace, work)
 
 
-def _show_story(found: PartitionStory) -> None:
+def _show_story(found: PartitionStory, zone: tzinfo | None) -> None:
     for replica in sorted(found["replicas"], key=lambda replica: not replica["leads"]):
         console().print(
             f"[bold]{replica['broker']}[/]  {'leads' if replica['leads'] else replica['standing']}", highlight=False
@@ -90,13 +96,14 @@ def _show_story(found: PartitionStory) -> None:
             console().print("  [yellow]it does not answer[/]")
         for event in events or ():
             times = f" ({event['times']} times)" if event["times"] > 1 else ""
+            time = f"{told_time(event['time'], zone)}  " if "time" in event else ""  # a broker of before tells none
             console().print(
-                f"  {event['seconds_ago']:>12.3f} s ago  {event['event']}{times}", highlight=False, markup=False
+                f"  {time}{event['seconds_ago']:>12.3f} s ago  {event['event']}{times}", highlight=False, markup=False
             )
 
 
 @partition.command(name="elect-unclean")
-@click.argument("stream")
+@click.argument("stream", shell_complete=stream_names)
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
 @click.option("--accept-loss", is_flag=True, help="Do it. Without this, only tell the loss, and exit with 1.")

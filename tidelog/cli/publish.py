@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
-from tidelog.cli.record_input import InputFault, chunks
+from tidelog.cli.completing import stream_names
+from tidelog.cli.record_input import CHUNK_RECORDS, InputFault, chunks
 from tidelog.cli.session import cluster_options, counted, fail, print_json, run
 from wire.echo import one_line
 from wire.layouts import PARTITIONERS
@@ -58,7 +59,7 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
 
 
 @click.command()
-@click.argument("stream")
+@click.argument("stream", shell_complete=stream_names)
 @click.argument("value", required=False)
 @click.option("--key", help="Key of every record that brings none of its own; equal keys share a partition.")
 @click.option(
@@ -140,7 +141,7 @@ def publish(
     `--format jsonl` takes the output of `tidelog subscribe --json`: a JSON object on each line. "value" is text, null
     (deletes the key in a compacted stream), or an object or list, which is stored as compact JSON; "key" is text, and
     so is each of "headers"; "timestamp" is ISO-8601 or ns since 1970; "msg_id" is as --msg-id. All but "value" may be
-    left out.
+    left out; a field that is none of those of `subscribe --json` is refused.
 
     \b
     Examples:
@@ -187,7 +188,8 @@ def publish(
                 told = {"stream": stream, "partition": receipt.partition, "offset": offset}
                 print_json({**told, "duplicate": True} if receipt.duplicate else told)
             elif offset is None:
-                click.echo(f"{stream}/{receipt.partition} sent, not acknowledged")
+                how = "was there already; its offset is not known any more"
+                click.echo(f"{stream}/{receipt.partition} {how if receipt.duplicate else 'sent, not acknowledged'}")
             else:
                 again = " was there already" if receipt.duplicate else ""
                 click.echo(f"{stream}/{receipt.partition} offset {offset}{again}")
@@ -224,18 +226,47 @@ async def _publish_file(
 
     await producer.start()
     published = _Published("acknowledged" if acknowledged else "sent", "record" if form == "lengths" else "line")
-    with _progress(file) as progress:
-        try:
+    try:
+        with _progress(file) as progress:
+            steps = _Steps()
             async for chunk, size in chunks(file, form):  # the next is read once this one is acknowledged
-                await _with_grace(published.publish(producer, chunk, size, form, given))
-                if progress is not None:
-                    progress.update(progress.task_ids[0], advance=size, records=published.records)
-        except InputFault as fault:
-            fail(f"{fault}; {published.before()}")
-        except asyncio.CancelledError:  # Ctrl-C
-            published.tell(producer.stream, as_json=as_json, interrupted=True)
-            raise
+                if progress is None:
+                    await _with_grace(published.publish(producer, chunk, form, given))
+                    continue
+                at = 0
+                while at < len(chunk):
+                    part, began = chunk[at : at + steps.records], time.monotonic()
+                    await _with_grace(published.publish(producer, part, form, given))
+                    steps.took(time.monotonic() - began)
+                    at += len(part)
+                    advance = size * len(part) / len(chunk)
+                    progress.update(progress.task_ids[0], advance=advance, records=published.records)
+    except InputFault as fault:
+        fail(f"{fault}; {published.before()}")
+    except asyncio.CancelledError:  # Ctrl-C
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the terminal has printed ^C into the line
+        published.tell(producer.stream, as_json=as_json, interrupted=True)
+        raise
     published.tell(producer.stream, as_json=as_json)
+
+
+class _Steps:
+    """How many records are published between two moves of a progress bar: it moves some times a second, and a fast
+    cluster is not held up by it."""
+
+    LEAST = 500
+    SHORT, LONG = 0.1, 0.4
+    """Seconds: after a step that took less the next is twice as large, after one that took more half."""
+
+    def __init__(self) -> None:
+        self.records = self.LEAST
+
+    def took(self, seconds: float) -> None:
+        if seconds < self.SHORT:
+            self.records = min(2 * self.records, CHUNK_RECORDS)
+        elif seconds > self.LONG:
+            self.records = max(self.records // 2, self.LEAST)
 
 
 async def _with_grace(publishing: Coroutine[Any, Any, None]) -> None:
@@ -265,7 +296,7 @@ class _Published:
         self.lines = 0
         """Lines of which the outcome is known, and good."""
         self.bytes = 0
-        """Bytes of those lines."""
+        """Bytes of the values of those lines, without newlines or what else stands around a value."""
         self.duplicates = 0
         """Records that were there already, by their message ids; the others were written."""
         self._began = time.monotonic()
@@ -283,18 +314,17 @@ class _Published:
             return "nothing was published"
         return f"{self.unit}s 1 to {self.lines} are {self.state}"
 
-    async def publish(self, producer: Producer, chunk: list[bytes], size: int, form: str, given: _Given) -> None:
-        """`size`: bytes that the lines took in the file."""
+    async def publish(self, producer: Producer, chunk: list[bytes], form: str, given: _Given) -> None:
         from tidelog.client.errors import BadRequest
         from wire.errors import TidelogError
 
         self._under_way = len(chunk)
         try:
             if form == "jsonl":
-                outcomes = await _publish_json(producer, chunk, self.lines, given, self.state)
+                outcomes, size = await _publish_json(producer, chunk, self.lines, given, self.state)
             else:
                 values = chunk if form == "lengths" else [line.removesuffix(b"\r") for line in chunk]
-                outcomes = await _publish_lines(producer, values, given)
+                outcomes, size = await _publish_lines(producer, values, given), sum(map(len, values))
         except TidelogError as error:
             if isinstance(error, BadRequest) and not self.lines:
                 raise  # a wrong argument: nothing was sent
@@ -331,7 +361,8 @@ class _Published:
             return
         done = "published" if self.state == "acknowledged" else "sent, without acknowledgements,"
         told = (
-            f"{done} {counted(records, 'record')}, {counted(self.bytes, 'byte')}, to {stream} in {seconds:.1f} s"
+            f"{done} {counted(records, 'record')}, {counted(self.bytes, 'byte')} of values, to {stream} in"
+            f" {seconds:.1f} s"
             f" ({records / max(seconds, 0.001):,.0f} records/s)"
         )
         if self.duplicates:
@@ -417,12 +448,14 @@ async def _publish_lines(producer: Producer, values: list[bytes], given: _Given)
 
 async def _publish_json(
     producer: Producer, chunk: list[bytes], first_line: int, given: _Given, state: str
-) -> _Outcomes:
+) -> tuple[_Outcomes, int]:
+    """The outcomes, and the number of bytes of the values."""
     from tidelog.cli.records_json import from_json
     from tidelog.client.errors import BadRequest, RecordTooLarge
     from wire.errors import TidelogError
 
     one_by_one = _OneByOne(producer, given)
+    size = 0
     for at, line in enumerate(chunk):
         if not line.strip():
             continue
@@ -431,6 +464,7 @@ async def _publish_json(
             key = given.key if parsed.key is None else parsed.key
             headers = {**given.headers, **parsed.headers}
             await one_by_one.send(at, parsed.value, key, headers, parsed.timestamp, parsed.msg_id)
+            size += len(parsed.value or b"")
         except (ValueError, BadRequest, RecordTooLarge) as error:
             for _, outcome in await one_by_one.outcomes():
                 if isinstance(outcome, TidelogError):
@@ -438,7 +472,7 @@ async def _publish_json(
             number = first_line + 1 + at
             before = f"; the lines before it are {state}" if number > 1 else ""
             fail(f"line {number} cannot be published: {error}{before}")
-    return await one_by_one.outcomes()
+    return await one_by_one.outcomes(), size
 
 
 class _OneByOne:
@@ -496,18 +530,28 @@ def _progress(file: BinaryIO) -> Any:
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
+    total = _file_size(file)
+    left = [] if total is None else [TextColumn("ready in"), TimeRemainingColumn()]
     progress = Progress(
         TextColumn("publishing"),
         BarColumn(),
         TextColumn("{task.fields[records]:,} records"),
         DownloadColumn(),
         TransferSpeedColumn(),
+        *left,
         console=Console(stderr=True),
         transient=True,
     )
-    progress.add_task("publishing", total=_file_size(file), records=0)
+    progress.add_task("publishing", total=total, records=0)
     return progress
 
 

@@ -6,16 +6,17 @@
 
 Key, value and header values are text; a header with several values is a list of them. When any of them is not UTF-8,
 all of them are base64 and the line has `"encoding": "base64"`. A null key or value is null. On input only
-`value` is needed; `stream`, `partition` and `offset` are not looked at; a value that is an object or a list stands for
-its own compact JSON; `msg_id` is the message id, which is printed as the header that it becomes. A number, true or
-false is refused, as a value, a key, a header or an id: several texts spell the same number, and a key must be the very
-bytes that other publishers of that key send.
+`value` is needed; `stream`, `partition` and `offset` are not looked at; a field that is none of these is refused, for
+it may be a misspelled one; a value that is an object or a list stands for its own compact JSON; `msg_id` is the message
+id, which is printed as the header that it becomes. A number, true or false is refused, as a value, a key, a header or
+an id: several texts spell the same number, and a key must be the very bytes that other publishers of that key send.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -24,6 +25,8 @@ from tidelog.cli.shown import plain_json
 from tidelog.client.errors import BadRequest
 from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text, timestamp_ns, timestamp_to_text
 from tidelog.client.records import Record
+
+_FIELDS = ("value", "key", "headers", "timestamp", "msg_id", "encoding", "stream", "partition", "offset")
 
 
 class Parsed(NamedTuple):
@@ -73,7 +76,12 @@ def from_json(line: bytes) -> Parsed:
         found = json.loads(line, parse_constant=_no_json)
     except ValueError as error:
         raise ValueError(f"it is no JSON ({error})") from None
-    if not isinstance(found, dict) or "value" not in found:
+    if not isinstance(found, dict):
+        raise ValueError('it is no object with a "value"')
+    for name in found:
+        if name not in _FIELDS:
+            raise ValueError(_unknown(name))
+    if "value" not in found:
         raise ValueError('it is no object with a "value"')
     encoding = found.get("encoding")
     if encoding not in (None, "base64"):
@@ -92,6 +100,12 @@ def from_json(line: bytes) -> Parsed:
         _timestamp(found.get("timestamp")),
         _bytes("msg_id", found.get("msg_id"), as_base64),
     )
+
+
+def _unknown(name: str) -> str:
+    nearest = difflib.get_close_matches(name.lower(), _FIELDS, 1)
+    meant = f' (did you mean "{nearest[0]}"?)' if nearest else ""
+    return f"{json.dumps(name)[:80]} is no field{meant}; the fields are {', '.join(_FIELDS)}"
 
 
 def _no_json(constant: str) -> NoReturn:

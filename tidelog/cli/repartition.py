@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tidelog.cli.completing import stream_names
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def repartition() -> None:
 
 
 @repartition.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @cluster_options
 def status(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Show how far the repartition of a stream is, and what it waits for."""
@@ -65,7 +66,7 @@ def status(name: str, server: str | None, namespace: str, as_json: bool) -> None
 
 
 @repartition.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @cluster_options
 def watch(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Wait until the repartition of a stream is finished, with its progress on a terminal.
@@ -84,7 +85,7 @@ def watch(name: str, server: str | None, namespace: str, as_json: bool) -> None:
 
 
 @repartition.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @cluster_options
 def cancel(name: str, server: str | None, namespace: str, as_json: bool) -> None:
     """Give up a repartition while its new partitions are made ready.

@@ -59,7 +59,8 @@ def security() -> None:
     "groups",
     multiple=True,
     metavar="NAME",
-    help="For a consumer or Spark: a consumer group, or a cursor, that it may use; repeatable; '*': all.",
+    help="For a consumer or Spark: a consumer group, or a cursor, that it may use; beside --transactional-id a group"
+    " whose offsets transactions commit; repeatable; '*': all.",
 )
 @click.option(
     "--patterns",
@@ -71,7 +72,8 @@ def security() -> None:
     "transactional_ids",
     multiple=True,
     metavar="ID",
-    help="For a producer: a transactional id, or family, that it may begin transactions under; repeatable; '*': all.",
+    help="For a producer: a transactional id, or family, under which it may begin transactions in its streams;"
+    " repeatable; '*': all.",
 )
 @click.option("--user", metavar="NAME", help="The user's name.  [default: role and first stream]")
 @click.option("--nkey", metavar="KEY", help="The user's public NKey, in place of a name and a password.")
@@ -145,8 +147,11 @@ def nats_config(
         _refuse("--subject is for a producer, or a broker; leave it out")
     if partitions != 1 and not (subjects and Role.PRODUCER in asked):
         _refuse("--partitions is for a producer's --subject; leave it out")
-    if groups and not {Role.CONSUMER, Role.SPARK} & set(asked):
-        _refuse("--group is for a consumer or Spark; leave it out (an admin may use all)")
+    if groups and not ({Role.CONSUMER, Role.SPARK} & set(asked) or transactional_ids):
+        _refuse(
+            "--group is for a consumer or Spark, or for a producer's --transactional-id; leave it out (an admin may use"
+            " all)"
+        )
     if patterns and not groups:
         _refuse("--patterns is for the members of a --group; name it, or leave --patterns out")
     if transactional_ids and Role.PRODUCER not in asked:

@@ -58,20 +58,28 @@ def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: s
     ctx.meta[_INBOX_PREFIX] = given
 
 
-def _namespace(ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
-    """Puts the context in use in the place of one that is asked for, where nothing says which servers are meant; a
-    namespace that is not given is the context's."""
+def _context_in_use(ctx: click.Context) -> str | None:
+    """The context that is asked for, or, put in its place, the one in use. None: something else says which servers are
+    meant."""
     from tidelog.runtime import contexts
-    from tidelog.runtime.login_sources import namespace_of
-    from wire.errors import TidelogError
 
-    if ctx.resilient_parsing:
-        return given
     name = asked_context(ctx)
     if name is None and ctx.params.get("server") is None and not any(map(os.environ.get, _SERVERS_SAID_BY)):
         name = contexts.in_use(os.environ)
         if name is not None:
             use_context(ctx, name)
+    return name
+
+
+def _namespace(ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
+    """Puts the context in use in the place of one that is asked for, where nothing says which servers are meant; a
+    namespace that is not given is the context's."""
+    from tidelog.runtime.login_sources import namespace_of
+    from wire.errors import TidelogError
+
+    if ctx.resilient_parsing:
+        return given
+    name = _context_in_use(ctx)
     if name is None or ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT:
         return given
     try:
@@ -134,6 +142,24 @@ def run(
         fail(f"the output cannot be written, or the input cannot be read: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+async def connected_for_completion(ctx: click.Context, timeout: float) -> Client:
+    """A client for the options that are on the line so far. Raises anything."""
+    from tidelog.client.connecting import connect
+
+    _context_in_use(ctx)
+    with ctx.scope(cleanup=False):
+        login = given_login()
+    is_given = ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT
+    return await connect(
+        ctx.params.get("server"),
+        namespace=ctx.params.get("namespace") if is_given else None,
+        inbox_prefix=ctx.meta.get(_INBOX_PREFIX),
+        connect_timeout=timeout,
+        api_timeout=timeout,
+        **login,
+    )
 
 
 async def _connected(

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
+from tidelog.cli.completing import stream_names
 from tidelog.cli.config_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.shown import shown
 from tidelog.cli.stream_copy import copy
+from tidelog.cli.tables import Rows
+from tidelog.cli.usage import in_words as traffic_in_words
+from tidelog.cli.usage import rates, size, sizes
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, PARTITIONERS
 
@@ -90,7 +94,7 @@ def create(
         if as_json:
             print_json(made)
         else:
-            done = "there is" if if_not_exists else "created"
+            done = "created" if made.get("created", True) else "there already is"
             click.echo(
                 f"{done} stream {name}: subject {subject or name}, {counted(partitions, 'partition')}, "
                 f"replication factor {made['replication_factor']}"
@@ -103,25 +107,37 @@ def create(
 @click.option("--internal", is_flag=True, help="With Tidelog's own streams.")
 @cluster_options
 def list_(internal: bool, server: str | None, namespace: str, as_json: bool) -> None:
-    """List the streams."""
+    """List the streams, with the bytes that their replicas have on disks, and what clients send and are sent.
+
+    The rates are those of the last minute; `tidelog stream describe` tells more.
+    """
 
     async def work(client: Client) -> None:
-        streams = sorted(await client.streams(internal=internal), key=lambda summary: summary["name"])
+        found = await client.streams_with_usage(internal=internal)
+        streams = sorted(found["streams"], key=lambda summary: summary["name"])
         if as_json:
             print_json(streams)
         elif streams:
             _show_list(streams)
         else:
             click.echo("no streams; make one with `tidelog stream create NAME`")
+        if streams and (missing := found.get("unanswered")):
+            click.echo(
+                f"tidelog: what {', '.join(missing)} has of them is missing in bytes on disk and traffic: no answer",
+                err=True,
+            )
 
     run(server, namespace, work)
 
 
 @stream.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @cluster_options
 def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
-    """Show a stream's partitions: leaders, in-sync replicas, offsets."""
+    """Show a stream's partitions: leaders, in-sync replicas, offsets, bytes on disk; and the traffic of its clients.
+
+    Traffic is counted by each broker since it was started. Bytes are those of the segments, of each replica.
+    """
 
     async def work(client: Client) -> None:
         found = await client.describe(name)
@@ -134,7 +150,7 @@ def describe(name: str, server: str | None, namespace: str, as_json: bool) -> No
 
 
 @stream.command(cls=SettingsCommand)
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @click.option(
     "--partitions",
     metavar="N",
@@ -169,7 +185,7 @@ def alter(
 
     \b
     Examples:
-      tidelog stream alter orders --config retention_max_age_ms=604800000 --unset max_record_bytes
+      tidelog stream alter orders --config retention_max_age_ms=7d --unset max_record_bytes
       tidelog stream alter orders --partitions 6 --dry-run
       tidelog stream alter orders --partitions 6
     """
@@ -208,7 +224,7 @@ stream.add_command(copy)
 
 
 @stream.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @yes_option
 @cluster_options
 def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
@@ -238,7 +254,7 @@ partitions_option = click.option(
 
 
 @stream.command(name="set-readonly")
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @partitions_option
 @click.option("--off", is_flag=True, help="Let them take records again.")
 @cluster_options
@@ -269,7 +285,7 @@ def set_readonly(
 
 
 @stream.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @partitions_option
 @click.option("--resume-all", is_flag=True, help="A publish to one of them resumes all partitions of the stream.")
 @cluster_options
@@ -291,7 +307,7 @@ def pause(
 
 
 @stream.command()
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @partitions_option
 @cluster_options
 def resume(name: str, partitions: tuple[int, ...], server: str | None, namespace: str, as_json: bool) -> None:
@@ -313,7 +329,7 @@ def _show_changed(name: str, changed: list[ChangedPartition], how: str, as_json:
 
 
 @stream.command(name="delete-records")
-@click.argument("name")
+@click.argument("name", shell_complete=stream_names)
 @click.option(
     "--before",
     metavar="OFFSET|latest",
@@ -385,39 +401,60 @@ def _warn_of_late(changed: list[ChangedPartition]) -> None:
 
 
 def _show_list(streams: list[StreamSummary]) -> None:
-    from rich.table import Table
-
-    table = Table("stream", "subject", "partitions", "replication factor")
+    table = Rows(
+        "stream",
+        "subject",
+        "partitions",
+        "replication factor",
+        "on disk",
+        "in",
+        "out",
+        drops=("subject", "replication factor", "partitions"),
+    )
     for summary in streams:
-        table.add_row(
+        table.add(
             shown(summary["name"]),
             shown(summary["subject"]),
             str(summary["partitions"]),
             str(summary["replication_factor"]),
+            size(summary.get("bytes_on_disk")),
+            *rates(summary.get("traffic")),
         )
-    console().print(table)
+    table.show()
 
 
 def _show_description(found: StreamDescription) -> None:
-    from rich.table import Table
-
     settings = "  ".join(shown(f"{key}={value}") for key, value in sorted(found["config"].items()))
     partitioner = found.get("partitioner", DEFAULT_PARTITIONER)  # a broker of an older version tells none
     console().print(
         f"stream [bold]{found['name']}[/]  subject {shown(found['subject'])}  partitioner"
-        f" {shown(partitioner)}\n{settings}",
+        f" {shown(partitioner)}  on disk {size(found.get('bytes_on_disk'))}\n{settings}",
         highlight=False,
     )
+    for line in traffic_in_words(found.get("traffic")):
+        console().print(line, highlight=False)
     # A broker of a version without repartitions tells no layouts.
     layouts, begun = found.get("layouts", []), found.get("repartition")
     has_states = len(layouts) > 1 or begun is not None
     states = ("state",) if has_states else ()
-    table = Table("partition", *states, "leader", "leader epoch", "in sync", "behind or away", "log start", *ENDS)
+    table = Rows(
+        "partition",
+        *states,
+        "leader",
+        "leader epoch",
+        "in sync",
+        "behind or away",
+        "log start",
+        *ENDS,
+        "on disk",
+        folds=("in sync", "behind or away", "on disk"),
+        drops=("leader epoch", "log start"),
+    )
     for partition in found["partitions"]:
         last, stable = partition["high_watermark"], partition.get("last_stable_offset")
         committed = None if last is None else last + 1
         waits = committed is not None and stable is not None and stable < committed
-        table.add_row(
+        table.add(
             str(partition["partition"]),
             *([state_of(partition, layouts)] if has_states else []),
             partition["leader"] or "[red]none[/]",
@@ -427,8 +464,9 @@ def _show_description(found: StreamDescription) -> None:
             _number(partition["log_start_offset"]),
             _number(committed) + (f"\nstable {_number(stable)}" if waits else ""),
             _number(partition["log_end_offset"]),
+            sizes((name, each.get("bytes_on_disk")) for name, each in partition["replicas_progress"].items()),
         )
-    console().print(table)
+    table.show()
     show_layouts(layouts)
     if begun is not None:
         status: RepartitionStatus = {
@@ -465,10 +503,11 @@ def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> Non
     if damage is not None:
         console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {shown(damage['reason'])}")
     elif quarantined is not None and (latest := quarantined["latest"]) is not None:
+        file = latest["file"]  # none where the log's folder or its first files were missing
+        where = f" ({file}, byte {latest['first_byte']})" if file else f": {shown(latest['reason'])}"
         console().print(
             f"[yellow]{replica}[/] cut damage out of partition {partition} {counted(quarantined['events'], 'time')},"
-            f" the last {latest['when']} at offset {latest['sound_end']}"
-            f" ({latest['file']}, byte {latest['first_byte']})"
+            f" the last {latest['when']} at offset {latest['sound_end']}{where}"
         )
 
 

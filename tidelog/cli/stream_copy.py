@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidelog.cli.completing import stream_names
 from tidelog.cli.config_options import SettingsCommand, config_of, config_option
 from tidelog.cli.session import cluster_options, counted, print_json, run
 from tidelog.cli.times import FORMS, position, time_zone_option
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SettingsCommand)
-@click.argument("source")
+@click.argument("source", shell_complete=stream_names)
 @click.argument("target")
 @click.option(
     "--partitions",

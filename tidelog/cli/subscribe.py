@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import select
-import stat
 import sys
-import termios
 from bisect import bisect_right
 from contextlib import suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
+from tidelog.cli.completing import group_names, stream_names
 from tidelog.cli.record_formats import RecordFormat, record_format
 from tidelog.cli.session import cluster_options, run
 from tidelog.cli.shown import cleaner, raw_option
+from tidelog.cli.standard_output import StandardOutput
 from tidelog.cli.times import FORMS, position, shown_time, time_zone_option
 from wire.errors import TidelogError
 
@@ -37,14 +33,12 @@ KEPT_EVERY = 1.0
 
 _AT_ONCE = 1000
 """Records of a group's member that are printed, and then finished, together."""
-_LONGEST_PAUSE = 0.05
-"""Seconds between two looks at a pipe whose reader is slow."""
 _GROUP_STARTS = ("earliest", "latest", "new")
 _POSITION = "[{words}|OFFSET|TIME]"
 
 
 @click.command()
-@click.argument("streams", nargs=-1, metavar="STREAM...")
+@click.argument("streams", nargs=-1, metavar="STREAM...", shell_complete=stream_names)
 @click.option(
     "--start",
     default="earliest",
@@ -120,6 +114,7 @@ _POSITION = "[{words}|OFFSET|TIME]"
 @click.option(
     "--group",
     metavar="NAME",
+    shell_complete=group_names,
     help="Read as a member of this consumer group: its members share the partitions, and go on behind what it has "
     "committed; --start is for partitions of which it has committed nothing.",
 )
@@ -239,76 +234,44 @@ def subscribe(
 
 async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | None) -> None:
     """A call for more finishes what has left this process, and, where it went into a pipe, was read."""
-    out = sys.stdout.buffer
-    pipe = _pipe(out)
+    out = StandardOutput()
     left = sys.maxsize if limit is None else limit
     while left:
         records = await member.getmany(min(left, _AT_ONCE))
         lines = [show(record) for record in records]
-        if pipe is None:
-            out.writelines(lines)
-            out.flush()
+        if out.is_pipe:
+            await _pass_on(out, lines, records, member)
         else:
-            await _pass_on(pipe, lines, records, member)
+            await out.write(b"".join(lines))
         left -= len(records)
 
 
-def _pipe(out: IO[bytes]) -> int | None:
-    """Its file descriptor, if it is a pipe."""
-    try:
-        return out.fileno() if stat.S_ISFIFO(os.fstat(out.fileno()).st_mode) else None
-    except (OSError, ValueError):  # it is no file
-        return None
-
-
-async def _pass_on(pipe: int, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
-    """Returns when all of it was read. Raises BrokenPipeError where the reader has gone before: the member goes back
-    to the first record that was not read whole. Where it is interrupted after all was read, that is committed."""
+async def _pass_on(pipe: StandardOutput, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
+    """Returns when all of it was read. Where the reader has gone before, or this is interrupted, the records that were
+    read whole are finished, and BrokenPipeError or CancelledError is raised."""
     import asyncio
 
-    data = memoryview(b"".join(lines))
-    written, pause = 0, 0.001
+    begin = pipe.written
     try:
-        while written < len(data):
-            written += os.write(pipe, data[written:])
-    except BrokenPipeError:
-        pass
-    try:
-        while (unread := _unread(pipe)) and not _has_no_reader(pipe):
-            await asyncio.sleep(pause)  # a reader that reads is no event
-            pause = min(2 * pause, _LONGEST_PAUSE)
-    except asyncio.CancelledError:
-        if written == len(data) and not _unread(pipe):
-            with suppress(TidelogError):
+        await pipe.write(b"".join(lines))
+        await pipe.until_read()
+    except (BrokenPipeError, asyncio.CancelledError):
+        first = bisect_right([*accumulate(map(len, lines))], pipe.written - pipe.unread() - begin)
+        with suppress(TidelogError):  # the partition has gone, with what is not finished of it
+            if first == len(records):
                 await member.commit()
+            else:
+                await member.seek(records[first].stream, records[first].partition, records[first].offset)
         raise
-    read = written - unread
-    if read == len(data):
-        return
-    first = bisect_right([*accumulate(map(len, lines))], read)
-    await member.seek(records[first].stream, records[first].partition, records[first].offset)
-    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-def _unread(pipe: int) -> int:
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _has_no_reader(pipe: int) -> bool:
-    poll = select.poll()
-    poll.register(pipe, 0)
-    return bool(poll.poll(0))
 
 
 async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, Position]) -> None:
-    """`printed`: up to where, per partition; moves once the records have left this process."""
-    out = sys.stdout.buffer
+    """`printed`: up to where, per partition; moves once the records of a batch have left this process."""
+    out = StandardOutput()
     left = sys.maxsize if limit is None else limit
     async for batch in consumer.batches():
         count = min(len(batch), left)
-        for record in islice(batch.records(), count):
-            out.write(show(record))
-        out.flush()
+        await out.write(b"".join(map(show, islice(batch.records(), count))))
         printed.update(_positions(consumer))
         if count < len(batch):
             printed[batch.partition] = printed[batch.partition]._replace(offset=int(batch.offsets[count]))

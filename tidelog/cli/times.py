@@ -6,7 +6,6 @@ meant is not guessed.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli.session import fail
+from wire.units import TIME, amount
 
 if TYPE_CHECKING:
     from tidelog.client.positions import AtTime
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 FORMS = "ISO-8601 with a zone, as 2026-01-31T12:00Z or 2026-01-31T12:00+01:00, or so long ago, as 90s, 15m, 2h or 7d"
-_AGO = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MOST_DIGITS = 40
 """Digits of an offset that a sentence shows; any such number is above all offsets."""
 _TO_SECONDS = len("2026-01-31T12:00:00")
+_TO_MS, _TO_NS = len("2026-01-31T12:00:00.123"), len("2026-01-31T12:00:00.123456789")
 _POSITIONS = ("earliest", "latest", "new")
 
 
@@ -107,9 +106,9 @@ def position(option: str, text: str, zone: tzinfo | None) -> str | int | AtTime:
 def _point(option: str, text: str, zone: tzinfo | None) -> AtTime | None:
     from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text
 
-    ago = _AGO.fullmatch(text)
+    ago = amount(text, TIME)
     if ago is not None:
-        return AtTime(time.time_ns() - int(ago[1]) * _SECONDS[ago[2]] * 1_000_000_000)
+        return AtTime(time.time_ns() - ago * 1_000_000)
     try:
         return AtTime(timestamp_from_text(text, zone))
     except UnclearTime as error:
@@ -136,3 +135,14 @@ def shown_time(zone: tzinfo | None) -> Callable[[int], str]:
         return f"{text[:_TO_SECONDS]}.{rest:09d}{text[_TO_SECONDS:]}"
 
     return shown
+
+
+def told_time(text: object, zone: tzinfo | None) -> str:
+    """A time in ISO-8601, in that zone; with three digits of a second where there are no more."""
+    from tidelog.client.positions import timestamp_from_text
+
+    try:
+        told = shown_time(zone)(timestamp_from_text(str(text)))
+    except ValueError:
+        return str(text)
+    return told[:_TO_MS] + told[_TO_NS:] if told[_TO_MS:_TO_NS] == "000000" else told

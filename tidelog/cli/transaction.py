@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidelog.cli.completing import group_names, stream_names
 from tidelog.cli.session import cluster_options, confirm, console, counted, print_json, run, yes_option
 from tidelog.cli.shown import plain, shown
+from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
@@ -26,8 +28,20 @@ def transaction() -> None:
 
 @transaction.command(name="list")
 @click.option("--idle", is_flag=True, help="Also the transactional ids that have no transaction at present.")
-@click.option("--stream", default="", metavar="STREAM", help="Only those in which one of its partitions takes part.")
-@click.option("--group", default="", metavar="GROUP", help="Only those in which this consumer group takes part.")
+@click.option(
+    "--stream",
+    default="",
+    metavar="STREAM",
+    shell_complete=stream_names,
+    help="Only those in which one of its partitions takes part.",
+)
+@click.option(
+    "--group",
+    default="",
+    metavar="GROUP",
+    shell_complete=group_names,
+    help="Only those in which this consumer group takes part.",
+)
 @cluster_options
 def list_(idle: bool, stream: str, group: str, server: str | None, namespace: str, as_json: bool) -> None:
     """List the transactions that are open or end, the oldest first.
@@ -92,14 +106,22 @@ def abort(transactional_id: str, yes: bool, server: str | None, namespace: str, 
 
 
 def _show_list(found: TransactionList, *, idle: bool) -> None:
-    from rich.table import Table
-
     from tidelog.client.positions import timestamp_to_text
 
     if found["transactions"]:
-        table = Table("transactional id", "state", "producer", "epoch", "opened at", "timeout", "partitions", "groups")
+        table = Rows(
+            "transactional id",
+            "state",
+            "producer",
+            "epoch",
+            "opened at",
+            "timeout",
+            "partitions",
+            "groups",
+            drops=("groups", "partitions", "epoch", "producer", "timeout"),
+        )
         for each in found["transactions"]:
-            table.add_row(
+            table.add(
                 shown(each["transactional_id"]),
                 _state(each),
                 str(each["producer_id"]),
@@ -109,7 +131,7 @@ def _show_list(found: TransactionList, *, idle: bool) -> None:
                 str(each["partitions"]),
                 str(each["groups"]),
             )
-        console().print(table)
+        table.show()
     elif not found["unanswered"]:
         click.echo("no transactional ids" if idle else "no transactions are open; --idle shows the ids that are known")
     if found["left_out"]:

@@ -23,7 +23,9 @@ Invariants:
 2. A success counts from any attempt. A refusal counts only from the newest attempt: NATS keeps the order of one
    connection's messages on a subject, so the answer to the newest copy says that no older one is still to come.
 3. A leader that never saw an earlier batch answers OUT_OF_ORDER_SEQUENCE to the later ones. While an earlier batch is
-   unresolved that is no failure: everything up to the refused batch is sent again, in order.
+   unresolved that is no failure: everything up to the refused batch is sent again, in order. The same after UNAVAILABLE
+   with `expected_sequence`: the leader says that while another replica may hold what its log lacks, and rules 4 to 6
+   conclude nothing from it.
 4. A session is unsound once one of its batches has ended without success, since the leader waits for that batch's
    sequence for ever. Batches still in the window are sent on under the old session, so that nothing is written twice,
    until the leader refuses the first batch as out of order: then that one is certainly not in the log, hence none
@@ -100,7 +102,7 @@ class Acknowledged:
     base_offset: int
     originals: Mapping[int, int] = field(default_factory=dict)
     """By place in the batch, of the records that were not written because one with their message id is there: its
-    offset."""
+    offset, or UNKNOWN_OFFSET."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,8 @@ class PartitionAccumulator:
             if code is Code.UNPROVEN_PRODUCER:
                 return self._unproven(batch, error, now)
             return self._out_of_order(batch, error, now) if is_out_of_order else self._forgotten(batch, error, now)
+        if code is Code.UNAVAILABLE and error.detail(EXPECTED_SEQUENCE) is not None and self._window[0] is not batch:
+            return self._resend_up_to(batch, now)
         if _is_of_layout(error):
             return self._of_another_layout(batch, error, now)
         if code is Code.INCORRECT_OFFSET and batch.expected_offset is not None and not batch.uncertain:

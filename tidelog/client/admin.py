@@ -17,6 +17,11 @@ from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 
 
+class EnsuredStream(op.StreamDescription):
+    created: bool
+    """False: it was there."""
+
+
 class Admin:
     def __init__(self, api: Api, metadata: MetadataCache, subjects: Subjects) -> None:
         self._api = api
@@ -85,9 +90,9 @@ class Admin:
         replication_factor: int | None,
         config: Mapping[str, str | int | bool],
         partitioner: str | None,
-    ) -> op.StreamDescription:
+    ) -> EnsuredStream:
         try:
-            return await self.create_stream(
+            made = await self.create_stream(
                 name,
                 subject=subject,
                 partitions=partitions,
@@ -95,13 +100,13 @@ class Admin:
                 config=config,
                 partitioner=partitioner,
             )
+            return {**made, "created": True}
         except TidelogError as error:
             if error.code is not Code.STREAM_EXISTS:
                 raise
             stream = stream_name(name)
             found = await self._api.call(op.STREAM_DESCRIBE, stream)
-            asked = StreamConfig.from_strings(_config_texts(config)).to_strings()
-            wanted = {key: asked[key] for key in config}
+            wanted = _config_texts(config)
             wanted["subject"] = stream if subject is None else subject
             wanted["partitions"] = str(partition_count(partitions))
             if replication_factor is not None:
@@ -123,7 +128,7 @@ class Admin:
                     "or partitions (`stream alter`); subject, replication factor and partitioner are fixed",
                     error.details,
                 ) from None
-            return found
+            return {**found, "created": False}
 
     async def alter_stream(
         self, name: str, *, config: Mapping[str, str | int | bool], unset: Iterable[str]
@@ -170,12 +175,10 @@ def _partitioner_of(described: op.StreamDescription) -> str:
 def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:
     """As the API takes them, each looked at by itself. Raises BadConfig, BadRequest."""
     check_mapping("config", config, "{'retention_max_age_ms': 86400000}")
-    texts = {key: _config_text(value) for key, value in config.items()}
     try:
-        StreamConfig.from_strings(texts)
+        return StreamConfig.plain({key: _config_text(value) for key, value in config.items()})
     except TidelogError as error:
         raise typed(error) from None
-    return texts
 
 
 def _unset(names: Iterable[str]) -> list[str]:

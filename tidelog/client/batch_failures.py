@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidelog.client.batches import PendingBatch
 from tidelog.client.errors import DeliveryTimeout, PartitionRetired, StalePartitioning, typed
 from tidelog.client.leader_link import LeaderLink
-from wire.error_details import OUTCOME, REASON
+from wire.error_details import EXPECTED_SEQUENCE, OUTCOME, REASON
 from wire.errors import Code, TidelogError
 
 
@@ -71,6 +71,12 @@ def not_routed(stream: str, partition: int, count: int) -> TidelogError:
     )
 
 
+def _is_of_session(refusal: TidelogError, batch: PendingBatch) -> bool:
+    """Whether the leader refused the batch for its producer id, or for want of the batches before it."""
+    lacks_earlier_ones = refusal.detail(EXPECTED_SEQUENCE) is not None and not batch.sent_first
+    return lacks_earlier_ones or refusal.code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID)
+
+
 def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
     """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
     refusal = link.refusal
@@ -78,16 +84,15 @@ def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -
         at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
         return DeliveryTimeout(
             Code.OUTCOME_UNKNOWN,
-            f"{len(batch)} records for {name} were not acknowledged within {seconds:g} s: they may or may not "
-            f"have been written; read the stream to find out before sending them again{at_present}",
+            f"a batch for {name} was not acknowledged within {seconds:g} s: its records may or may not have been"
+            f" written; read the stream to find out before sending them again{at_present}",
             [OUTCOME.of("unknown")],
         )
     why = batch.last_error
     if why is None and batch.attempts == 0:
         why = refusal  # of the batch before it, which it must follow
-    if why is not None and why.code not in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID):
-        count = "1 record was" if len(batch) == 1 else f"{len(batch)} records were"
-        message = f"{why.message}; given up after {seconds:g} s, and {count} not written"
+    if why is not None and not _is_of_session(why, batch):
+        message = f"{why.message}; given up after {seconds:g} s, not written"
         told = typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))
         return told if type(told) is not TidelogError else DeliveryTimeout(told.code, told.message, told.details)
     if link.is_down:
@@ -100,6 +105,6 @@ def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -
         reason = f"the partition could not be reached for {seconds:g} s"
     return DeliveryTimeout(
         Code.OUTCOME_UNKNOWN,
-        f"{len(batch)} records for {name} were not written: {reason}; see `tidelog cluster status`",
+        f"a batch for {name} was not written: {reason}; see `tidelog cluster status`",
         [OUTCOME.of("not_written")],
     )

@@ -1,14 +1,44 @@
-"""Closing: once, whoever is cancelled meanwhile, and everything, whatever raises."""
+"""Closing: once, whoever is cancelled meanwhile, and everything, whatever raises; and what there is to close."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Started(Generic[_T]):
+    """The producers or consumers of a client that have started, or are about to, and are not closed: the client closes
+    them with itself. What has not started, or failed to, belongs to the program alone.
+
+    In the order in which they were started: that is the order in which they hear of a connection."""
+
+    def __init__(self, check_open: Callable[[], None]) -> None:
+        """`check_open`: raises Closed once the client is closed."""
+        self._check_open = check_open
+        self._started: dict[_T, None] = {}
+
+    def add(self, one: _T) -> None:
+        """Raises Closed."""
+        if one not in self._started:
+            self._check_open()
+            self._started[one] = None
+
+    def discard(self, one: _T) -> None:
+        self._started.pop(one, None)
+
+    def __len__(self) -> int:
+        return len(self._started)
+
+    def __iter__(self) -> Iterator[_T]:
+        """Over those that are there now; others may come and go meanwhile."""
+        return iter(tuple(self._started))
 
 
 class Closing:

@@ -10,10 +10,10 @@ from types import NoneType, TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from tidelog.client.activity import read_activity
-from tidelog.client.admin import Admin
+from tidelog.client.admin import Admin, EnsuredStream
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_flag, check_whole
-from tidelog.client.closing import Closing, close_all
+from tidelog.client.closing import Closing, Started, close_all
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import OF_TRANSACTIONS, CoordinatorLink
 from tidelog.client.copying import CopiedStream, CopyRequest, copy_stream
@@ -67,9 +67,8 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._link = CoordinatorLink(transport, subjects, self._api)
         self._transactions_link = CoordinatorLink(transport, subjects, self._api, OF_TRANSACTIONS)
         self._groups = GroupAdmin(self._api, self._metadata, self._link, self.offsets)
-        self._producers: dict[Producer[Any, Any] | TransactionalProducer[Any, Any], None] = {}
-        """In the order in which they were made: that is the order in which they hear of a connection."""
-        self._consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None] = {}
+        self._producers = Started[Producer[Any, Any] | TransactionalProducer[Any, Any]](self._check_open)
+        self._consumers = Started[Consumer[Any, Any] | GroupConsumer[Any, Any]](self._check_open)
         self._numbers = count(time.time_ns() % 1021)
         self._lookup = OffsetLookup(transport, subjects, self._metadata)
         self._closed = False
@@ -142,10 +141,10 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         replication_factor: int | None = None,
         config: Mapping[str, str | int | bool] | None = None,
         partitioner: Literal["crc32c", "murmur2"] | None = None,
-    ) -> op.StreamDescription:
+    ) -> EnsuredStream:
         """As `create_stream`; a stream of that name that is there already is left as it is, if its subject, its
         partitions, and the replication factor, partitioner and settings that are given are the same. Returns the
-        answer of `describe`.
+        answer of `describe`, and whether it was `created` now.
 
         Raises StreamExists, which tells what differs, and otherwise as `create_stream`.
         """
@@ -180,6 +179,12 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         """Name, subject and numbers of each stream; `internal`: with Tidelog's own. Raises NoServer."""
         self._check_open()
         return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
+
+    async def streams_with_usage(self, *, internal: bool = False) -> op.StreamList:
+        """As `streams`, with `bytes_on_disk` and `traffic` of each, for which all brokers are asked; and the brokers
+        that did not answer, whose replicas are missing in that. Raises NoServer."""
+        self._check_open()
+        return await self._api.call(op.STREAM_LIST, internal=internal, usage=True)
 
     async def describe(self, name: str) -> op.StreamDescription:
         """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
@@ -292,7 +297,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         check_whole("max_bytes", max_bytes, 1, 1 << 30)
         check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
         check_flag("read_uncommitted", read_uncommitted)
-        consumer = Consumer(
+        return Consumer(
             self._transport,
             self._subjects,
             self._metadata,
@@ -310,10 +315,8 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             spread=next(self._numbers),
             order=checked_order(order),
             deserializers=Deserializers(key_deserializer, value_deserializer),
-            on_closed=lambda closed: self._consumers.pop(closed, None),
+            started=self._consumers,
         )
-        self._consumers[consumer] = None
-        return consumer
 
     # Positions, for callers that plan their reads themselves
 
@@ -481,13 +484,13 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         producers = (
             producer.close if isinstance(producer, TransactionalProducer) else partial(producer._abort, gone)
-            for producer in tuple(self._producers)
+            for producer in self._producers
         )
-        consumers = (consumer.aclose for consumer in tuple(self._consumers))
+        consumers = (consumer.aclose for consumer in self._consumers)
         await close_all((*producers, *consumers, self._metadata.close, self._transport.close))
 
     def _on_connection_change(self, connected: bool) -> None:
-        for producer in tuple(self._producers):
+        for producer in self._producers:
             producer._on_connection_change(connected)
 
     def _check_open(self) -> None:

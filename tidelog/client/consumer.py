@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Generic, Self
+from typing import Any, Generic, Self
 
 from tidelog.client.arguments import bad, check_number, check_whole, shown, whole
+from tidelog.client.closing import Started
 from tidelog.client.errors import Closed
 from tidelog.client.fetched_ahead import Head
 from tidelog.client.fetcher import FetchSettings
@@ -60,7 +61,7 @@ class Consumer(Generic[K, V]):
         spread: int,
         order: Order,
         deserializers: Deserializers[K, V],
-        on_closed: Callable[[Consumer[K, V]], object],
+        started: Started[Any],
     ) -> None:
         """`spread` differs from consumer to consumer: they read from different followers. `rack`: None = any. `on_gap`:
         None = raise in a partition that starts at an offset, which asks for exactly these records; skip anywhere else.
@@ -88,7 +89,7 @@ class Consumer(Generic[K, V]):
             read=deserializers.read,
         )
         self._ahead = self._reading.ahead
-        self._on_closed = on_closed
+        self._started = started
         self._starting = asyncio.Lock()
         self._iterated = False
 
@@ -175,6 +176,7 @@ class Consumer(Generic[K, V]):
             self._reading.check_open()
             if self._is_reading:
                 return
+            self._started.add(self)
             try:
                 await self._reading.begin(self._start, self._stop, self._partitions)
             except BaseException:
@@ -260,7 +262,7 @@ class Consumer(Generic[K, V]):
         try:
             await self._reading.aclose()
         finally:
-            self._on_closed(self)
+            self._started.discard(self)
 
     async def _records(self) -> AsyncIterator[Record[K, V]]:
         self._begin_iteration()

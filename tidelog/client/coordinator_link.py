@@ -92,11 +92,13 @@ class CoordinatorLink:
         *,
         timeout: float,
         attempts: Attempts | None = None,
+        added: str = "",
     ) -> _Answered:
-        """The answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds."""
+        """The answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds. `added`:
+        the stream or the group that the request adds to a transaction, whose name its subject ends with."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        subject = self._coordinators.subject(self._subjects, kind, name)
+        subject = self._coordinators.subject(self._subjects, kind, name) + (f".{added}" if added else "")
         payload = request.SerializeToString()
         attempts = attempts or Attempts()
         refusal: TidelogError | None = None

@@ -17,6 +17,7 @@ from wire.batch import (
     encode_headers,
     with_message_id,
 )
+from wire.echo import echo
 from wire.errors import TidelogError
 
 RECORD_OVERHEAD = 24
@@ -59,7 +60,15 @@ def checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) 
 
 def not_bytes(name: str, value: object) -> BadRequest:
     """The error for a value or key of another type."""
-    how = "text.encode()" if isinstance(value, str) else "bytes(...)"
+    if isinstance(value, str):
+        how = "text.encode()"
+    elif isinstance(value, (bytearray, memoryview)):
+        how = "bytes(...)"
+    elif isinstance(value, (dict, list)):
+        how = "json.dumps(...).encode()"
+    else:
+        # Not bytes(5): that is five zero bytes.
+        how = f"str({echo(value)}).encode()" if isinstance(value, (int, float)) else "str(...).encode()"
     return bad(f"{name}={shown(value)} is not bytes or None; encode it, for instance with {how}")
 
 

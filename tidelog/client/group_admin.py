@@ -21,6 +21,7 @@ from wire.errors import Code, TidelogError
 from wire.groups import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
 from wire.groups_pb2 import CommitResponse
 from wire.layouts import MAX_PARTITIONS
+from wire.subjects import check_stream_name
 from wire.types import StreamName
 
 Target: TypeAlias = str | int | datetime | AtTime | Mapping[Name, int]
@@ -31,8 +32,8 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class GroupProgress(TypedDict):
-    """The progress of a partition of which a group has committed something, which a member has, or in which what the
-    group reads next waits for other partitions."""
+    """The progress of a partition of a stream of which a group has committed something, to which its members subscribe,
+    or of which one of them has a partition."""
 
     stream: str
     partition: int
@@ -84,13 +85,14 @@ class GroupAdmin:
             for partition in partitions
         }
         offsets = {(entry["stream"], entry["partition"]): entry for entry in found["offsets"]}
-        streams = sorted({stream for stream, _ in (*owners, *offsets)})
+        subscribed = {name for name in found["streams"] if _is_stream_name(name)}
+        streams = sorted({*subscribed, *(stream for stream, _ in (*owners, *offsets))})
         told = await asyncio.gather(*(self._if_told(stream, "latest") for stream in streams))
         ends = dict(zip(streams, told, strict=True))
         waiting = {stream: await self._waiting(stream, offsets) for stream in streams}
-        held_up = [(stream, partition) for stream, partitions in waiting.items() for partition in partitions]
+        there = [(stream, partition) for stream in streams for partition in self._partitions(stream, ends[stream])]
         progress = []
-        for name in sorted({*owners, *offsets, *held_up}):
+        for name in sorted({*owners, *offsets, *there}):
             stream, partition = name
             entry, end = offsets.get(name), ends[stream].get(partition)
             committed = None if entry is None else entry["offset"]
@@ -188,6 +190,11 @@ class GroupAdmin:
             if not error.retriable and error.code not in (Code.UNKNOWN_STREAM, Code.NOT_PERMITTED):
                 raise
             return {}
+
+    def _partitions(self, stream: str, ends: Mapping[int, int]) -> Iterable[int]:
+        """Also of a stream of which no leader tells its end, if the metadata are known."""
+        known = self._metadata.last_seen(StreamName(stream))
+        return ends if known is None else known.partitions
 
     async def _waiting(self, stream: str, offsets: Mapping[Name, op.GroupOffset]) -> dict[int, Mapping[int, int]]:
         """By partition, what the next read of it waits for: at what is committed, or else at the start of its log."""
@@ -312,6 +319,15 @@ def _target(to: str | int | datetime | AtTime | None, shift: int | None) -> Anch
     offset = whole(to)
     assert offset is not None
     return AtOffset(offset)
+
+
+def _is_stream_name(name: str) -> bool:
+    """Else it is a pattern: the streams that match are among those of the members' partitions."""
+    try:
+        check_stream_name(name)
+    except TidelogError:
+        return False
+    return True
 
 
 def _group_name(group: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tidelog.client.api import Api
 from tidelog.client.arguments import check_flag, check_number, check_whole
+from tidelog.client.closing import Started
 from tidelog.client.consumer import Consumer
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.cursors import Cursor
@@ -33,7 +34,7 @@ from wire.types import StreamName
 
 class GroupCalls(ABC):
     _api: Api
-    _consumers: dict[Consumer[Any, Any] | GroupConsumer[Any, Any], None]
+    _consumers: Started[Consumer[Any, Any] | GroupConsumer[Any, Any]]
     _groups: GroupAdmin
     _link: CoordinatorLink
     _lookup: OffsetLookup
@@ -130,7 +131,7 @@ class GroupCalls(ABC):
                 progress=progress,
             )
 
-        consumer: GroupConsumer[K, V] = GroupConsumer(
+        return GroupConsumer(
             self._transport,
             self._subjects,
             self._metadata,
@@ -142,10 +143,8 @@ class GroupCalls(ABC):
             auto_commit_interval=auto_commit_interval if auto_commit else None,
             listeners=listeners,
             make_reading=make_reading,
-            on_closed=lambda closed: self._consumers.pop(closed, None),
+            started=self._consumers,
         )
-        self._consumers[consumer] = None
-        return consumer
 
     async def groups(self) -> op.GroupList:
         """All consumer groups, by name; `unanswered` are partitions of `__groups` whose coordinators did not answer,

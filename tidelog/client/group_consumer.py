@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Generic, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 from tidelog.client.arguments import bad, check_number, check_text, check_whole
-from tidelog.client.closing import Closing, close_all
+from tidelog.client.closing import Closing, Started, close_all
 from tidelog.client.consumer import MOST_SECONDS
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import BadRequest, Closed
@@ -98,7 +98,7 @@ class GroupConsumer(Generic[K, V]):
         auto_commit_interval: float | None,
         listeners: Listeners,
         make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
-        on_closed: Callable[[GroupConsumer[K, V]], object],
+        started: Started[Any],
         clock: Callable[[], float] = session_clock,
     ) -> None:
         """`auto_commit_interval` None: commits are the program's. `order`: of the readings, too."""
@@ -110,7 +110,7 @@ class GroupConsumer(Generic[K, V]):
         self._link = link
         self._lookup = lookup
         self._auto_commit_interval = auto_commit_interval
-        self._on_closed = on_closed
+        self._started = started
         self._clock = clock
         self._stopwatch: Callable[[], float] = time.monotonic
         """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
@@ -230,7 +230,12 @@ class GroupConsumer(Generic[K, V]):
             self._check_open()
             if self._session is not None:
                 return
-            settings = replace(self._settings, cluster_id=await self._link.cluster_id())
+            self._started.add(self)
+            try:
+                settings = replace(self._settings, cluster_id=await self._link.cluster_id())
+            except BaseException:
+                self._started.discard(self)
+                raise
             session = self._session = GroupSession(
                 self._transport,
                 self._subjects,
@@ -404,7 +409,7 @@ class GroupConsumer(Generic[K, V]):
         if session is not None and session.is_member:
             await self._partitions.give_up_all(_CLOSE_TIMEOUT)
         self._is_closed = True
-        self._on_closed(self)
+        self._started.discard(self)
         left = () if session is None else (session.leave, session.aclose)
         await close_all((*left, self._partitions.aclose, self._reading.progress.set))
 

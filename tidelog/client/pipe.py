@@ -28,10 +28,10 @@ from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.encoding import encode_batch
 from tidelog.client.errors import typed
 from tidelog.client.upkeep import Upkeep
-from wire.append import encode_append
+from wire.append import UNKNOWN_OFFSET, encode_append
 from wire.batch import Compression
+from wire.batch_proofs import add_batch_proof
 from wire.errors import Code, CorruptData, TidelogError
-from wire.producer_keys import batch_proof_of, prove
 from wire.replication import decode_header
 from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
 from wire.transport import NO_RESPONDERS, Message, Transport
@@ -73,7 +73,7 @@ class Pipe:
         leader_subject: str,
         proof_target: str,
     ) -> None:
-        """`proof_target`: the partition, in proofs of batches (`wire.producer_keys`)."""
+        """`proof_target`: the partition, in proofs of batches (`wire.batch_proofs`)."""
         self.partition = partition
         self.core = core
         self.touched_at = 0.0
@@ -205,7 +205,7 @@ class Pipe:
         else:
             self._request.expected_last_offset = batch.expected_offset - 1
         if batch.session is not None:
-            self._request.proof = prove(batch.session.key, batch_proof_of(self._proof_target, batch.encoded[0]))
+            add_batch_proof(self._request, batch.session.key, self._proof_target, batch.encoded)
         parts = encode_append(self._request, batch.encoded)
         if not self._acknowledged:
             return self._transport.publish(self._append_subject, parts)
@@ -233,7 +233,7 @@ class Pipe:
             self.run(self.core.on_error(batch, attempt, unknown, now))
             return
         told = zip(response.repeated_records, response.original_offsets, strict=False)
-        originals = {place: offset for place, offset in told if place < len(batch) and offset >= 0}
+        originals = {place: max(offset, UNKNOWN_OFFSET) for place, offset in told if place < len(batch)}
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch, originals))
 
     def _on_violation(self, violation: Violation) -> None:

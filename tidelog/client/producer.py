@@ -19,13 +19,14 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Generic, Self, cast
+from typing import Any, Generic, Self, cast
 
 from tidelog.client.accumulator import Acknowledged, Failed, delay
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_whole, shown
 from tidelog.client.batches import PendingBatch
+from tidelog.client.closing import Started
 from tidelog.client.encoding import (
     BATCH_OVERHEAD,
     MAX_BATCH_BYTES,
@@ -91,7 +92,7 @@ class Producer(Generic[K, V]):
         partitioner: str | None,
         spread: int,
         serializers: Serializers[K, V],
-        on_closed: Callable[[Producer[K, V]], object],
+        started: Started[Any],
     ) -> None:
         if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
@@ -112,7 +113,7 @@ class Producer(Generic[K, V]):
         """None: that of the stream."""
         self._spread = spread
         self._serializers = serializers
-        self._on_closed = on_closed
+        self._started = started
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
         self._starting: asyncio.Task[None] | None = None
@@ -173,12 +174,12 @@ class Producer(Generic[K, V]):
         """
         self._check_usable()
         if self._starting is None:
+            self._started.add(self)
             self._starting = asyncio.create_task(self._start())
+            # The call that waits for it may be cancelled; its failure is nobody's then.
+            self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.shield(self._starting)
-        except TidelogError:
-            self._starting = None
-            raise
         except asyncio.CancelledError:
             if self._closed and not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
                 raise closed(self._stream) from None
@@ -191,6 +192,16 @@ class Producer(Generic[K, V]):
         return max((waits for pipe in self._all_pipes if (waits := delay(pipe.core, now))), default=None)
 
     async def _start(self) -> None:
+        """Leaves nothing behind when it fails, whether or not a call still waits for it."""
+        try:
+            await self._begin()
+        except BaseException:
+            self._starting = None
+            self._end_watch()
+            self._started.discard(self)
+            raise
+
+    async def _begin(self) -> None:
         if self._watch is None:
             self._watch = await self._metadata.watch(self._stream, self._on_routes)
         layout = await self._metadata.refresh(self._stream)
@@ -485,12 +496,16 @@ class Producer(Generic[K, V]):
         for pipe in self._all_pipes:
             pipe.close()
         self._upkeep.cancel()
-        if self._watch is not None:
-            self._metadata.end_watch(self._watch)
+        self._end_watch()
         if self._starting is not None:
             self._starting.cancel()
         self._buffer.fail_waiting(closed(self._stream))
-        self._on_closed(self)
+        self._started.discard(self)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._metadata.end_watch(self._watch)
+            self._watch = None
 
     # Taking records
 

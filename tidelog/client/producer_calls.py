@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, overload
 from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.api import Api
 from tidelog.client.arguments import bad, check_number, check_text, check_texts, check_whole
+from tidelog.client.closing import Started
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import typed
 from tidelog.client.group_admin import GroupAdmin
@@ -51,7 +52,7 @@ class ProducerCalls(ABC):
     _metadata: MetadataCache
     _name: str
     _numbers: Iterator[int]
-    _producers: dict[Producer[Any, Any] | TransactionalProducer[Any, Any], None]
+    _producers: Started[Producer[Any, Any] | TransactionalProducer[Any, Any]]
     _subjects: Subjects
     _transactions_link: CoordinatorLink
     _transport: Transport
@@ -188,7 +189,7 @@ class ProducerCalls(ABC):
 
     def _of_stream(self, stream: StreamName, options: _Options[K, V]) -> Producer[K, V]:
         buffer = SendBuffer(options.buffer_bytes, timeout=options.settings.delivery_timeout, of=repr(stream))
-        producer = Producer(
+        return Producer(
             self._transport,
             self._subjects,
             self._api,
@@ -202,10 +203,8 @@ class ProducerCalls(ABC):
             partitioner=options.partitioner,
             spread=next(self._numbers),
             serializers=options.serializers,
-            on_closed=lambda closed: self._producers.pop(closed, None),
+            started=self._producers,
         )
-        self._producers[producer] = None
-        return producer
 
     def _of_transactions(
         self, transactional_id: str, streams: str | Iterable[str], timeout_ms: int, options: _Options[K, V]
@@ -235,10 +234,10 @@ class ProducerCalls(ABC):
                 partitioner=options.partitioner,
                 spread=next(self._numbers),
                 serializers=options.serializers,
-                on_closed=lambda _: None,
+                started=Started(self._check_open),
             )
 
-        producer = TransactionalProducer(
+        return TransactionalProducer(
             self._transactions_link,
             self._groups,
             name,
@@ -247,10 +246,8 @@ class ProducerCalls(ABC):
             client=self._name,
             delivery_timeout=delivery_timeout,
             make_writer=make_writer,
-            on_closed=lambda closed: self._producers.pop(closed, None),
+            started=self._producers,
         )
-        self._producers[producer] = None
-        return producer
 
 
 def _acks(text: str) -> Acks:

@@ -36,11 +36,13 @@ class Receipt(NamedTuple):
 
     partition: int
     offset: int
-    """-1 with acks="none": no answer was asked for."""
+    """-1 with acks="none": no answer was asked for; and where it is not known, see `duplicate`."""
     timestamp: int
     """ns since 1970 that the record carries."""
     duplicate: bool = False
-    """A record with this `msg_id` was there already: `offset` is its offset, and nothing was written."""
+    """A record with this `msg_id` was there already: `offset` is its offset, and nothing was written. The offset is -1
+    where the first answer was lost, and the leader has forgotten the id before the next attempt: its record was
+    deleted, or the window is over. What was there may then be what the first attempt wrote."""
 
 
 class BatchReceipt(NamedTuple):
@@ -56,7 +58,7 @@ class BatchReceipt(NamedTuple):
     """Positions in the list given to `send_many`: the value at indices[i] has offset base_offset + i."""
     duplicates: Mapping[int, int] = MappingProxyType({})
     """By position in that list, of the records that were not written because one with their message id is there: its
-    offset. Nothing is at their own."""
+    offset; -1 as of `Receipt`. Nothing is at their own."""
 
     @property
     def record_count(self) -> int:

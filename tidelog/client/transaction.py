@@ -20,7 +20,8 @@
 Rules:
 
 1. Nothing is sent to a partition or a group without the ticket of the coordinator, which it gives once it is committed
-   that they take part (ADD). Those that are wanted in one turn of the event loop are added in one request; a batch
+   that they take part (ADD_PARTITIONS, ADD_OFFSETS). Those of a stream that are wanted in one turn of the event loop
+   are added in one request, and each stream and each group in one of its own, so that NATS can refuse it; a batch
    waits for the ticket of its own partition alone.
 2. A partition that refuses a ticket, or takes the producer for fenced, is added again. So the coordinator says what is
    the matter: the ticket was too old (it gives a new one), the transaction was open for longer than its timeout
@@ -51,7 +52,7 @@ from tidelog.client.batches import ProducerSession
 from tidelog.client.errors import BadRequest, DeliveryTimeout, NotInTransaction, ProducerFenced, TransactionAborted
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
-from wire.transactions import MAX_ADDED, MAX_EPOCH
+from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 _MAX_PRODUCER_ID = (1 << 63) - 1
@@ -92,13 +93,12 @@ class SendAdd:
     """Ask the coordinator for these tickets; the answer goes to `on_added` or `on_add_refused`."""
 
     session: ProducerSession
-    partitions: tuple[PartitionLife, ...]
-    groups: tuple[str, ...]
-
-    @property
-    def participants(self) -> tuple[Participant, ...]:
-        """In the order of the tickets."""
-        return (*self.partitions, *self.groups)
+    kind: str
+    """ADD_PARTITIONS or ADD_OFFSETS."""
+    added: str
+    """The stream, or the group."""
+    participants: tuple[Participant, ...]
+    """Partitions of that stream, or that group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,15 @@ class Transactions:
         wanted, self._wanted = [*self._wanted], {}
         self._asked.update(wanted)
         self._is_known = True
-        return [_add(self._session, wanted[first : first + MAX_ADDED]) for first in range(0, len(wanted), MAX_ADDED)]
+        by_subject: dict[tuple[str, str], list[Participant]] = {}
+        for each in wanted:
+            key = (ADD_PARTITIONS, each.stream) if isinstance(each, PartitionLife) else (ADD_OFFSETS, each)
+            by_subject.setdefault(key, []).append(each)
+        return [
+            SendAdd(self._session, kind, added, tuple(some[first : first + MAX_ADDED]))
+            for (kind, added), some in by_subject.items()
+            for first in range(0, len(some), MAX_ADDED)
+        ]
 
     def on_added(self, add: SendAdd, tickets: Sequence[bytes]) -> Effects:
         if not self._is_of_present(add.session):
@@ -350,8 +358,8 @@ class Transactions:
             )
         self._asked -= {*add.participants}
         self._tickets.update(zip(add.participants, tickets, strict=True))
-        granted = zip(add.partitions, tickets, strict=False)
-        return [Grant(partition, self._session, ticket) for partition, ticket in granted]
+        granted = zip(add.participants, tickets, strict=True)
+        return [Grant(each, self._session, ticket) for each, ticket in granted if isinstance(each, PartitionLife)]
 
     def on_add_refused(self, add: SendAdd, error: TidelogError) -> Effects:
         """Also without an answer for so long that the sender gave up."""
@@ -513,11 +521,6 @@ class Transactions:
         self.failure = ProducerFenced(Code.PRODUCER_FENCED, text, [*error.details.items(), OUTCOME.of(outcome)])
         self.state = State.FENCED
         return [Drop(self.failure)]
-
-
-def _add(session: ProducerSession, wanted: list[Participant]) -> SendAdd:
-    partitions = tuple(each for each in wanted if isinstance(each, PartitionLife))
-    return SendAdd(session, partitions, tuple(each for each in wanted if isinstance(each, str)))
 
 
 def _committed_by_others(error: TidelogError) -> TidelogError:

@@ -17,6 +17,7 @@ from tidelog.client.transaction import (
     Effects,
     Gather,
     Grant,
+    PartitionLife,
     SendAdd,
     SendEnd,
     State,
@@ -25,7 +26,7 @@ from tidelog.client.transaction import (
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.transaction_proofs import add_proof
-from wire.transactions import ADD, END, INIT
+from wire.transactions import ADD_PARTITIONS, END, INIT
 from wire.transactions_pb2 import (
     AddRequest,
     AddResponse,
@@ -40,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 _OF_DELIVERY = 0.9
 """Part of the delivery timeout after which an add is given up: its error says more than that of the records."""
+_GONE = frozenset({Code.WRONG_INCARNATION, Code.UNKNOWN_STREAM})
+MAX_ADDS = 8
+"""Adds that are under way. A coordinator holds twice as many while the transaction before ends."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that an abort has where nobody asks for its outcome."""
 
@@ -52,6 +56,9 @@ class Work(Protocol):
         """All of it is acknowledged."""
 
     def grant(self, grant: Grant) -> None: ...
+
+    def on_gone(self, stream: str) -> None:
+        """The coordinator knows another life of the stream, or none: the next transaction opens it anew."""
 
     def close(self, refusal: TidelogError) -> None:
         """Take nothing more, for that reason, and send what lingers."""
@@ -81,6 +88,7 @@ class TransactionSession:
         self.machine = Transactions(transactional_id)
         self._initializing = asyncio.Lock()
         self._adding: set[asyncio.Task[None]] = set()
+        self._may_add = asyncio.Semaphore(MAX_ADDS)
         self._ending: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[TidelogError | None]] = set()
         """For the outcome of a commit or an abort."""
@@ -263,15 +271,22 @@ class TransactionSession:
             transactional_id=self.machine.name,
             producer_id=add.session.producer_id,
             producer_epoch=add.session.producer_epoch,
-            partitions=[TransactionPartition(**life._asdict()) for life in add.partitions],
-            groups=add.groups,
+            partitions=[
+                TransactionPartition(**each._asdict()) for each in add.participants if isinstance(each, PartitionLife)
+            ],
+            groups=[each for each in add.participants if isinstance(each, str)],
             cluster_id=await self._link.cluster_id(),
         )
         add_proof(request, add.session.key)
         timeout = self._answer_timeout * _OF_DELIVERY
         try:
-            answer = await self._link.ask(ADD, self.machine.name, request, AddResponse, timeout=timeout)
+            async with self._may_add:
+                answer = await self._link.ask(
+                    add.kind, self.machine.name, request, AddResponse, timeout=timeout, added=add.added
+                )
         except TidelogError as error:
+            if error.code in _GONE and add.kind == ADD_PARTITIONS:
+                self._work.on_gone(add.added)
             self.carry_out(self.machine.on_add_refused(add, error))
         else:
             self.carry_out(self.machine.on_added(add, answer.tickets))

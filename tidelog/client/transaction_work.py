@@ -10,7 +10,7 @@ from tidelog.client.metadata import stream_name
 from tidelog.client.records import K, V
 from tidelog.client.transaction import Effects, Grant, PartitionLife, Transactions
 from tidelog.client.transaction_writer import TransactionWriter
-from wire.errors import TidelogError
+from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
 
@@ -20,6 +20,8 @@ class TransactionWork(Generic[K, V]):
     def __init__(self, make_writer: Callable[[StreamName], TransactionWriter[K, V]]) -> None:
         self._make_writer = make_writer
         self._writers: dict[str, TransactionWriter[K, V]] = {}
+        self._gone: set[str] = set()
+        """Streams whose coordinator knows no partition of the life that the writer has."""
         self._offsets: set[object] = set()
         """One for each call that has offsets on their way to a group."""
 
@@ -58,13 +60,20 @@ class TransactionWork(Generic[K, V]):
             await writer.catch_up()
 
     def begin(self) -> None:
-        """Another transaction has begun. A stream that is gone, or another one now, is opened anew when it is used."""
+        """Another transaction has begun."""
         self._offsets.clear()
+        self.leave_gone()
+        for writer in self.writers:
+            writer.begin()
+
+    def leave_gone(self) -> None:
+        """A stream that is gone, or another one now, is opened anew when it is used. No transaction is open."""
         for name, writer in tuple(self._writers.items()):
             if writer.failure is not None:
                 self._remove(name, writer.failure)
-            else:
-                writer.begin()
+            elif name in self._gone:
+                self._remove(name, TidelogError(Code.WRONG_INCARNATION, f"stream {name!r} was deleted"))
+        self._gone.clear()
 
     @contextmanager
     def offsets(self) -> Iterator[None]:
@@ -87,6 +96,9 @@ class TransactionWork(Generic[K, V]):
             self._remove(name, error)
 
     # ---- what the session says
+
+    def on_gone(self, stream: str) -> None:
+        self._gone.add(stream)
 
     @property
     def is_done(self) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
 from tidelog.client.arguments import bad, shown
+from tidelog.client.closing import Started
 from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import BadRequest, Closed
+from tidelog.client.errors import BadRequest, Closed, UnknownStream
 from tidelog.client.group_admin import GroupAdmin
 from tidelog.client.group_commits import TransactionPart
 from tidelog.client.group_consumer import GroupConsumer
@@ -67,13 +68,13 @@ class TransactionalProducer(Generic[K, V]):
         client: str,
         delivery_timeout: float,
         make_writer: Callable[[StreamName], TransactionWriter[K, V]],
-        on_closed: Callable[[TransactionalProducer[K, V]], object],
+        started: Started[Any],
     ) -> None:
         """`streams`: to be opened at the start. Times in seconds, but for `timeout_ms`."""
         self._groups = groups
         self._streams = tuple(streams)
         self._delivery_timeout = delivery_timeout
-        self._on_closed = on_closed
+        self._started = started
         self._work = TransactionWork(make_writer)
         self._session = TransactionSession(
             link,
@@ -110,8 +111,9 @@ class TransactionalProducer(Generic[K, V]):
 
     @property
     def in_transaction(self) -> bool:
-        """A transaction is open: records and offsets are taken."""
-        return self._machine.state is State.OPEN
+        """A transaction is open, which `commit` or `abort` ends: also one that can only be aborted, because a record
+        or an offset was not written, and one whose commit is waited for."""
+        return self._machine.state in (State.OPEN, State.DOOMED, State.CLOSING, State.COMMITTING)
 
     async def start(self, *, fences: bool = True) -> None:
         """Get a producer id, abort what an earlier producer of this transactional id has left open, and fence it. What
@@ -121,9 +123,16 @@ class TransactionalProducer(Generic[K, V]):
         Raises NoServer, NotPermitted, UnknownStream.
         """
         self._check_usable()
-        await self._session.init(fences=fences)
-        for stream in self._streams:
-            await self._work.open(stream)
+        self._started.add(self)
+        try:
+            await self._session.init(fences=fences)
+            for stream in self._streams:
+                await self._work.open(stream)
+        except BaseException:
+            if self._machine.state in (State.NEW, State.READY):  # nothing is open: `begin` starts it again
+                self._work.abandon(self._gone())
+                self._started.discard(self)
+            raise
 
     # Transactions
 
@@ -143,11 +152,19 @@ class TransactionalProducer(Generic[K, V]):
             await self.commit()
 
     async def begin(self) -> None:
-        """Begin a transaction. Raises BadRequest where one is open, ProducerFenced, NoServer."""
+        """Begin a transaction. A stream that was deleted and made again is opened anew. Raises BadRequest where one is
+        open, ProducerFenced, NoServer."""
         self._check_usable()
         if self._machine.state is State.NEW:
             await self.start()
+        self._started.add(self)
         await self._work.catch_up()
+        if not self.in_transaction:
+            self._work.leave_gone()
+            for stream in self._streams:
+                if self._work.opened(stream) is None:
+                    with suppress(UnknownStream):  # whoever sends to it is told
+                        await self._work.open(stream)
         await self._session.begin()
         self._work.begin()
 
@@ -324,7 +341,7 @@ class TransactionalProducer(Generic[K, V]):
         finally:
             self._work.abandon(self._gone())
             self._session.end(self._gone())
-            self._on_closed(self)
+            self._started.discard(self)
 
     # ----
 

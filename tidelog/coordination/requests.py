@@ -47,7 +47,7 @@ class Settled:
     """Key and value, None to delete; to be appended as one batch, by this LeaderEpoch alone. Empty: nothing has
     changed, and the answers need a valid lease."""
     answers: list[tuple[object, Answer]] = field(default_factory=list)
-    """By the tokens of the requests."""
+    """By the tokens of the requests. Those that change nothing may have been made in several settlements."""
     begun: set[object] = field(default_factory=set)
     """Tokens of answers that tell what an earlier settlement has decided. Where `records` are not committed, their
     requests may have had their effect nevertheless."""

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple, Self
 
-from tidelog.coordination.requests import Delivery, Settled, size_of
+from tidelog.coordination.requests import Answer, Delivery, Settled, size_of
 from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
+from wire.errors import TidelogError
+from wire.turns import Steps
 
 
 class Abandoned(NamedTuple):
@@ -19,6 +21,12 @@ class Abandoned(NamedTuple):
     """A part of their effect may be committed."""
 
 
+class _Making(NamedTuple):
+    token: object
+    steps: Steps[Answer]
+    has_begun: bool
+
+
 class Shard(ABC):
     """Requests are taken with a token, which stands before their answer. What they are is known to the subclass."""
 
@@ -27,7 +35,14 @@ class Shard(ABC):
         """Records of kinds that this version does not know; they are left as they are."""
         self._taken: deque[tuple[object, Any]] = deque()
         """And not carried out."""
+        self._lengthy: deque[tuple[object, Any]] = deque()
+        """The same, of which each is answered in turns: it waits until the one before is answered, and holds up no
+        others."""
         self._taken_bytes = 0
+        self._making: deque[_Making] = deque()
+        """Answers that are made in turns, one after the other."""
+        self._made: list[_Making] = []
+        """Those that `settle` has finished."""
         self._in_hand: list[object] = []
         """Tokens of the requests that `settle` is carrying out."""
         self._awaited: set[Delivery] = set()
@@ -52,12 +67,12 @@ class Shard(ABC):
 
     @property
     def waiting(self) -> int:
-        """Requests that were taken and are not carried out."""
-        return len(self._taken)
+        """Requests that were taken and are not carried out, or not answered yet because that takes turns."""
+        return len(self._taken) + len(self._lengthy) + len(self._making)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of these requests."""
+        """Bytes of those that are not carried out. One at a time is, of those whose answers take turns."""
         return self._taken_bytes
 
     @property
@@ -66,22 +81,28 @@ class Shard(ABC):
         """There is something to settle."""
 
     def take(self, token: object, request: Any) -> None:
-        self._taken.append((token, request))
+        (self._lengthy if self._takes_turns(request) else self._taken).append((token, request))
         self._taken_bytes += size_of(request)
 
     def take_over(self, other: Self) -> None:
         """What waits there."""
-        while other._taken:
-            self.take(*other._taken.popleft())
+        for waiting in (other._taken, other._lengthy):
+            while waiting:
+                self.take(*waiting.popleft())
         other._taken_bytes = 0
 
     def abandon(self) -> Abandoned:
         """All requests that are not answered are given up."""
-        tokens = [*self._in_hand, *(token for token, _ in self._taken)]
-        self._in_hand.clear()
+        in_turns = [*self._made, *self._making]
+        tokens = [each.token for each in in_turns if not each.has_begun]
+        tokens += [*self._in_hand, *(token for token, _ in (*self._taken, *self._lengthy))]
+        begun = [each.token for each in in_turns if each.has_begun]
         self._taken.clear()
+        self._lengthy.clear()
+        self._making.clear()
         self._taken_bytes = 0
-        return Abandoned(tokens, [])
+        self._is_settled()
+        return Abandoned(tokens, begun)
 
     @abstractmethod
     def on_streams(self, view: StreamsView) -> None: ...
@@ -105,12 +126,51 @@ class Shard(ABC):
     def next_deadline(self) -> float:
         """When to settle at the latest, in monotonic seconds; infinity: nothing is waited for."""
 
+    @abstractmethod
+    def _takes_turns(self, request: Any) -> bool:
+        """Its answer does."""
+
+    @property
+    def _has_taken(self) -> bool:
+        """A request can be carried out now."""
+        return bool(self._taken or (self._lengthy and not self._making))
+
     def _next_taken(self) -> tuple[object, Any]:
-        """The oldest, which is in hand now."""
-        token, request = self._taken.popleft()
+        """The next one to carry out, which is in hand now."""
+        token, request = (self._taken if self._making or not self._lengthy else self._lengthy).popleft()
         self._taken_bytes -= size_of(request)
         self._in_hand.append(token)
         return token, request
+
+    def _is_settled(self) -> None:
+        """Nothing is in hand any more."""
+        self._in_hand.clear()
+        self._made.clear()
+
+    @property
+    def is_making_answers(self) -> bool:
+        return bool(self._making or self._lengthy)
+
+    def _answer_in_turns(self, token: object, steps: Steps[Answer], *, has_begun: bool = False) -> None:
+        """The request in hand is answered with what `steps` return. `has_begun`: it has had an effect."""
+        self._in_hand.remove(token)
+        self._making.append(_Making(token, steps, has_begun))
+
+    def _make_answers(self, looks: int, settled: Settled) -> None:
+        """For so many looks."""
+        while self._making and looks > 0:
+            making = self._making[0]
+            try:
+                looks -= next(making.steps)
+                continue
+            except StopIteration as end:
+                answer: Answer = end.value
+            except TidelogError as error:
+                answer = error
+            self._made.append(self._making.popleft())
+            settled.answers.append((making.token, answer))
+            if making.has_begun:
+                settled.begun.add(making.token)
 
     @abstractmethod
     def validate(self) -> None:

@@ -50,6 +50,11 @@ class StreamsView:
         known = self.partition_incarnation(of)
         return known is None or partition_incarnation not in (0, known)
 
+    def partition_count(self, name: str) -> int:
+        """How many partitions of the stream can be read."""
+        stream = self.streams[name]
+        return len(stream.partitions) - len(stream.made_ready)
+
     def partitions(self, name: str) -> frozenset[StreamPartition]:
         """Those that can be read."""
         found = self._partitions.get(name)

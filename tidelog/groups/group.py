@@ -8,6 +8,10 @@
         revoking is empty                     it reaches the generation, and gets the free partitions of its target;
                                               version + 1 where these are any
 
+Targets are computed in turns of TURN, from members and streams as they were when that began (`_Assigning`). What
+changes meanwhile counts when they are put in force: who has left gets nothing, and nobody gets what is gone, or what it
+has not subscribed to any more. Then they are computed again.
+
 A partition that becomes free in one step is assigned in the next one, when that is committed (R51). So the records of
 one step may be appended in several batches: whichever of them a successor finds, no two members have a partition.
 
@@ -22,8 +26,7 @@ The module has more than 600 lines because assignment, offsets and their bounds 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -31,14 +34,13 @@ from google.protobuf.message import Message as ProtoMessage
 
 from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
-from tidelog.groups.assignor import assign
+from tidelog.groups.assignor import Assignment, assigning
 from tidelog.groups.members import Member, subscription_of
 from tidelog.groups.selection import Selection, Subscribed
 from wire.echo import echo
 from wire.errors import Code, InvariantViolation, TidelogError, limit_reached
 from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
-from wire.groups_pb2 import CommittedOffset, GroupRecord, HeartbeatRequest, OffsetRecord
-from wire.subjects import MAX_NAME_LENGTH
+from wire.groups_pb2 import GroupRecord, HeartbeatRequest, OffsetRecord, OffsetsResponse
 
 MAX_MEMBERS = 1000
 VERSIONS_OF_GENERATION = 1_000_000
@@ -54,16 +56,20 @@ MAX_METADATA = 1024
 MAX_OFFSET = (1 << 63) - 1
 CLOCK_SLACK = 1.02
 """Sessions last so much longer here than at the member, whose clock may be slower."""
+TURN = 10_000
+"""Partitions, members and names that are looked at in one turn of computing targets, as a rule."""
 MAX_SUBSCRIPTIONS = 64
 """Different subscriptions of the members of a group."""
 MAX_MEMBER_BYTES = 4 << 20
 """Bytes of the subscriptions, ids and texts of all members of a group."""
-MAX_OFFSETS = 50_000
-"""Committed offsets of a group."""
+MAX_OFFSETS = 25_000
+"""Committed offsets of a group: somewhat more than it has partitions, since members may have subscribed to other
+streams before. One answer has all of them, and the event loop has no turn meanwhile."""
 MAX_METADATA_BYTES = 4 << 20
 """Characters of the texts that are committed with them."""
-_MOST_BYTES = MAX_NAME_LENGTH + 24
-"""In a record, of the only partition of a stream."""
+_BYTES_OF_STREAM = 24
+"""In a record, of the only partition of a stream, beside its name."""
+_NONE: frozenset[StreamPartition] = frozenset()
 
 Records: TypeAlias = "dict[RecordKey, ProtoMessage | None]"
 """To be written; None deletes."""
@@ -78,6 +84,45 @@ class Kept(NamedTuple):
     offsets: int
     metadata_bytes: int
     """Characters of the metadata of all offsets."""
+
+
+@dataclass(slots=True)
+class _Assigning:
+    """Targets that are being computed."""
+
+    work: Generator[int, None, Assignment]
+    has_changed: bool
+    """As the group's `_is_stale` was when it began."""
+    subscribed: dict[str, Subscribed]
+    """By member, what it had subscribed to."""
+    gone: set[StreamPartition] = field(default_factory=set)
+    """That are not to be read any more."""
+    successors: dict[str, str] = field(default_factory=dict)
+    """Ids of members whose instance id another process has taken since, and of those."""
+
+    def go_on(self) -> Assignment | None:
+        """Another turn; None: more is to be done."""
+        looked = 0
+        try:
+            while looked < TURN:
+                looked += next(self.work)
+        except StopIteration as done:
+            targets: Assignment = done.value
+            return targets
+        return None
+
+    def allowed(self, member: Member, targets: Assignment) -> frozenset[StreamPartition]:
+        """What the member gets of the targets, now that they are computed."""
+        found = targets.get(member.id, _NONE)
+        if self.gone:
+            found -= self.gone
+        return found if self.subscribed.get(member.id) == member.subscribed else found & member.target
+
+    def on_taken_over(self, before: str, now: str) -> None:
+        """One process has taken the place of another."""
+        if before in self.subscribed:
+            self.successors[before] = now
+            self.subscribed[now] = self.subscribed.pop(before)
 
 
 @dataclass(slots=True)
@@ -110,19 +155,22 @@ class Group:
     """Targets are to be computed anew."""
     _is_unsettled: bool = False
     """A member may have to give something up, or get something."""
+    _assigning: _Assigning | None = None
     _is_resumed: bool = False
     """A new coordinator has not compared the targets with what is subscribed."""
     _freed: set[StreamPartition] = field(default_factory=set)
     """Became free in this step."""
     _written: set[str] = field(default_factory=set)
     """Ids of members whose records were made since the last step."""
+    _numbers: dict[str, int] = field(default_factory=dict)
+    """The highest number of a commit by member, while records are replayed."""
     _subscribed: frozenset[StreamPartition] | None = None
-    """For which the targets were computed. None: they were not, since the coordinator began."""
+    """For which the targets were computed, or are being computed. None: neither, since the coordinator began."""
 
     @property
     def is_nothing(self) -> bool:
         """Nothing of it is in a record."""
-        return not (self.generation or self.members or self.offsets or self.emptied_at or self._is_stale)
+        return not (self.generation or self.members or self.offsets or self.emptied_at or self._is_reassigned)
 
     @property
     def kept(self) -> Kept:
@@ -184,6 +232,8 @@ class Group:
             joining.generation = before.generation
             if joining.subscribed != before.subscribed:
                 self._is_stale = True
+            if self._assigning is not None:
+                self._assigning.on_taken_over(before.id, joining.id)
             self._remove(before, records)
             self._remember_replaced(before.id)
             self.farewells.append((before.token, fenced_instance(self.name, before.id)))
@@ -303,15 +353,30 @@ class Group:
     @property
     def is_unsettled(self) -> bool:
         """There is something to do for `step`."""
-        return self._is_view_new or self._is_stale or self._is_resumed or self._is_unsettled
+        return self._is_view_new or self._is_reassigned or self._is_unsettled
+
+    @property
+    def _is_reassigned(self) -> bool:
+        """Targets are being computed, or to be computed."""
+        return self._is_stale or self._is_resumed or self._assigning is not None
+
+    @property
+    def is_computing(self) -> bool:
+        """Targets are being computed."""
+        return self._assigning is not None
 
     def step(self, view: StreamsView, selection: Selection, now: float, times: Times, records: Records) -> bool:
         """Whatever can be done now of what has changed. False: there was nothing."""
         if self._is_view_new:
             self._look_at_streams(view, selection, records)
         changed: dict[str, Member] = {}
-        if self._is_stale or self._is_resumed:
-            self._retarget(view, selection, times, records, changed)
+        if self._assigning is None and (self._is_stale or self._is_resumed):
+            self._begin_assigning(view, selection)
+        if self._assigning is not None:
+            targets = self._assigning.go_on()
+            if targets is None:
+                return False
+            self._retarget(targets, times, records, changed)
         if not self._is_unsettled:
             return False
         self._reconcile(now, changed)
@@ -328,24 +393,43 @@ class Group:
             wanted, self.left_out = self._partitions_of(view, selection)
             if wanted != self._subscribed and self.members:
                 self._is_stale = True
+                if self._assigning is not None:
+                    self._assigning.gone |= self._subscribed - wanted
 
-    def _retarget(
-        self,
-        view: StreamsView,
-        selection: Selection,
-        times: Times,
-        records: Records,
-        changed: dict[str, Member],
-    ) -> None:
+    def _begin_assigning(self, view: StreamsView, selection: Selection) -> None:
         has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
         self._subscribed, self.left_out = self._partitions_of(view, selection)
         by_stream: dict[str, list[StreamPartition]] = {}
         for partition in self._subscribed:
             by_stream.setdefault(partition.stream, []).append(partition)
-        present = {member.id: member.target for member in self.members.values() if not member.is_expelled}
-        subscribed = {member: self._names_of(self.members[member], view, selection) for member in present}
-        targets = assign(subscribed, by_stream, present)
-        if not has_changed and targets == present:
+        members = [member for member in self.members.values() if not member.is_expelled]
+        streams = selection.bits(by_stream)
+        of_each: dict[int, frozenset[str]] = {}
+        names: dict[str, frozenset[str]] = {}
+        for member in members:
+            selected = selection.of(member.subscribed) & streams
+            found = of_each.get(selected)
+            if found is None:
+                found = of_each[selected] = frozenset(selection.names(selected))
+            unknown = {partition.stream for partition in _unknown(member, view)}
+            names[member.id] = found | unknown if unknown else found
+        present = {member.id: member.target for member in members}
+        subscribed = {member.id: member.subscribed for member in members}
+        self._assigning = _Assigning(assigning(names, by_stream, present), has_changed, subscribed)
+
+    def _retarget(self, targets: Assignment, times: Times, records: Records, changed: dict[str, Member]) -> None:
+        """Puts in force what was computed."""
+        computed, self._assigning = self._assigning, None
+        assert computed is not None
+        for before, now in computed.successors.items():
+            if before in targets:
+                targets[now] = targets.pop(before)
+        found = {
+            member.id: frozenset() if member.is_expelled else computed.allowed(member, targets)
+            for member in self.members.values()
+        }
+        is_same = all(found[member.id] == member.target for member in self.members.values() if not member.is_expelled)
+        if not computed.has_changed and is_same:
             return  # a new coordinator finds everything as it was left
         self.generation += 1
         if not self.members:
@@ -353,25 +437,23 @@ class Group:
         records[GroupKey(self.name)] = self.to_record()
         self._is_unsettled = True
         for member in self.members.values():
-            target = targets.get(member.id, frozenset())
+            target = found[member.id]
             if target != member.target:
                 member.target = target
                 changed[member.id] = member
 
-    def _names_of(self, member: Member, view: StreamsView, selection: Selection) -> frozenset[str]:
-        selected = selection.of(member.subscribed)
-        unknown = {partition.stream for partition in _unknown(member, view)}
-        return selected | unknown if unknown else selected
-
     def _partitions_of(self, view: StreamsView, selection: Selection) -> tuple[frozenset[StreamPartition], int]:
         """All to which members have subscribed, as far as a group can have them, and how many there are beyond. Those
         that a member has stay, if this broker does not know their stream yet."""
-        subscriptions = {member.subscribed for member in self.members.values() if not member.is_expelled}
-        names: frozenset[str] = frozenset().union(*map(selection.of, subscriptions))
-        unknown = [_unknown(member, view) for member in self.members.values()]
-        wanted: frozenset[StreamPartition] = frozenset().union(*map(view.partitions, names), *unknown)
-        taken = _limited(wanted)
-        return taken, len(wanted) - len(taken)
+        selected = 0
+        for subscribed in {member.subscribed for member in self.members.values() if not member.is_expelled}:
+            selected |= selection.of(subscribed)
+        unknown: dict[str, set[StreamPartition]] = {}
+        for member in self.members.values():
+            for partition in _unknown(member, view):
+                unknown.setdefault(partition.stream, set()).add(partition)
+        names = selection.names(selected)
+        return _limited(sorted({*names, *unknown} if unknown else names), set(names), unknown, view)
 
     def _reconcile(self, now: float, changed: dict[str, Member]) -> None:
         for member in self.members.values():
@@ -407,20 +489,32 @@ class Group:
     def begin(self, now: float, patience: float) -> None:
         """A new coordinator has read the records. `patience`: see the module `shard`. A member that had nothing to give
         up when the group came to its generation has reached it, too: no record says so."""
-        self.member_bytes, self._subscriptions = 0, {}
         for member in self.members.values():
-            self._count(member)
+            member.newest_commit = self._numbers.get(member.id, 0)
             if not member.revoking and member.assigned <= member.target:
                 member.generation = self.generation
             member.session_ends = now + (member.session_timeout + patience) * CLOCK_SLACK
             member.revoke_by = now + member.rebalance_timeout + patience if member.revoking else None
-        self.metadata_bytes = 0
-        for record in self.offsets.values():
-            self.metadata_bytes += len(record.metadata)
-            self._count_commit(record)
+        self._numbers = {}
         self._is_resumed = self._is_unsettled = bool(self.members)
         # A coordinator that died after the last member left, and before the step that this makes due.
         self._is_stale = not self.members and not self.emptied_at
+
+    def replay_member(self, member_id: str, member: Member | None) -> None:
+        """As a record tells it; None: it has gone."""
+        before = self.members.pop(member_id, None)
+        if before is not None:
+            self._uncount(before)
+        if member is not None:
+            self._add(member)
+
+    def replay_offset(self, of: StreamPartition, record: OffsetRecord | None) -> None:
+        if record is not None:
+            self._keep_offset(of, record)
+            if record.number:
+                self._numbers[record.member] = max(record.number, self._numbers.get(record.member, 0))
+        elif of in self.offsets:
+            self._keep_offset(of, None)
 
     def on_slept(self, seconds: float) -> None:
         """The coordinator stood still for so long: what members sent meanwhile may wait to be read."""
@@ -534,34 +628,31 @@ class Group:
         if member is not None:
             member.newest_commit = max(member.newest_commit, record.number)
 
-    def committed(self, of: StreamPartition) -> CommittedOffset:
-        record = self.offsets.get(of)
-        found = CommittedOffset(stream=of.stream, incarnation=of.incarnation, partition=of.partition, offset=-1)
-        if record is not None:
-            found.offset, found.metadata = record.offset, record.metadata
-            found.committed_at, found.partition_incarnation = record.committed_at, record.partition_incarnation
-        return found
-
     # ---- the record, and what operators see ------------------------------------------------------------------------
 
     def to_record(self) -> GroupRecord:
         return GroupRecord(generation=self.generation, emptied_at=self.emptied_at)
 
-    def forget(self, records: Records) -> None:
-        """All of it. The record of the group goes last: a part of it may be all that a successor finds."""
+    def record_keys(self) -> Iterator[RecordKey]:
+        """All of its records. That of the group is last: a part of them may be all that a successor finds."""
         for member in self.members:
-            records[MemberKey(self.name, member)] = None
+            yield MemberKey(self.name, member)
         for of in self.offsets:
-            records[OffsetKey(self.name, of)] = None
-        records.pop(GroupKey(self.name), None)
-        records[GroupKey(self.name)] = None
+            yield OffsetKey(self.name, of)
+        yield GroupKey(self.name)
+
+    @property
+    def size(self) -> int:
+        """How many records it has."""
+        return len(self.members) + len(self.offsets) + 1
 
     @property
     def state(self) -> str:
         if not self.members:
             return "empty"
         is_settled = all(m.assigned == m.target and not m.revoking for m in self.members.values())
-        return "stable" if is_settled and not self._is_stale else "reconciling"
+        is_current = not self._is_stale and self._assigning is None
+        return "stable" if is_settled and is_current else "reconciling"
 
     def validate(self) -> None:
         held: dict[StreamPartition, str] = {}
@@ -585,28 +676,41 @@ def _unknown(member: Member, view: StreamsView) -> set[StreamPartition]:
     return {partition for partition in member.target if view.is_unknown(partition)}
 
 
-def _limited(partitions: frozenset[StreamPartition]) -> frozenset[StreamPartition]:
-    """The first ones, in the order of their names, as many as a group can have."""
-    if len(partitions) * _MOST_BYTES <= MAX_TARGET_BYTES:
-        return partitions
-    numbers = Counter((stream, incarnation) for stream, incarnation, _ in partitions)
-    size = sum(_bytes_of_first(stream) + 3 * (count - 1) for (stream, _), count in numbers.items())
-    if len(partitions) <= MAX_PARTITIONS and size <= MAX_TARGET_BYTES:
-        return partitions
+def _limited(
+    names: Iterable[str], selected: Collection[str], unknown: Mapping[str, set[StreamPartition]], view: StreamsView
+) -> tuple[frozenset[StreamPartition], int]:
+    """The partitions of these streams, the first ones in the order of their names, as many as a group can have; and how
+    many there are beyond. `selected`: those of them whose partitions the view has; `unknown`: what else there is."""
     taken: set[StreamPartition] = set()
-    size, last = 0, None
-    for partition in sorted(partitions):
-        size += 3 if partition[:2] == last else _bytes_of_first(partition.stream)
-        last = partition[:2]
-        if size > MAX_TARGET_BYTES or len(taken) == MAX_PARTITIONS:
-            break
-        taken.add(partition)
-    return frozenset(taken)
+    size = beyond = 0
+    for name in names:
+        others = unknown.get(name, _NONE)
+        count = view.partition_count(name) if name in selected else 0
+        if beyond:
+            beyond += count + len(others)
+            continue
+        wanted = view.partitions(name) if count else _NONE
+        if not others and len(taken) + count <= MAX_PARTITIONS:
+            most = size + _bytes_of_first(name) + 3 * (count - 1)
+            if not count or most <= MAX_TARGET_BYTES:
+                taken |= wanted
+                size = most if count else size
+                continue
+        last = None
+        for partition in sorted(wanted | others):
+            more = 3 if partition.incarnation == last else _bytes_of_first(name)
+            last = partition.incarnation
+            if beyond or size + more > MAX_TARGET_BYTES or len(taken) == MAX_PARTITIONS:
+                beyond += 1
+            else:
+                taken.add(partition)
+                size += more
+    return frozenset(taken), beyond
 
 
 def _bytes_of_first(stream: str) -> int:
     """In a record, of the first partition of a stream; each further one takes 3."""
-    return len(stream) + _MOST_BYTES - MAX_NAME_LENGTH
+    return len(stream) + _BYTES_OF_STREAM
 
 
 def fenced_instance(group: str, member: str) -> TidelogError:
@@ -622,3 +726,21 @@ def group_not_empty(group: str, members: int) -> TidelogError:
         Code.GROUP_NOT_EMPTY,
         f"group {group!r} has {members} member{'' if members == 1 else 's'}, and only they commit; stop them first",
     )
+
+
+def add_committed(response: OffsetsResponse, committed: Iterable[tuple[StreamPartition, OffsetRecord | None]]) -> None:
+    """None: an offset of -1, for nothing is committed."""
+    add = response.offsets.add  # made in place: a copy takes as long again
+    for (stream, incarnation, partition), record in committed:
+        if record is None:
+            add(stream=stream, incarnation=incarnation, partition=partition, offset=-1)
+        else:
+            add(
+                stream=stream,
+                incarnation=incarnation,
+                partition=partition,
+                partition_incarnation=record.partition_incarnation,
+                offset=record.offset,
+                metadata=record.metadata,
+                committed_at=record.committed_at,
+            )

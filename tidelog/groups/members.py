@@ -67,8 +67,7 @@ class Member:
     told: tuple[int, int] = field(default=(0, 0), compare=False)
     """Version and generation that it was told there."""
     newest_commit: int = field(default=0, compare=False)
-    """Its highest number of those taken. A new coordinator finds it in the records of offsets: the number of every
-    offset that is still this member's."""
+    """Its highest number of those taken. A new coordinator finds it in the records of offsets."""
 
     @property
     def is_here(self) -> bool:
@@ -94,6 +93,7 @@ class Member:
         return len(self.id) + len(self.instance) + len(self.client) + self.subscribed.bytes
 
     def to_record(self) -> MemberRecord:
+        target = to_stream_partitions(self.target)
         return MemberRecord(
             generation=self.generation,
             instance=self.instance,
@@ -104,9 +104,9 @@ class Member:
             session_timeout_ms=round(self.session_timeout * 1000),
             rebalance_timeout_ms=round(self.rebalance_timeout * 1000),
             version=self.version,
-            assigned=to_stream_partitions(self.assigned),
+            assigned=target if self.assigned == self.target else to_stream_partitions(self.assigned),
             revoking=to_stream_partitions(self.revoking),
-            target=to_stream_partitions(self.target),
+            target=target,
             parted=self.parted,
         )
 

@@ -16,23 +16,37 @@ other answer tells what is so (what was committed, that a member is not known) a
 without a record to be committed, `settle` asks for a BARRIER: a record that only proves, by being committed, that the
 LeaderEpoch lasts (R52).
 
-The event loop is shared: after so many requests, or so much work of groups' steps, the rest waits for the next call
-(MAX_REQUESTS, MAX_WORK). A view that is new is looked at by each group in its step.
+The event loop is shared: after so many requests, or so much work of requests, or of groups' steps, the rest waits for
+the next call (MAX_REQUESTS, MAX_ASKED, MAX_WORK). A view that is new is looked at by each group in its step. A group
+whose targets are being computed comes first until they are, so that there is one computation at a time. Large groups
+are forgotten in several calls, and meanwhile no request is carried out: one may be about a new group of that name.
 
 The module has more than 600 lines because it carries out all kinds of requests to a coordinator of groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidelog.coordination.requests import Admin, Answer, Settled, encoded
-from tidelog.coordination.shard import Shard
+from tidelog.coordination.shard import Abandoned, Shard
 from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
 from tidelog.groups.cursors import Cursors
-from tidelog.groups.group import MAX_METADATA, MAX_OFFSET, MAX_PARTITIONS, Group, Kept, Records, group_not_empty
+from tidelog.groups.group import (
+    MAX_METADATA,
+    MAX_OFFSET,
+    MAX_PARTITIONS,
+    Group,
+    Kept,
+    Records,
+    add_committed,
+    group_not_empty,
+)
 from tidelog.groups.members import Member
 from tidelog.groups.pending import PendingOffsets, partition_of
 from tidelog.groups.selection import Selection
@@ -48,6 +62,7 @@ from wire.groups import (
     MemberKey,
     OffsetKey,
     PendingKey,
+    RecordKey,
     StreamPartition,
     check_group_name,
     decode_key,
@@ -73,6 +88,7 @@ from wire.groups_pb2 import (
 from wire.internal_streams import GROUPS
 from wire.tickets import group_target
 from wire.transactions import GROUP_END, EndInGroup
+from wire.turns import Steps, Turns, pieces
 
 BEAT: Final = 0.5
 """Seconds between two looks at the clock, as the next one."""
@@ -86,13 +102,27 @@ MAX_BYTES: Final = 256 << 10
 are committed. A step of one group may make more than that."""
 MAX_REQUESTS: Final = 200
 """Requests that are carried out before the event loop has its turn again, as the next one."""
-MAX_WORK: Final = 20_000
+MAX_WORK: Final = 15_000
 """Names, partitions and offsets that groups look at in their steps. A step of one group may look at more than that."""
+MAX_ASKED: Final = 10_000
+"""Members and offsets that requests look at. One request may look at more than that."""
+MAX_GONE: Final = 2_000
+"""Records that are deleted for members whose sessions are over, or for groups that are forgotten, as the next one. One
+group may have more members than that."""
+MAX_FORGOTTEN: Final = 5_000
+_COMMITTING: Final = 4
+"""Looks that committing an offset takes as long as."""
+_COPIED: Final = 10
+"""Offsets that are copied, to be told in turns, in the time of a look."""
+_TOLD_AT_ONCE: Final = 500
+"""Offsets."""
+_TOLD_IN_TURNS: Final = (op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET)
 SESSION_INTERVAL: Final = 0.25
 """Seconds between two looks for members whose sessions are over."""
 EXPIRY_INTERVAL: Final = 60.0
 """Seconds between two looks for groups to forget."""
 
+_NUMBER: Final = attrgetter("partition")
 BARRIER: Final = (BarrierKey().encode(), b"")
 _STATELESS: Final = frozenset(
     {
@@ -115,9 +145,20 @@ TicketCheck: TypeAlias = Callable[[bytes, int, int, str], None]
 TidelogError(NOT_IN_TRANSACTION)."""
 
 
+class _Forgotten(NamedTuple):
+    """A group that is deleted, or that is old."""
+
+    keys: Iterator[RecordKey]
+    """Those of its records that are not deleted yet, that of the group last."""
+    token: object
+    """It is answered when they are; None: nobody asked."""
+
+
 class GroupShard(Shard):
     """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
-    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`."""
+    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`.
+
+    It has more than thirty methods because each kind of request is carried out by one of them."""
 
     def __init__(
         self, *, broker: str, partition: int, patience: float, retention: float, check_ticket: TicketCheck
@@ -138,6 +179,9 @@ class GroupShard(Shard):
         self._unsettled: dict[str, None] = {}
         """Groups that may have to take a step."""
         self._is_view_new = False
+        self._forgotten: deque[_Forgotten] = deque()
+        self._are_more_dead = False
+        """Members whose sessions are over are to be removed."""
         self._seen_at: float | None = None
         self._expires_at = 0.0
         self._sessions_at = 0.0
@@ -159,15 +203,10 @@ class GroupShard(Shard):
                     group = self._group(name)
                     group.generation, group.emptied_at = record.generation, record.emptied_at
             case MemberKey(name, member):
-                group = self._group(name)
-                group.members.pop(member, None)
-                if value is not None:
-                    group.members[member] = Member.of_record(member, MemberRecord.FromString(value))
+                record_of = None if value is None else Member.of_record(member, MemberRecord.FromString(value))
+                self._group(name).replay_member(member, record_of)
             case OffsetKey(name, of):
-                if value is None:
-                    self._group(name).offsets.pop(of, None)
-                else:
-                    self._group(name).offsets[of] = OffsetRecord.FromString(value)
+                self._group(name).replay_offset(of, None if value is None else OffsetRecord.FromString(value))
             case CursorKey(name):
                 if value is None:
                     self.cursors.known.pop(name, None)
@@ -200,7 +239,14 @@ class GroupShard(Shard):
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._taken or self._unsettled) or self._is_view_new
+        is_busy = bool(self._taken or self._unsettled or self._forgotten) or self.is_making_answers
+        return is_busy or self._is_view_new or self._are_more_dead
+
+    def abandon(self) -> Abandoned:
+        begun = [each.token for each in self._forgotten if each.token is not None]
+        self._forgotten.clear()
+        given_up = super().abandon()
+        return Abandoned(given_up.without_effect, [*given_up.begun, *begun])
 
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True
@@ -217,10 +263,16 @@ class GroupShard(Shard):
             for group in self.groups.values():
                 group.on_streams()
                 self._unsettled[group.name] = None
+        if self._forgotten:
+            self._forget_on(settled, records)
+            settled.records = encoded(records)
+            return settled
+        asked = 0
         for _ in range(MAX_REQUESTS):
-            if not self._taken or size >= MAX_BYTES:
+            if not self._has_taken or size >= MAX_BYTES or asked >= MAX_ASKED or self._forgotten:
                 break
             token, request = self._next_taken()
+            asked += self._work_of(request)
             made: Records = {}
             try:
                 answer = self._carry_out(token, request, now, times, made, due)
@@ -229,11 +281,16 @@ class GroupShard(Shard):
             except TidelogError as error:
                 settled.answers.append((token, error))
             size += _add(made, records)
+        self._make_answers(max(MAX_ASKED - asked, MAX_ASKED // 4), settled)
         if not self._taken and now >= self._sessions_at:
-            self._sessions_at = now + SESSION_INTERVAL
+            self._sessions_at, self._are_more_dead = now + SESSION_INTERVAL, False
+            found = len(records)
             for group in self.groups.values():
                 if group.on_time(now, records):
                     self._unsettled[group.name] = None
+                if len(records) >= found + MAX_GONE:
+                    self._sessions_at, self._are_more_dead = now, True
+                    break
         self._forget_old(now, times, records)
         looked_at, stepped = self._step(size, now, times, records)
         settled.answers += [(token, _told(group, member, applied)) for token, group, member, applied in due]
@@ -243,7 +300,7 @@ class GroupShard(Shard):
         settled.records = encoded(records)
         if not records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
-        self._in_hand.clear()
+        self._is_settled()
         return settled
 
     def _step(self, size: int, now: float, times: Times, records: Records) -> tuple[list[Group], list[Group]]:
@@ -262,15 +319,17 @@ class GroupShard(Shard):
             before = self._selection.looks
             if not self._selection.prepare(group.subscriptions, MAX_WORK - work):
                 break
-            del self._unsettled[name]
             looked_at.append(group)
             made: Records = {}
             if group.step(self._view, self._selection, now, times, made):
                 stepped.append(group)
-            if group.is_unsettled:
-                again[name] = None
             size += _add(made, records)
             work += self._selection.looks - before + group.work
+            if group.is_computing:
+                break
+            del self._unsettled[name]
+            if group.is_unsettled:
+                again[name] = None
         self._unsettled.update(again)
         return looked_at, stepped
 
@@ -295,7 +354,7 @@ class GroupShard(Shard):
         records: Records,
         due: list[_Due],
     ) -> Answer | None:
-        """None: the answer is due once assignments are computed. Raises TidelogError."""
+        """None: the answer is due once assignments are computed, or a group is forgotten. Raises TidelogError."""
         match request:
             case HeartbeatRequest():
                 group = self._found_or_made(request.group, makes=request.kind == HeartbeatRequest.JOIN)
@@ -320,13 +379,46 @@ class GroupShard(Shard):
             case CommitRequest():
                 return self._commit(request, times, records)
             case OffsetsRequest():
-                return self._offsets(request)
+                steps = self._offsets(request)
+                if not self._takes_turns(request):
+                    return Turns(steps).finish()
+                self._answer_in_turns(token, steps)
+                return None
             case CursorRequest():
                 response, written = self.cursors.carry_out(request, times)
                 records.update(written)
                 return response
             case Admin():
-                return self._administrate(request, times, records)
+                return self._administrate(token, request, times, records)
+
+    def _takes_turns(self, request: Request) -> bool:
+        if isinstance(request, OffsetsRequest):
+            wanted = sum(len(each.partitions) for each in request.partitions)
+            return not wanted or wanted > _TOLD_AT_ONCE
+        return isinstance(request, Admin) and request.operation in _TOLD_IN_TURNS
+
+    def _work_of(self, request: Request) -> int:
+        """Members and offsets that the request looks at, roughly."""
+        match request:
+            case CommitRequest():
+                return 1 + _COMMITTING * len(request.offsets)
+            case OffsetsRequest():
+                if request.partitions:
+                    return sum(len(each.partitions) for each in request.partitions)
+                return 1 + self._size_of(request.group) // _COPIED
+            case Admin() if request.operation is op.GROUP_RESET:
+                return self._size_of(request.request.group) // _COPIED + _COMMITTING * len(request.request.offsets)
+            case Admin() if request.operation is GROUP_END:
+                return self._size_of(request.request.group)
+            case Admin() if request.operation is not op.GROUP_LIST:
+                return 1 + self._size_of(request.request.group) // _COPIED
+            case _:
+                return 1
+
+    def _size_of(self, name: str) -> int:
+        group = self.groups.get(name)
+        pending = sum(len(record.offsets) for _, record in self.pending.of(name))
+        return 1 + pending + (0 if group is None else len(group.members) + len(group.offsets))
 
     def _found_or_made(self, name: str, *, makes: bool) -> Group | None:
         check_group_name(name)
@@ -435,16 +527,18 @@ class GroupShard(Shard):
             offset=offset.offset, partition_incarnation=incarnation, metadata=offset.metadata, committed_at=times.shown
         )
 
-    def _offsets(self, request: OffsetsRequest) -> OffsetsResponse:
+    def _offsets(self, request: OffsetsRequest) -> Steps[Answer]:
+        """All of them as they are now: a transaction commits its offsets together. Raises TidelogError."""
         check_group_name(request.group)
         group = self.groups.get(request.group) or Group(request.group)
-        wanted = sorted(from_stream_partitions(request.partitions) if request.partitions else group.offsets)
-        if request.partitions and len(wanted) > MAX_PARTITIONS:
+        wanted = from_stream_partitions(request.partitions)
+        if len(wanted) > MAX_PARTITIONS:
             raise TidelogError(
                 Code.BAD_REQUEST, f"{len(wanted)} partitions; {MAX_PARTITIONS} are asked at once at most"
             )
         self.pending.check_none(group.name, wanted if request.partitions else None)
-        return OffsetsResponse(offsets=map(group.committed, wanted))
+        some = {of: group.offsets.get(of) for of in wanted}
+        return _telling(some if request.partitions else group.offsets.copy())
 
     def _forget_old(self, now: float, times: Times, records: Records) -> None:
         if now < self._expires_at:
@@ -454,15 +548,36 @@ class GroupShard(Shard):
             group.emptied_at = times.dated(group.emptied_at)
             is_old = not group.members and group.emptied_at and times.is_over(group.emptied_at, self._retention)
             if is_old and not self.pending.of(name):
-                self.groups.pop(name).forget(records)
+                self._forget(self.groups.pop(name), None, records)
         self.pending.forget_old(times, records)
+
+    def _forget(self, group: Group, token: object, records: Records) -> bool:
+        """All of a group. False: in the calls that come."""
+        if group.size > MAX_FORGOTTEN or len(records) >= MAX_FORGOTTEN or self._forgotten:
+            self._forgotten.append(_Forgotten(group.record_keys(), token))
+            return False
+        for key in group.record_keys():
+            records.pop(key, None)
+            records[key] = None
+        return True
+
+    def _forget_on(self, settled: Settled, records: Records) -> None:
+        while self._forgotten and len(records) < MAX_FORGOTTEN:
+            keys, token = self._forgotten[0]
+            records |= dict.fromkeys(islice(keys, MAX_FORGOTTEN - len(records)))
+            if len(records) == MAX_FORGOTTEN:
+                return  # it may be over: the next call finds that
+            self._forgotten.popleft()
+            if token is not None:
+                settled.answers.append((token, {}))
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
-    def _administrate(self, asked: Admin, times: Times, records: Records) -> Mapping[str, Any]:
+    def _administrate(self, token: object, asked: Admin, times: Times, records: Records) -> Mapping[str, Any] | None:
         request = asked.request
         if asked.operation is op.GROUP_LIST:
-            return {"groups": [_summary(group) for _, group in sorted(self.groups.items())], "unanswered": []}
+            self._answer_in_turns(token, _listing([group for _, group in sorted(self.groups.items())]))
+            return None
         if asked.operation is GROUP_END:
             return self._end_transaction(request, times, records)
         group = self._found_or_made(request.group, makes=asked.operation is op.GROUP_RESET)
@@ -472,28 +587,30 @@ class GroupShard(Shard):
                 f"there is no consumer group {request.group!r}; `tidelog group list` shows those that there are",
             )
         if asked.operation is op.GROUP_DESCRIBE:
-            return self._described(group)
+            self._answer_in_turns(token, self._describing(group))
+            return None
         try:
             if group.members:
                 raise group_not_empty(group.name, len(group.members))
             self.pending.check_none(group.name)
             if asked.operation is op.GROUP_DELETE:
                 del self.groups[group.name]
-                group.forget(records)
-                return {}
+                if self._forget(group, token, records):
+                    return {}
+                self._in_hand.remove(token)
+                return None
             if asked.operation is op.GROUP_RESET:
-                return self._reset(group, request.offsets, times, records)
+                self._reset(group, request.offsets, times, records)
+                self._answer_in_turns(token, self._describing(group), has_begun=True)
+                return None
         finally:
             self._drop_if_nothing(group)
         raise InvariantViolation(f"the coordinator of groups was asked for {asked.operation.name}")
 
-    def _reset(
-        self, group: Group, offsets: Sequence[op.NewOffset], times: Times, records: Records
-    ) -> op.GroupDescription:
+    def _reset(self, group: Group, offsets: Sequence[op.NewOffset], times: Times, records: Records) -> None:
         checked = [(of := self._current(new), self._new_record(of, new, times)) for new in offsets]
         for of, record in checked:
             group.commit(of, record, times, records)
-        return self._described(group)
 
     def _current(self, new: op.NewOffset) -> StreamPartition:
         stream = self._view.streams.get(new["stream"])
@@ -509,14 +626,36 @@ class GroupShard(Shard):
         )
         return self._record_of(of, offset, times)
 
-    def _described(self, group: Group) -> op.GroupDescription:
-        return {
+    def _describing(self, group: Group) -> Steps[Answer]:
+        """The offsets as they are now, and the members as they are when each has its turn."""
+        return self._description_of(group, group.offsets.copy(), sorted(self.pending.of(group.name)))
+
+    def _description_of(
+        self,
+        group: Group,
+        offsets: Mapping[StreamPartition, OffsetRecord],
+        pending: Sequence[tuple[int, PendingRecord]],
+    ) -> Steps[Answer]:
+        details: list[op.GroupMember] = []
+        told: list[op.GroupOffset] = []
+        of_transactions: list[op.PendingGroupOffset] = []
+        form: op.GroupDescription = {
             **_summary(group),
             "coordinator": self._broker,
             "partition": self._partition,
             "left_out": group.left_out,
-            "details": [_description(member) for _, member in sorted(group.members.items())],
-            "offsets": [
+            "details": details,
+            "offsets": told,
+            "pending": of_transactions,
+        }
+        yield len(offsets) // _COPIED
+        for _, member in sorted(group.members.items()):
+            details.append(_description(member))
+            yield 2 + len(member.assigned) + len(member.revoking)
+        ordered = _in_order(offsets)
+        yield len(ordered)
+        for piece in pieces(ordered, _TOLD_AT_ONCE):
+            told += [
                 {
                     "stream": of.stream,
                     "incarnation": of.incarnation,
@@ -525,9 +664,12 @@ class GroupShard(Shard):
                     "metadata": record.metadata,
                     "committed_at_ns": record.committed_at,
                 }
-                for of, record in sorted(group.offsets.items())
-            ],
-            "pending": [
+                for of in piece
+                for record in (offsets[of],)
+            ]
+            yield len(piece)
+        for producer, record in pending:
+            of_transactions += [
                 {
                     "producer_id": producer,
                     "stream": offset.stream,
@@ -535,10 +677,10 @@ class GroupShard(Shard):
                     "partition": offset.partition,
                     "offset": offset.offset,
                 }
-                for producer, record in sorted(self.pending.of(group.name))
                 for offset in record.offsets
-            ],
-        }
+            ]
+            yield 1 + len(record.offsets)
+        return form
 
     def validate(self) -> None:
         for group in self.groups.values():
@@ -602,14 +744,40 @@ def _record(offset: CommittedOffset, times: Times) -> OffsetRecord:
     )
 
 
+def _in_order(partitions: Iterable[StreamPartition]) -> list[StreamPartition]:
+    """Sorted. Of many partitions few have another stream, and numbers are compared faster than tuples."""
+    by_stream: dict[tuple[str, int], list[StreamPartition]] = {}
+    for of in partitions:
+        by_stream.setdefault((of.stream, of.incarnation), []).append(of)
+    return [of for stream in sorted(by_stream) for of in sorted(by_stream[stream], key=_NUMBER)]
+
+
 def _named(of: StreamPartition) -> str:
     return f"partition {of.partition} of stream {echo(of.stream)}"
 
 
+def _telling(found: Mapping[StreamPartition, OffsetRecord | None]) -> Steps[Answer]:
+    response = OffsetsResponse()
+    ordered = _in_order(found)
+    yield len(ordered)
+    for piece in pieces(ordered, _TOLD_AT_ONCE):
+        add_committed(response, ((of, found[of]) for of in piece))
+        yield len(piece)
+    return response
+
+
+def _listing(groups: Sequence[Group]) -> Steps[Answer]:
+    summaries: list[op.GroupSummary] = []
+    for group in groups:
+        summaries.append(_summary(group))
+        yield 2 + len(group.members) + len(group.offsets) // _COPIED
+    return {"groups": summaries, "unanswered": []}
+
+
 def _summary(group: Group) -> op.GroupSummary:
     streams = {of.stream for of in group.offsets}
-    for member in group.members.values():
-        streams.update(member.subscription)
+    for subscribed in group.subscriptions:
+        streams |= subscribed.streams | subscribed.patterns
     return {
         "name": group.name,
         "state": group.state,

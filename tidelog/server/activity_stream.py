@@ -19,6 +19,7 @@ from metadata.cluster import Cluster
 from metadata.model import Changes
 from wire.activity import NOWHERE, Position, position_of
 from wire.errors import Code, TidelogError
+from wire.turns import Steps
 
 _log = logging.getLogger(__name__)
 
@@ -60,13 +61,16 @@ class ActivityStream:
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
 
-    def observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> None:
+    def observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:
         """As `StateObserver`."""
         try:
             if from_snapshot and not self._has_begun:
-                self._watch.begin_at(state)
+                yield from self._watch.begin_at(state)
             else:
-                self.log.add(self._watch.on_applied(state, changes, self._now(), merged=from_snapshot))
+                for event in self._watch.on_applied(state, changes, self._now(), merged=from_snapshot):
+                    if event is not None:
+                        self.log.add((event,))
+                    yield 1
             self._has_begun = True
         except Exception:  # noqa: BLE001 - it is logged: applying goes on without its events
             _log.exception("the events of a change met a bug")

@@ -23,10 +23,11 @@ from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.audit import Act, AuditTrail
 from wire.echo import echo
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.json_codec import encode
+from wire.json_codec import encode, encoding
 from wire.operation import Handler, Operation, Refusal, handlers_of
 from wire.subjects import Subjects
 from wire.transport import Message, Transport
+from wire.turns import in_turns
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Api:
         """The one way to every handler: access is decided here, before it."""
         act.request = request = operation.decode_request(message.data)
         self._check_subject(operation, request, message.subject)
-        return encode(await handler(request))
+        return await in_turns(encoding(await handler(request)))
 
     def _check_subject(self, operation: Operation[..., Any, Any], request: object, subject: str) -> None:
         """Permissions of NATS are given for the subject, so the request may be about no other one. Raises

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -56,10 +56,11 @@ from wire.errors import Code, TidelogError
 from wire.internal_streams import ACTIVITY, AUDIT
 from wire.producer_keys import ProducerKeys
 from wire.reply_subjects import ReplySubjects
-from wire.reports import BrokerReport, StreamReport
+from wire.reports import BrokerReport, StreamReport, UsageReport
 from wire.subjects import Subjects
 from wire.tickets import Tickets
 from wire.transport import Transport
+from wire.turns import Steps
 from wire.types import (
     BrokerId,
     DrainAnswer,
@@ -181,7 +182,7 @@ class BrokerRuntime:
             needs.work_time,
         )
         self._tickets = Tickets(
-            needs.secrets, lambda: self._context.cluster_id, lambda: needs.time_ns() / 1_000_000_000
+            needs.secrets, lambda: self._context.cluster_id, lambda: self.metadata.common_time_ns() / 1_000_000_000
         )
         self._producer_keys = ProducerKeys(needs.secrets, lambda: self._context.cluster_id)
         self.coordinators = Coordinators(
@@ -292,12 +293,12 @@ class BrokerRuntime:
     def _adopted(self) -> dict[str, int]:
         return self._routing.adopted()
 
-    def _observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> None:
+    def _observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:
         """As `StateObserver`."""
-        if self._keeps_activity:
-            self._activity.observe(state, changes, from_snapshot=from_snapshot)
         self._routing.observe(changes)
         self._pushes.observe(changes)
+        if self._keeps_activity:
+            yield from self._activity.observe(state, changes, from_snapshot=from_snapshot)
 
     # ---- the metadata service's port -------------------------------------------------------------------------------
 
@@ -322,14 +323,22 @@ class BrokerRuntime:
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         self.broker.on_partitions(changes)
 
+    def on_all_partitions(self) -> None:
+        self.broker.on_all_partitions()
+
     def log_ends(self) -> dict[PartitionKey, LogEnd]:
         return self.broker.log_ends()
 
-    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
-        return self.broker.stream_status(stream, story_of)
+    def stream_report(
+        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+    ) -> Steps[StreamReport]:
+        return self.broker.stream_status(stream, partitions, story_of)
 
-    def broker_report(self) -> BrokerReport:
-        report = self.broker.status()
+    def usage_report(self) -> Steps[UsageReport]:
+        return self.broker.usage()
+
+    def broker_report(self) -> Steps[BrokerReport]:
+        report = yield from self.broker.status()
         own = {
             "refused_replies": self._replies.refused,
             "dropped_headers": sum(
@@ -387,7 +396,7 @@ class BrokerRuntime:
         is_closed = True
         try:
             is_closed = await self.broker.close()
-            if is_closed and self._registered and not self.broker.status()["failed"]:
+            if is_closed and self._registered and not self.broker.has_failed_replicas:
                 self._data_dir.mark_clean()
         except NoSpace as e:
             _log.warning("the data folder is not marked clean: %s", e)

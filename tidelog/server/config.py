@@ -36,6 +36,7 @@
     heartbeat_interval_s = 0.1
     [storage]                               # any of dataplane.broker.storage_settings.StorageSettings
     housekeeping_interval = 5.0
+    min_free_bytes = "2GB"                  # bytes and ms are also taken with their units: wire.units
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
@@ -48,7 +49,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, TypeVar
@@ -72,6 +73,7 @@ from wire.ports import port_number
 from wire.racks import check_rack
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
+from wire.units import BYTES, TIME, amount, units_in_words
 
 VOTER_COUNTS = (1, 3, 5)
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -352,13 +354,26 @@ def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Se
     unknown = sorted(set(values) - known)
     if unknown:
         raise _bad(f"[{name}] has no setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    given = dict(values)
     for f in fields(kind):
-        if f.name in values:
-            _check_kind(f"[{name}] {f.name}", values[f.name], type(f.default))
+        if f.name in given:
+            given[f.name] = _plain(f"[{name}] {f.name}", given[f.name], f)
+            _check_kind(f"[{name}] {f.name}", given[f.name], type(f.default))
     try:
-        return kind(**values)
+        return kind(**given)
     except ValueError as e:
         raise _bad(f"[{name}]: {e}") from e
+
+
+def _plain(what: str, value: Any, of: Field[Any]) -> Any:
+    """A text with a unit as the plain number; other values as they are."""
+    counts = BYTES if "bytes" in of.name or of.metadata.get("counts") == "bytes" else TIME
+    if not isinstance(value, str) or not (counts is BYTES or of.name.endswith("_ms")):
+        return value
+    found = amount(value, counts)
+    if found is None:
+        raise _bad(f"{what} = {value!r} is no whole number, and no text with a unit ({units_in_words(counts)})")
+    return found
 
 
 def _check_kind(what: str, value: Any, kind: type[object]) -> None:

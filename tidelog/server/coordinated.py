@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from tidelog.coordination.shard import Shard
 from wire import groups, groups_pb2, transactions, transactions_pb2
@@ -15,6 +15,8 @@ from wire.producer_keys import ProducerKeys
 from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
 from wire.transaction_proofs import proven_of, proven_of_member
 
+_CHANGED: Final = "bring the client to this version"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinated:
@@ -24,7 +26,10 @@ class Coordinated:
     """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`. Each
     raises DecodeError, or TidelogError for what may not be asked under that kind."""
     name_of: Callable[[Any], str]
-    """What such a request is about: the last part of its subject is the same."""
+    """What such a request is about: the part of its subject behind the kind is the same."""
+    added_by: Mapping[str, Callable[[Any], Iterable[str]]] = field(default_factory=dict)
+    """By kind, the streams and groups that such a request adds, where the subject has a second name, for NATS to tell
+    who may add it: each of them is that one. Raises TidelogError for what is not added under that kind."""
     partition_of: Callable[[str], int]
     """The partition whose coordinator answers for that name. Any other one refuses it: it would keep state beside the
     one that all others ask, and each limit would hold once per partition."""
@@ -73,12 +78,14 @@ def transactional_ids(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Co
         make_shard=make_shard,
         kinds={
             transactions.INIT: transactions_pb2.InitRequest.FromString,
-            transactions.ADD: transactions_pb2.AddRequest.FromString,
+            **dict.fromkeys(transactions.ADDS, transactions_pb2.AddRequest.FromString),
+            transactions.ADD_ANY: _refuse_add,
             transactions.END: transactions_pb2.EndRequest.FromString,
             transactions.END_FAMILY: transactions_pb2.EndFamilyRequest.FromString,
             transactions.FAMILY: transactions_pb2.FamilyRequest.FromString,
         },
         name_of=_family,
+        added_by={transactions.ADD_PARTITIONS: _added_streams, transactions.ADD_OFFSETS: _added_groups},
         partition_of=transactions.coordinator_partition,
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
         check=check,
@@ -92,7 +99,7 @@ def _heartbeat_without_patterns(data: bytes) -> groups_pb2.HeartbeatRequest:
         raise TidelogError(
             Code.BAD_REQUEST,
             f"a subscription by pattern is sent as {groups.DISCOVER!r} in place of {groups.HEARTBEAT!r}, because it"
-            " needs a permission of its own; bring the client to this version",
+            f" needs a permission of its own; {_CHANGED}",
         )
     return request
 
@@ -106,6 +113,35 @@ def _family(request: Any) -> str:
     ends_family = isinstance(request, transactions_pb2.EndFamilyRequest | transactions_pb2.FamilyRequest)
     name: str = request.family if ends_family else request.transactional_id
     return transactions.family_of(name)
+
+
+def _refuse_add(data: bytes) -> transactions_pb2.AddRequest:
+    request = transactions_pb2.AddRequest.FromString(data)
+    raise TidelogError(
+        Code.BAD_REQUEST,
+        f"what the transaction of {request.transactional_id!r:.80} takes in is sent as"
+        f" {transactions.ADD_PARTITIONS!r} and {transactions.ADD_OFFSETS!r} in place of {transactions.ADD_ANY!r}, on a"
+        f" subject that names the stream or the group, because each needs a permission of its own; {_CHANGED}",
+    )
+
+
+def _added_streams(request: transactions_pb2.AddRequest) -> set[str]:
+    if request.groups:
+        raise _added_elsewhere(
+            f"group {request.groups[0]!r:.80}", transactions.ADD_OFFSETS, transactions.ADD_PARTITIONS
+        )
+    return {each.stream for each in request.partitions}
+
+
+def _added_groups(request: transactions_pb2.AddRequest) -> set[str]:
+    if request.partitions:
+        stream = f"stream {request.partitions[0].stream!r:.80}"
+        raise _added_elsewhere(stream, transactions.ADD_PARTITIONS, transactions.ADD_OFFSETS)
+    return {*request.groups}
+
+
+def _added_elsewhere(what: str, kind: str, sent_as: str) -> TidelogError:
+    return TidelogError(Code.BAD_REQUEST, f"{what} is added by {kind!r}, and was sent as {sent_as!r}")
 
 
 def _by_name(*operations: Operation[..., Any, Any]) -> dict[str, Operation[..., Any, Any]]:

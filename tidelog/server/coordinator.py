@@ -39,7 +39,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from dataplane.broker.led_partition import LedPartition
 from dataplane.log.errors import LogDamaged
-from tidelog.coordination.requests import Admin, Answer, Delivery, Settled
+from tidelog.coordination.requests import Admin, Delivery, Settled
 from tidelog.coordination.shard import Shard
 from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
@@ -52,6 +52,7 @@ from wire.errors import Code, CorruptData, TidelogError
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Message, Subscription, Transport, answer_too_large
+from wire.turns import in_turns
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,9 @@ MAX_REQUEST_BYTES: Final = 96 << 10
 """The largest is the end of a family with MAX_MEMBERS of the longest names."""
 MAX_ADMIN_BYTES: Final = 512 << 10
 """Bytes of a request that the controller hands over."""
+REPLAYED_AT_ONCE: Final = 64 << 10
+"""Bytes of records of the log that are taken up before the event loop has its turn again: a record of a member with all
+partitions of a group has more."""
 RECORD_BYTES: Final = 32
 """Bytes of a record in a batch, at most, beside its key and its value."""
 
@@ -176,9 +180,10 @@ class Coordinator:
     async def _listen(self) -> None:
         key, subjects = self._led.key, self._ports.subjects
         clients, peers = self._ports.clients, self._ports.peers
-        for kind, decode in self._of.kinds.items():
-            subject = subjects.coordinator(key.stream, key.partition, kind, "*")
-            await self._hold(await clients.subscribe(subject, self._taking(decode)))
+        for kind in self._of.kinds:
+            names = ("*", "*") if kind in self._of.added_by else ("*",)
+            subject = subjects.coordinator(key.stream, key.partition, kind, *names)
+            await self._hold(await clients.subscribe(subject, self._taking(kind, len(names))))
         await self._hold(await peers.subscribe(subjects.coordinate(key.stream, key.partition), self._on_admin))
 
     async def _hold(self, subscription: Subscription) -> None:
@@ -252,7 +257,7 @@ class Coordinator:
                 return None
             self._refuse_if_late("its log is not committed yet")
             await asyncio.sleep(COMMITTED_PAUSE_S)
-        offset = led.log_start_offset
+        offset, size = led.log_start_offset, 0
         while offset < end and not self.is_over:
             parts = await led.read_committed(offset)
             data = b"".join(parts)
@@ -263,6 +268,10 @@ class Coordinator:
                 for key, value in zip(batch.keys, batch.values, strict=True):
                     if key is not None:
                         shard.replay(key, value)
+                    size += RECORD_BYTES + len(value or b"")
+                    if size >= REPLAYED_AT_ONCE:
+                        size = 0
+                        await asyncio.sleep(0)
                 offset = header.end_offset
             self._refuse_if_late("it reads its log")
             await asyncio.sleep(0)
@@ -274,7 +283,10 @@ class Coordinator:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def _taking(self, decode: Callable[[bytes], Any]) -> Callable[[Message], None]:
+    def _taking(self, kind: str, names: int) -> Callable[[Message], None]:
+        """`names`: how many the subject has behind the kind."""
+        decode, added_by = self._of.kinds[kind], self._of.added_by.get(kind)
+
         def take(message: Message) -> None:
             if not message.reply or self.is_over:
                 return
@@ -298,14 +310,17 @@ class Coordinator:
             if request.cluster_id and request.cluster_id != self._ports.cluster_id:
                 return
             name = self._of.name_of(request)
-            if message.subject.rpartition(".")[2] != name:
-                inbox.send(
-                    TidelogError(
-                        Code.BAD_REQUEST,
-                        f"the request is about {name!r:.80} and was sent to {message.subject!r}; name the same one in"
-                        " both",
-                    )
-                )
+            in_subject = message.subject.split(".")[-names:]
+            if in_subject[0] != name:
+                inbox.send(_of_another_subject("is about", name, message.subject))
+                return
+            try:
+                added = set[str]() if added_by is None else {*added_by(request)}
+            except TidelogError as error:
+                inbox.send(error)
+                return
+            if others := added - {in_subject[-1]}:
+                inbox.send(_of_another_subject("adds", min(others), message.subject))
                 return
             if (of := self._of.partition_of(name)) != self._led.key.partition:
                 inbox.send(
@@ -475,7 +490,10 @@ class Coordinator:
     def _send(self, settled: Settled) -> None:
         for token, answer in (*settled.answers, *settled.unasked):
             assert isinstance(token, _Inbox)
-            token.send(answer)
+            if isinstance(answer, Mapping):
+                self._spawn(token.send_in_turns(answer))  # of many groups or offsets
+            else:
+                token.send(answer)
         if not self.is_over:
             self._deliveries.add(settled.deliveries)
 
@@ -485,6 +503,12 @@ class Coordinator:
     def _on_delivered(self, delivery: Delivery) -> None:
         self._shard.on_delivered(delivery)
         self._soon()
+
+
+def _of_another_subject(does: str, name: str, subject: str) -> TidelogError:
+    return TidelogError(
+        Code.BAD_REQUEST, f"the request {does} {name!r:.80} and was sent to {subject!r}; name the same one in both"
+    )
 
 
 def _may_be_decided(error: TidelogError) -> TidelogError:
@@ -499,14 +523,19 @@ class _Inbox:
     def __init__(self, subject: str) -> None:
         self._subject = subject
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: ProtoMessage | TidelogError) -> None:
+        if isinstance(answer, TidelogError):
+            self._send(b"", answer.to_headers())
+        else:
+            self._send(answer.SerializeToString(), None)
+
+    async def send_in_turns(self, answer: Mapping[str, Any]) -> None:
+        self._send(await in_turns(json_codec.encoding(answer)), None)
+
+    def _send(self, data: bytes, headers: Mapping[str, str] | None) -> None:
         try:
-            if isinstance(answer, TidelogError):
-                self._publish(b"", answer.to_headers())
-                return
-            data = answer.SerializeToString() if isinstance(answer, ProtoMessage) else json_codec.encode(answer)
             try:
-                self._publish(data, None)
+                self._publish(data, headers)
             except TidelogError as too_large:
                 self._publish(b"", answer_too_large(too_large, "the answer of the coordinator").to_headers())
         except TidelogError as error:

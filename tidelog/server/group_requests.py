@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import merge
 from typing import Any, TypeVar
 
 from metadata.runtime.service import MetadataService
@@ -13,8 +15,22 @@ from wire.internal_streams import GROUPS
 from wire.operation import Operation, handles
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
+from wire.turns import Steps, in_turns, pieces
 
 _Answer = TypeVar("_Answer")
+
+
+_PIECE = 200
+"""Groups that are sorted in before `Steps` yield."""
+
+
+def _together(answers: Sequence[op.GroupList], unanswered: list[int]) -> Steps[op.GroupList]:
+    """Each of them is in the order of names."""
+    groups: list[op.GroupSummary] = []
+    for piece in pieces(merge(*(answer["groups"] for answer in answers), key=lambda group: group["name"]), _PIECE):
+        groups += piece
+        yield len(piece)
+    return {"groups": groups, "unanswered": unanswered}
 
 
 class GroupRequests:
@@ -32,8 +48,7 @@ class GroupRequests:
         if not self._coordinators.has_stream:
             return {"groups": [], "unanswered": []}
         answers, unanswered = await self._coordinators.ask_each(op.GROUP_LIST, request)
-        groups = [group for answer in answers for group in answer["groups"]]
-        return {"groups": sorted(groups, key=lambda group: group["name"]), "unanswered": unanswered}
+        return await in_turns(_together(answers, unanswered))
 
     @handles(op.GROUP_DESCRIBE)
     async def describe(self, request: op.GroupRef) -> op.GroupDescription:

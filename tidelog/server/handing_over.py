@@ -14,6 +14,7 @@ from wire.operation import Operation
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS
+from wire.turns import in_turns
 from wire.types import StreamName
 
 TIMEOUT_S = 2.0
@@ -61,7 +62,7 @@ class HandingOver:
         refusal = TidelogError.from_headers(answer.headers)
         if refusal is not None:
             raise refusal
-        return operation.decode_answer(answer.data, None)
+        return await in_turns(operation.decoding_answer(answer.data))
 
     async def ask_each(self, operation: Operation[..., Any, _Answer], request: Any) -> tuple[list[_Answer], list[int]]:
         """The answers of all coordinators, and the partitions whose coordinators did not answer."""

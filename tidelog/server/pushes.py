@@ -25,14 +25,15 @@ from contextlib import suppress
 from time import thread_time
 
 from metadata.describe import metadata_form
-from metadata.model import Changes
+from metadata.model import Changes, Stream
 from metadata.state import ClusterState
 from tidelog.runtime.pace import Pace
 from wire.errors import CLUSTER_HEADER, TidelogError
 from wire.internal_streams import is_internal
-from wire.json_codec import encode
+from wire.json_codec import encoding
 from wire.subjects import Subjects
 from wire.transport import Transport
+from wire.turns import Steps, in_turns
 from wire.types import BrokerId, Generation, StreamName
 
 _log = logging.getLogger(__name__)
@@ -118,7 +119,6 @@ class Pushes:
         self._labels = labels
         self._now = now
         self._pace = Pace(now, work_time)
-        self._work_time = work_time
         self._due = DuePushes()
         self._is_controller = False
         self._came = asyncio.Event()
@@ -195,15 +195,13 @@ class Pushes:
                     await asyncio.sleep(self._bytes_left_at - BURST_S - self._now())
                 continue
             async with self._pace.turn():
-                began = self._work_time()
-                is_taken = self._publish(*found)
-                self._pace.worked(self._work_time() - began)
+                is_taken = await self._pace.timed(self._publish(*found))
             if not is_taken:
                 await asyncio.sleep(RETRY_S)
             elif self._unanswered >= WINDOW:
                 await self._delivered()
 
-    def _publish(self, name: StreamName, is_repeated: bool) -> bool:
+    async def _publish(self, name: StreamName, is_repeated: bool) -> bool:
         """False: NATS does not take it at the moment."""
         if is_repeated:
             self._repeat_at = self._now() + 1 / REPEATED_PER_S
@@ -212,7 +210,9 @@ class Pushes:
             self._due.published(name, None)
             return True
         try:
-            body = encode(metadata_form(self._state, self._state.streams[name], self._labels()))
+            body = await in_turns(self._encoded(self._state.streams[name]))
+            if not self._is_controller:
+                return True
             headers = {CLUSTER_HEADER: self._state.cluster_id}
             if not self._transport.publish(self._subjects.push(name), (body,), headers=headers):
                 return False
@@ -224,8 +224,13 @@ class Pushes:
             self._leave_out(name, error)
         except Exception:  # noqa: BLE001 - it is logged: the other streams are published
             _log.exception("the push of stream %s met a bug; clients ask for its routes", name)
-        self._due.published(name, generation)
+        if generation == self._generation(name):  # else it has changed meanwhile, and is due as it is now
+            self._due.published(name, generation)
         return True
+
+    def _encoded(self, stream: Stream) -> Steps[bytes]:
+        form = yield from metadata_form(self._state, stream, self._labels())
+        return (yield from encoding(form))
 
     async def _delivered(self) -> None:
         """Returns when NATS has handed out all pushes, or after WINDOW_S."""

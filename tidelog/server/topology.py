@@ -1,12 +1,11 @@
 """Routes of streams from applied state: the pages of `<ns>.metadata.topology` (`wire.topology`).
 
-A page is put together of the routes of each stream, which are encoded once and kept until the stream changes. Between
-two streams others have their turn, so that routes may be of different generations; each says of which one it is.
+A page is put together in turns of the routes of each stream, which are encoded once and kept until the stream changes.
+So routes may be of different generations; each says of which one it is.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -19,14 +18,13 @@ from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
 from wire.subjects import Subjects
 from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TopologyRequest
+from wire.turns import Steps, in_turns
 from wire.types import StreamName
 
 MAX_KEPT_BYTES = 16 << 20
 """Bytes of encoded routes; all are forgotten when there are more."""
 HEAD_BYTES = 1 << 10
 """Bytes of a page, besides its streams; and of the headers."""
-PARTITIONS_AT_ONCE = 100
-"""Encoded before others have their turn."""
 
 
 class TopologyPages:
@@ -42,6 +40,8 @@ class TopologyPages:
         self.max_payload = max_payload
         self._kept: dict[StreamName, bytes] = {}
         self._kept_bytes = 0
+        self._newest: dict[StreamName, object] = {}
+        """Streams whose routes are being encoded, and that have not changed since: the one that began last."""
         self._names: list[StreamName] = []
         """The names of all streams but Tidelog's own, ascending."""
         self._names_of: int | None = None
@@ -49,19 +49,22 @@ class TopologyPages:
 
     def on_changes(self, changes: Changes) -> None:
         """The state has changed there."""
-        for name in (*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))):
+        for name in {*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))}:
+            self._newest.pop(name, None)
             kept = self._kept.pop(name, None)
             if kept is not None:
                 self._kept_bytes -= len(kept)
 
     async def page(self, data: bytes) -> bytes:
         """The answer to a request. Raises TidelogError(BAD_REQUEST)."""
-        request = decoded(data)
+        return await in_turns(self._page(decoded(data)))
+
+    def _page(self, request: TopologyRequest) -> Steps[bytes]:
         state = self._state
         generation = state.generation
         streams: list[bytes] = []
         too_large: list[str] = []
-        size, worked = HEAD_BYTES, 0
+        size = HEAD_BYTES
         last = following = None
         for name in self._asked(request):
             stream = state.streams.get(name)
@@ -70,7 +73,8 @@ class TopologyPages:
             if len(streams) + len(too_large) >= request.limit:
                 following = last
                 break
-            routes = self._routes(stream)
+            routes = yield from self._routes(stream)
+            yield 1
             if HEAD_BYTES + len(routes) > self.max_payload:
                 too_large.append(name)
                 size += len(name) + 4
@@ -81,10 +85,6 @@ class TopologyPages:
                 streams.append(routes)
                 size += len(routes) + 2
             last = name
-            worked += len(stream.partitions)
-            if worked >= PARTITIONS_AT_ONCE:
-                worked = 0
-                await asyncio.sleep(0)
         head = json.dumps(
             {
                 "cluster_id": state.cluster_id,
@@ -112,19 +112,25 @@ class TopologyPages:
         # One more than the page has tells whether there are more.
         return self._names[first : first + request.limit + 1]
 
-    def _routes(self, stream: Stream) -> bytes:
+    def _routes(self, stream: Stream) -> Steps[bytes]:
         """`StreamRoutes` without racks."""
-        kept = self._kept.get(stream.name)
+        kept, generation = self._kept.get(stream.name), self._state.generation
         if kept is None:
-            form = metadata_form(self._state, stream, {})
+            self._newest[stream.name] = own = object()
+            form = yield from metadata_form(self._state, stream, {})
             rest = {key: value for key, value in form.items() if key not in ("generation", "racks")}
-            kept = json.dumps(rest)[:-1].encode()
-            self._kept_bytes += len(kept)
-            if self._kept_bytes > MAX_KEPT_BYTES:
-                self._kept.clear()
-                self._kept_bytes = len(kept)
-            self._kept[stream.name] = kept
-        return b'%s, "generation": %d}' % (kept, self._state.generation)
+            kept = (yield from json_codec.encoding(rest))[:-1]
+            if self._newest.get(stream.name) is own:  # else they may be old already
+                del self._newest[stream.name]
+                self._keep(stream.name, kept)
+        return b'%s, "generation": %d}' % (kept, generation)
+
+    def _keep(self, name: StreamName, routes: bytes) -> None:
+        self._kept_bytes += len(routes) - len(self._kept.get(name, b""))
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept.clear()
+            self._kept_bytes = len(routes)
+        self._kept[name] = routes
 
 
 def decoded(data: bytes) -> TopologyRequest:

@@ -6,7 +6,9 @@ it tells everybody again, and comes to the same. Mostly the next transaction's r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
@@ -17,10 +19,21 @@ from tidelog.coordination.times import UNDATED, Times
 from tidelog.transactions.participants import Participant, Told
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
 from wire.errors import InvariantViolation
-from wire.transactions import RecordKey, TransactionKey
+from wire.transactions import RecordKey, TransactionKey, family_of
 
 Records: TypeAlias = dict[RecordKey, ProtoMessage | None]
 """To be written; None deletes."""
+
+
+@dataclass(slots=True)
+class FamilyLoad:
+    """What a family has at its coordinator. An id without a tilde is a family of its own."""
+
+    ids: int = 0
+    participants: int = 0
+    """Partitions and groups that take part in its transactions, and have not been told of an end."""
+    makes_room_at: float = 0.0
+    """Monotonic seconds: its idle ids are looked through no more often than once a second."""
 
 
 class Decisions:
@@ -34,6 +47,8 @@ class Decisions:
         """Ids whose transaction is open or ends."""
         self.participants = 0
         """The number of participants of all transactions."""
+        self._loads: defaultdict[str, FamilyLoad] = defaultdict(FamilyLoad)
+        """By family, of those that have ids."""
         self.to_tell: list[Delivery] = []
         """The deliveries of decisions in this settlement."""
         self.told: dict[str, None] = {}
@@ -48,25 +63,28 @@ class Decisions:
     def begin(self) -> None:
         """`transactions` are those of the records."""
         for name, transaction in self.transactions.items():
+            self._loads[family_of(name)].ids += 1
             if not isinstance(transaction.state, Idle):
                 self.active[name] = None
-                self.participants += len(transaction.participants)
+                self._count(name, len(transaction.participants))
 
-    def imply(self, transaction: Transaction) -> None:
-        """The record of its family says that it is committed, and its own does not say so yet. Before `begin`."""
+    def imply(self, transaction: Transaction, since: float) -> None:
+        """The record of its family says that it is committed, and its own does not say so yet: `decide_implied` comes
+        before anything else that may happen to it. `since`: monotonic seconds."""
         match transaction.state:
             case Open(opened_at=opened_at, participants=participants):
-                transaction.state = Ending(opened_at, Outcome.COMMITTED, participants)
+                transaction.state = Ending(opened_at, Outcome.COMMITTED, participants, since)
             case Idle():  # nothing of it was acknowledged
                 transaction.epoch, transaction.last = transaction.epoch + 1, Outcome.COMMITTED
             case Ending():
                 raise InvariantViolation(f"the transaction of {transaction.transactional_id} ends already")
 
-    def resume(self, now: float, times: Times, patience: float) -> None:
+    def resume(self, names: deque[str], most: int, now: float, times: Times, patience: float) -> None:
         """Those that were decided go on; those that are open have as long as they had, or `patience`; where it is not
-        known how long that is, all of their timeout."""
-        for name in self.active:
-            transaction = self.transactions[name]
+        known how long that is, all of their timeout. Takes from `names`, until `most` participants are told."""
+        before = len(self.to_tell)
+        while names and len(self.to_tell) < before + most:
+            transaction = self.transactions[(name := names.popleft())]
             match transaction.state:
                 case Open() as state:
                     left = timeout = transaction.timeout_ms / 1000
@@ -78,6 +96,29 @@ class Decisions:
                     self._tell(transaction)
                 case Idle():
                     raise InvariantViolation(f"{name} is idle, and counted as active")
+
+    # ---- ids -------------------------------------------------------------------------------------------------------
+
+    def load_of(self, transactional_id: str) -> FamilyLoad:
+        """That of its family, to which a new id may be added."""
+        return self._loads.get(family_of(transactional_id)) or FamilyLoad()
+
+    def add(self, transaction: Transaction) -> None:
+        """A new id."""
+        self.transactions[transaction.transactional_id] = transaction
+        self._loads[family_of(transaction.transactional_id)].ids += 1
+
+    def _remove(self, transactional_id: str) -> None:
+        del self.transactions[transactional_id]
+        family = family_of(transactional_id)
+        self._loads[family].ids -= 1
+        if not self._loads[family].ids:
+            del self._loads[family]
+
+    def _count(self, transactional_id: str, more: int) -> None:
+        """So many participants more, or less."""
+        self.participants += more
+        self._loads[family_of(transactional_id)].participants += more
 
     # ---- a transaction ---------------------------------------------------------------------------------------------
 
@@ -93,7 +134,7 @@ class Decisions:
             date = UNDATED  # says so of `opened_at`
         before = len(transaction.participants)
         transaction.participants.update(dict.fromkeys(new))
-        self.participants += len(transaction.participants) - before
+        self._count(transaction.transactional_id, len(transaction.participants) - before)
         transaction.changed_at = date
         self.write(transaction, records)
 
@@ -107,9 +148,25 @@ class Decisions:
         records: Records,
     ) -> None:
         assert isinstance(transaction.state, Open)
-        left = {each: None for each in transaction.state.participants if not each.is_gone(view)}
-        self.participants += len(left) - len(transaction.state.participants)
-        transaction.state = Ending(transaction.state.opened_at, outcome, left, since=now)
+        state = transaction.state
+        transaction.state = Ending(state.opened_at, outcome, state.participants)
+        self._decided(transaction, view, now, times, records)
+
+    def decide_implied(
+        self, transaction: Transaction, view: StreamsView, now: float, times: Times, records: Records
+    ) -> None:
+        """What `imply` was told of gets its own record."""
+        if isinstance(transaction.state, Ending):
+            self._decided(transaction, view, now, times, records)
+        else:
+            self.write(transaction, records)
+
+    def _decided(self, transaction: Transaction, view: StreamsView, now: float, times: Times, records: Records) -> None:
+        assert isinstance(transaction.state, Ending)
+        before = transaction.state.left
+        left = {each: None for each in before if not each.is_gone(view)}
+        self._count(transaction.transactional_id, len(left) - len(before))
+        transaction.state.left, transaction.state.since = left, now
         transaction.changed_at = times.date
         if left:
             self.write(transaction, records)
@@ -129,15 +186,16 @@ class Decisions:
         assert isinstance(transaction.state, Ending)
         self._awaited.discard(told)
         del transaction.state.left[told.to]
-        self.participants -= 1
+        self._count(transaction.transactional_id, -1)
         if not transaction.state.left:
             self.told[transaction.transactional_id] = None
 
-    def drop_gone(self, view: StreamsView) -> None:
-        """Streams or partitions may have been deleted."""
-        for name in self.active:
-            transaction = self.transactions[name]
-            if isinstance(transaction.state, Ending):
+    def drop_gone(self, names: deque[str], most: int, view: StreamsView) -> None:
+        """Streams or partitions may have been deleted. Takes from `names`, until `most` participants were looked at."""
+        while names and most > 0:
+            transaction = self.transactions.get(names.popleft())
+            if transaction is not None and isinstance(transaction.state, Ending):
+                most -= len(transaction.state.left)
                 for participant in [each for each in transaction.state.left if each.is_gone(view)]:
                     self.on_told(transaction.told(participant))
 
@@ -168,38 +226,58 @@ class Decisions:
         records[TransactionKey(transaction.transactional_id)] = transaction.to_record()
         self.unwritten.pop(transaction.transactional_id, None)
 
-    def catch_up(self, until: float, records: Records) -> None:
-        """What is unwritten since then is written."""
-        for name in [name for name, since in self.unwritten.items() if since <= until]:
+    def catch_up(self, until: float, most: int, records: Records) -> bool:
+        """What is unwritten since then is written, `most` of it. False: more is left."""
+        due = [name for name, since in self.unwritten.items() if since <= until]
+        for name in due[:most]:
             self.write(self.transactions[name], records)
+        return len(due) <= most
 
     def forget(
-        self, kept_s: float, times: Times, records: Records, chosen: Callable[[str], bool] = lambda _: True
-    ) -> None:
-        """Ids that have been idle for so long, of those that are `chosen`."""
+        self,
+        kept_s: float,
+        times: Times,
+        records: Records,
+        most: int | None = None,
+        chosen: Callable[[str], bool] = lambda _: True,
+    ) -> bool:
+        """Ids that have been idle for so long, of those that are `chosen`; `most` of them, None: all. False: some may
+        be left."""
+        forgotten = 0
         for name, transaction in [*self.transactions.items()]:
+            if forgotten == most:
+                return False
             if not isinstance(transaction.state, Idle):
                 continue
             transaction.changed_at = times.dated(transaction.changed_at)
             if times.is_over(transaction.changed_at, kept_s) and chosen(name):
-                del self.transactions[name]
+                self._remove(name)
                 self.unwritten.pop(name, None)
                 records[TransactionKey(name)] = None
+                forgotten += 1
+        return True
 
-    def validate(self) -> None:
+    def validate(self, to_resume: Collection[str]) -> None:
+        """`to_resume`: ids of which nothing was told yet."""
         active = {name for name, each in self.transactions.items() if not isinstance(each.state, Idle)}
         if active != set(self.active):
             raise InvariantViolation(f"transactions {sorted(active ^ set(self.active))} are counted wrongly")
         if any(not isinstance(self.transactions[name].state, Idle) for name in self.unwritten):
             raise InvariantViolation(f"of {sorted(self.unwritten)}, one is not idle, and has no record of its own")
+        loads: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         participants, awaited = 0, set[Delivery]()
         for name, transaction in self.transactions.items():
             transaction.validate()
             participants += len(transaction.participants)
+            loads[family_of(name)][0] += 1
+            loads[family_of(name)][1] += len(transaction.participants)
             if isinstance(transaction.state, Ending):
-                awaited.update(map(transaction.told, transaction.state.left))
+                if name not in to_resume:
+                    awaited.update(map(transaction.told, transaction.state.left))
                 if not transaction.state.left and name not in self.told:
                     raise InvariantViolation(f"everybody was told of the end of {name}'s transaction, and it goes on")
+        if loads != {family: [load.ids, load.participants] for family, load in self._loads.items()}:
+            raise InvariantViolation("the ids or the participants of a family are counted wrongly")
         if (participants, awaited) != (self.participants, self._awaited):
             raise InvariantViolation(
                 f"{participants} participants, {len(awaited)} to be told; counted {self.participants},"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidelog.coordination.times import UNDATED
 from tidelog.transactions.participants import GroupIn, PartitionIn
-from tidelog.transactions.transaction import Ending, Transaction
+from tidelog.transactions.transaction import Ending, Idle, Transaction
 from wire.transaction_operations import ListTransactionsRequest, TransactionDescription, TransactionSummary
 
 
@@ -29,6 +29,11 @@ def summary_of(transaction: Transaction) -> TransactionSummary:
         "partitions": len(transaction.participants) - groups,
         "groups": groups,
     }
+
+
+def place_of(transaction: Transaction) -> tuple[bool, int, str]:
+    """As `place_in_list` of its summary."""
+    return isinstance(transaction.state, Idle), transaction.opened_at, transaction.transactional_id
 
 
 def described(transaction: Transaction, broker: str, partition: int) -> TransactionDescription:

@@ -4,8 +4,11 @@
   records in the log. A coordinator that finds it, and one of its members open at that epoch, takes that member for
   committing: a commit is complete or has not happened, wherever its records end.
 - So the record keeps its members until each of them has a record of its own that says so, and no other commit of the
-  family is decided before. `settle` of the shard carries out nothing behind a commit, and nothing at all while the
-  members that a new coordinator has found that way are without their records.
+  family is decided before. `settle` of the shard carries out nothing behind a commit, and nothing at all while members
+  are without their records, of a commit or of what a new coordinator has found that way.
+- The members get their records, and their participants are told, in turns (`go_on`); so are those aborted that a commit
+  passes over, or that an end of the family aborts. What is committed is taken for committing at once, and what is to be
+  aborted stays open until its turn.
 - The sequence only grows. A commit with the last one is answered as the first time if it has the same members, and
   otherwise its transactions are aborted: somebody has committed others in their place.
 """
@@ -13,7 +16,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -45,7 +49,7 @@ KEPT_WHEN_FULL_S: Final = 7 * 24 * 3600
 KEPT_ONCE_S: Final = 2 * LIFETIME_S
 """For which a family is kept that commits once. After that no ticket of its transactions is valid anywhere."""
 MAX_TOLD: Final = 100_000
-"""Partitions and groups that one commit ends transactions in: the coordinator works them off in one go."""
+"""Partitions and groups that one commit ends transactions in: the coordinator carries out nothing else meanwhile."""
 MAX_FAMILIES: Final = 20_000
 _DIGEST_BYTES: Final = 16
 
@@ -140,9 +144,12 @@ class Families:
         self._decisions = decisions
         self._partition = partition
         self._long: dict[str, float] = {}
-        """Families whose record has members: since when each of these has one of its own, in monotonic seconds."""
-        self._implied: list[str] = []
+        """Families whose record has members: since when each of these has one of its own, in monotonic seconds;
+        infinity: not all of them have."""
+        self._implied: deque[str] = deque()
         """Ids whose transaction is committed by the record of their family alone."""
+        self._to_abort: deque[tuple[Member, Outcome]] = deque()
+        """Those of them that are open then are aborted."""
 
     # ---- a new coordinator -----------------------------------------------------------------------------------------
 
@@ -160,15 +167,44 @@ class Families:
             for member in family.members:
                 transaction = self._decisions.transactions.get(member.transactional_id)
                 if transaction is not None and member.names(transaction) and not isinstance(transaction.state, Ending):
-                    self._decisions.imply(transaction)
+                    self._decisions.imply(transaction, since=0.0)
                     self._implied.append(member.transactional_id)
 
-    def resume(self, now: float, records: Records) -> None:
-        """What the record of a family has decided alone gets records of its own."""
-        for name in self._implied:
-            self._decisions.write(self._decisions.transactions[name], records)
-        self._implied.clear()
-        self._long = dict.fromkeys(self._long, now)
+    def resume(self, now: float) -> None:
+        """The coordinator begins to decide."""
+        self._note_written(now)
+
+    # ---- turns -----------------------------------------------------------------------------------------------------
+
+    def is_unfinished(self) -> bool:
+        """Nothing else may be decided before `go_on` has finished."""
+        return bool(self._implied or self._to_abort)
+
+    @property
+    def unwritten(self) -> Collection[str]:
+        """Ids whose transaction is committed by the record of their family alone."""
+        return self._implied
+
+    def go_on(self, most: int, view: StreamsView, now: float, times: Times, records: Records) -> None:
+        """What the record of a family has decided alone gets records of its own, and what is to be aborted is. Ends
+        when `most` participants, or one transaction with more, were told."""
+        while self.is_unfinished() and most > 0:
+            if self._implied:
+                transaction = self._decisions.transactions[self._implied.popleft()]
+                most -= 1 + len(transaction.participants)
+                self._decisions.decide_implied(transaction, view, now, times, records)
+                continue
+            member, outcome = self._to_abort.popleft()
+            found = self._decisions.transactions.get(member.transactional_id)
+            if found is not None and member.names(found) and isinstance(found.state, Open):
+                most -= 1 + len(found.participants)
+                self._decisions.decide(found, outcome, view, now, times, records)
+        self._note_written(now)
+
+    def _note_written(self, now: float) -> None:
+        if not self._implied:
+            for name in [name for name, since in self._long.items() if since == float("inf")]:
+                self._long[name] = now
 
     # ---- the end of prepared transactions --------------------------------------------------------------------------
 
@@ -177,23 +213,24 @@ class Families:
         family = self.by_name.get(end.family)
         return family is None or end.sequence > family.sequence
 
-    def commit(self, end: FamilyEnd, view: StreamsView, now: float, times: Times, records: Records) -> bool:
-        """False: others were committed in their place. Raises TidelogError: nothing of it is committed."""
+    def commit(self, end: FamilyEnd, now: float, times: Times, records: Records) -> bool:
+        """False: others were committed in their place. Raises TidelogError: nothing of it is committed. `go_on` does
+        the rest, in all three cases."""
         family, digest = self.by_name.get(end.family), _digest(end.members)
         if family is not None and end.sequence <= family.sequence:
             if (end.sequence == family.sequence and digest == family.digest) or self._are_committed(end.members):
                 return True
-            self._abort(end.members, Outcome.ABORTED, view, now, times, records)
+            self._abort(end.members, Outcome.ABORTED)
             if end.sequence < family.sequence:
                 raise refusals.stale_sequence(end.family, end.sequence, family.sequence)
             return False
         for member in end.members:
             if (why := self._not_open(member)) is not None:
-                self._abort(end.members, Outcome.ABORTED, view, now, times, records)
+                self._abort(end.members, Outcome.ABORTED)
                 raise refusals.not_all_open(member.transactional_id, why)
         told = sum(len(self._decisions.transactions[each.transactional_id].participants) for each in end.members)
         if told > MAX_TOLD:
-            self._abort(end.members, Outcome.ABORTED, view, now, times, records)
+            self._abort(end.members, Outcome.ABORTED)
             raise refusals.too_many_told(end.family, told, MAX_TOLD)
         if family is None:
             self._make_room(times, records)
@@ -201,19 +238,20 @@ class Families:
         records[FamilyKey(end.family)] = self.by_name[end.family].to_record()
         self._long.pop(end.family, None)
         if end.members:
-            self._long[end.family] = now
+            self._long[end.family] = float("inf")
         for member in end.members:
             transaction = self._decisions.transactions[member.transactional_id]
-            self._decisions.decide(transaction, Outcome.COMMITTED, view, now, times, records)
+            self._decisions.imply(transaction, since=now)
+            self._implied.append(member.transactional_id)
         if end.others:
-            self._abort(self._others(end), Outcome.NONE, view, now, times, records)
+            self._abort(self._others(end), Outcome.NONE)
         return True
 
-    def abort(self, end: FamilyEnd, view: StreamsView, now: float, times: Times, records: Records) -> None:
+    def abort(self, end: FamilyEnd) -> None:
         """Raises TidelogError where one of them is committed; the others are aborted."""
-        self._abort(end.members, Outcome.ABORTED, view, now, times, records)
+        self._abort(end.members, Outcome.ABORTED)
         if end.others:
-            self._abort(self._others(end), Outcome.NONE, view, now, times, records)
+            self._abort(self._others(end), Outcome.NONE)
         for member in end.members:
             if self._are_committed([member]):
                 raise refusals.ended(self._decisions.transactions[member.transactional_id], Outcome.COMMITTED)
@@ -273,7 +311,7 @@ class Families:
                 if family.once:
                     gone.add(name)
         if gone:
-            self._decisions.forget(KEPT_ONCE_S, times, records, lambda name: family_of(name) in gone)
+            self._decisions.forget(KEPT_ONCE_S, times, records, chosen=lambda name: family_of(name) in gone)
 
     def _make_room(self, times: Times, records: Records) -> None:
         """Raises TidelogError(LIMIT_REACHED)."""
@@ -344,20 +382,9 @@ class Families:
             if isinstance(each.state, Open) and each.transactional_id not in given
         ]
 
-    def _abort(
-        self,
-        members: Iterable[Member],
-        outcome: Outcome,
-        view: StreamsView,
-        now: float,
-        times: Times,
-        records: Records,
-    ) -> None:
-        """Those that are open."""
-        for member in members:
-            transaction = self._decisions.transactions.get(member.transactional_id)
-            if transaction is not None and member.names(transaction) and isinstance(transaction.state, Open):
-                self._decisions.decide(transaction, outcome, view, now, times, records)
+    def _abort(self, members: Iterable[Member], outcome: Outcome) -> None:
+        """Those that are open, in turns."""
+        self._to_abort.extend((member, outcome) for member in members)
 
     def validate(self) -> None:
         if {name for name, family in self.by_name.items() if family.members} != set(self._long):

@@ -119,6 +119,25 @@ def too_many_families(partition: int, most: int, kept_s: int) -> TidelogError:
     )
 
 
+def too_many_of_family(family: str, ids: int, kept_s: int) -> TidelogError:
+    return TidelogError(
+        Code.LIMIT_REACHED,
+        f"family {family!r} has {ids} transactional ids, the most that one family may have; use the same ids again, or"
+        f" write with fewer programs (Spark: coalesce the rows before they are written): an id that was not used for"
+        f" {kept_s // 60} minutes makes room",
+        [LIMIT.of("family_ids")],
+    )
+
+
+def too_many_participants(family: str, participants: int, most: int) -> TidelogError:
+    return TidelogError(
+        Code.LIMIT_REACHED,
+        f"{participants} partitions and groups take part in the transactions of family {family!r}, and {most} may;"
+        " commit more often, or write with fewer producers, or to fewer partitions each",
+        [LIMIT.of("family_participants")],
+    )
+
+
 def too_many_held(what: str, held: int) -> TidelogError:
     return TidelogError(
         Code.BACKPRESSURE,

@@ -17,12 +17,21 @@
 Answers tell what is so. Where they come without a record, `settle` asks for a BARRIER: see `tidelog.groups.shard`.
 The answer to an end, of a transaction or of a family, needs none: its decision is committed, and never changes. So it
 leaves when everybody was told, and the record of that follows (`Decisions.unwritten`).
+
+The event loop is shared: requests, timeouts, what a new coordinator tells again, and looks for streams that are gone
+are done in turns of so many requests (MAX_REQUESTS), or participants and ids (MAX_ASKED), and the rest waits for the
+next call. A new coordinator carries out no request before it has looked at all transactions, and none is carried out
+while the members of a family that were committed or aborted together are written in turns: the answer of that end is
+due when they are.
+
+The module has more than 600 lines because it carries out all kinds of requests to a coordinator of transactions.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from heapq import nsmallest
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message as ProtoMessage
@@ -33,7 +42,7 @@ from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
 from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
-from tidelog.transactions.descriptions import described, is_asked_for, summary_of
+from tidelog.transactions.descriptions import described, is_asked_for, place_of, summary_of
 from tidelog.transactions.families import Families, FamilyEnd
 from tidelog.transactions.held import Held, HeldRequests
 from tidelog.transactions.participants import GroupIn, Participant, PartitionIn, Told
@@ -49,6 +58,7 @@ from wire.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_DESCRIBE,
     TRANSACTION_LIST,
+    ListTransactionsRequest,
     place_in_list,
 )
 from wire.transactions import (
@@ -66,6 +76,7 @@ from wire.transactions import (
     check_transactional_id,
     child_id,
     decode_key,
+    family_of,
     producer_id,
 )
 from wire.transactions_pb2 import (
@@ -83,6 +94,7 @@ from wire.transactions_pb2 import (
     ProducerIds,
     TransactionRecord,
 )
+from wire.turns import Steps, pieces
 
 HOLD_S: Final = 1.5
 """For which a request is held; less than a client waits for an answer."""
@@ -97,9 +109,26 @@ KEPT_S: Final = 7 * 24 * 3600
 KEPT_WHEN_FULL_S: Final = 2 * LIFETIME_S
 """The same, where there is no room for new ones: after that no ticket of its last transaction is valid anywhere."""
 MAX_IDS: Final = 20_000
+MAX_IDS_OF_FAMILY: Final = 4096
+"""So that whoever may use one family does not keep all others from new ids. MAX_MEMBERS transactions are committed
+together, and a task of Spark has four attempts, each under a name of its own."""
 MAX_PARTICIPANTS_OF_ALL: Final = 500_000
+MAX_PARTICIPANTS_OF_FAMILY: Final = 200_000
+"""Twice what one commit may end, for the attempts that are aborted with it."""
 MAX_BYTES: Final = 256 << 10
 """Bytes of records, from which on no further request is carried out before these are committed."""
+MAX_REQUESTS: Final = 200
+"""Requests that are carried out before the event loop has its turn again, as the next two."""
+MAX_ASKED: Final = 10_000
+"""Participants and transactional ids that are looked at. One request may look at more than that."""
+MAX_WRITTEN: Final = 2_000
+"""Records of transactions that have ended, or that are forgotten, in one settlement."""
+_LISTED_AT_ONCE: Final = 2_000
+"""Transactions of which the first ones are found at once."""
+_CHANGING: Final = 3
+"""Looks that telling a participant takes as long as."""
+_ADDING: Final = 4
+"""The same, of adding one and making its ticket."""
 MAX_CLIENT: Final = 200
 """Characters of the text with which a producer tells who it is; the rest is cut off."""
 MAX_NAMED: Final = 20
@@ -119,7 +148,9 @@ TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
 
 class TransactionShard(Shard):
     """`patience`: seconds that a transaction stays open, if its timeout is not shorter, after a new coordinator has
-    begun; `broker` and `partition`: for descriptions and numbers of producers."""
+    begun; `broker` and `partition`: for descriptions and numbers of producers.
+
+    It has more than thirty methods because each kind of request is carried out by one of them."""
 
     def __init__(
         self,
@@ -141,12 +172,20 @@ class TransactionShard(Shard):
         self._view = StreamsView()
         self._is_view_new = False
         self._is_resumed = False
-        """A new coordinator has not begun to tell of what was decided."""
+        """A new coordinator has not written what families have decided."""
+        self._to_resume: deque[str] = deque()
+        """Ids whose transaction is open or ends, and that a new coordinator has not looked at."""
+        self._to_look_at: deque[str] = deque()
+        """Ids of which participants may be gone."""
+        self._is_more_due = False
+        """Transactions that are over, or records that are to be written or forgotten, are left."""
         self._decisions = Decisions(self._awaited, self._release)
         self.families = Families(self._decisions, partition)
         self._held = HeldRequests()
         self._released: deque[tuple[object, Request]] = deque()
         """Requests that were held, and are to be carried out."""
+        self._due: tuple[object, Answer] | None = None
+        """The answer to the end of a family whose members are being written."""
         self._looks_at = 0.0
         self._expires_at = 0.0
         self._makes_room_at = 0.0
@@ -178,6 +217,8 @@ class TransactionShard(Shard):
         self._looks_at = now
         self.families.begin()
         self._decisions.begin()
+        unwritten = {*self.families.unwritten}
+        self._to_resume.extend(name for name in self._decisions.active if name not in unwritten)
 
     @property
     def transactions(self) -> dict[str, Transaction]:
@@ -192,7 +233,7 @@ class TransactionShard(Shard):
 
     @property
     def waiting(self) -> int:
-        return super().waiting + self._held.count + len(self._released)
+        return super().waiting + self._held.count + len(self._released) + (self._due is not None)
 
     @property
     def waiting_bytes(self) -> int:
@@ -200,13 +241,23 @@ class TransactionShard(Shard):
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._taken or self._released or self._decisions.told) or self._is_view_new or self._is_resumed
+        return (
+            bool(self._taken or self._released or self._decisions.told or self._to_resume or self._to_look_at)
+            or self.is_making_answers
+            or self._is_view_new
+            or self._is_resumed
+            or self._is_more_due
+            or self.families.is_unfinished()
+        )
 
     def abandon(self) -> Abandoned:
         """What is held has been decided, or comes after a decision."""
         begun = [*(token for token, _ in self._released), *(held.token for held in self._held.take_all())]
+        begun += [self._due[0]] if self._due is not None else []
         self._released.clear()
-        return Abandoned(super().abandon().without_effect, begun)
+        self._due = None
+        given_up = super().abandon()
+        return Abandoned(given_up.without_effect, [*given_up.begun, *begun])
 
     def on_streams(self, view: StreamsView) -> None:
         self._view, self._is_view_new = view, True
@@ -220,19 +271,26 @@ class TransactionShard(Shard):
 
     def settle(self, now: float, times: Times) -> Settled:
         settled, records, size = Settled(), Records(), 0
-        is_resumed, self._is_resumed = self._is_resumed, False
-        if is_resumed:
-            self._is_view_new = True
-            self._decisions.resume(now, times, self._patience)
+        if self._is_resumed:
+            self._is_resumed, self._is_view_new = False, True
+            self.families.resume(now)
+        if self.families.is_unfinished():
+            return self._go_on_with_family(now, times)
+        if self._to_resume:
+            self._decisions.resume(self._to_resume, MAX_ASKED // _CHANGING, now, times, self._patience)
+        if self._to_resume:
+            settled.records = encoded(records)
+            settled.deliveries, self._decisions.to_tell = self._decisions.to_tell, []
+            return settled
         if self._is_view_new:
-            self._is_view_new = False
-            self._decisions.drop_gone(self._view)
+            self._is_view_new, self._to_look_at = False, deque(self._decisions.active)
+        self._decisions.drop_gone(self._to_look_at, MAX_ASKED, self._view)
         self._decisions.complete(now, times)
-        if is_resumed:
-            self.families.resume(now, records)
-        is_full = bool(records)  # what was committed by the record of a family gets its own records first
-        while (self._released or self._taken) and not is_full:
+        asked = carried_out = 0
+        is_full = False
+        while (self._released or self._has_taken) and not is_full:
             token, request = self._next()
+            asked, carried_out = asked + self._work_of(request), carried_out + 1
             made = Records()
             try:
                 answer = self._carry_out(token, request, now, times, made)
@@ -241,21 +299,38 @@ class TransactionShard(Shard):
             except TidelogError as error:
                 settled.answers.append((token, error))
             size += sum(0 if record is None else record.ByteSize() for record in made.values())
-            is_full = size >= MAX_BYTES or any(isinstance(key, FamilyKey) for key in made)
+            is_full = size >= MAX_BYTES or asked >= MAX_ASKED or carried_out >= MAX_REQUESTS
+            is_full = is_full or self.families.is_unfinished() or any(isinstance(key, FamilyKey) for key in made)
             records |= made
+        self._make_answers(max(MAX_ASKED - asked, MAX_ASKED // 4), settled)
+        self._is_more_due = False
         if now >= self._looks_at:
             self._look(now, times, records, settled)
         if now >= self._expires_at:
-            self._expires_at = now + EXPIRY_INTERVAL
-            self._decisions.forget(KEPT_S, times, records)
-            self.families.forget(times, records)
+            if self._decisions.forget(KEPT_S, times, records, MAX_WRITTEN):
+                self._expires_at = now + EXPIRY_INTERVAL
+                self.families.forget(times, records)
+            else:
+                self._is_more_due = True
+        settled.begun |= {token for token, answer in settled.answers if isinstance(answer, _OfEnd)}
+        return self._settled(settled, records)
+
+    def _settled(self, settled: Settled, records: Records) -> Settled:
         settled.records = encoded(dict(sorted(records.items(), key=_place)))
         if not settled.records and any(_tells_what_is_so(answer) for _, answer in settled.answers):
             settled.records.append(BARRIER)
-        settled.begun = {token for token, answer in settled.answers if isinstance(answer, _OfEnd)}
         settled.deliveries, self._decisions.to_tell = self._decisions.to_tell, []
-        self._in_hand.clear()
+        self._is_settled()
         return settled
+
+    def _go_on_with_family(self, now: float, times: Times) -> Settled:
+        settled, records = Settled(), Records()
+        self.families.go_on(MAX_ASKED // _CHANGING, self._view, now, times, records)
+        if self._due is not None and not self.families.is_unfinished():
+            settled.answers.append(self._due)
+            settled.begun.add(self._due[0])
+            self._due = None
+        return self._settled(settled, records)
 
     def next_deadline(self) -> float:
         if self._decisions.active or self._decisions.unwritten or self.families.is_unwritten:
@@ -271,15 +346,21 @@ class TransactionShard(Shard):
 
     def _look(self, now: float, times: Times, records: Records, settled: Settled) -> None:
         self._looks_at = now + LOOK_INTERVAL
-        self._decisions.catch_up(now - LOOK_INTERVAL, records)
+        is_done = self._decisions.catch_up(now - LOOK_INTERVAL, MAX_WRITTEN, records)
         self.families.catch_up(now - LOOK_INTERVAL, records)
         settled.answers += [(held.token, self._answer_of_held(held.request)) for held in self._held.take_late(now)]
-        if self._taken:
-            return  # an end may be among them
-        for name in [*self._decisions.active]:
+        decided = 0
+        # An end may be among the requests.
+        for name in () if self._taken else [*self._decisions.active]:
             transaction = self.transactions[name]
             if isinstance(transaction.state, Open) and now >= transaction.state.deadline:
+                if decided >= MAX_ASKED:
+                    is_done = False
+                    break
+                decided += 1 + _CHANGING * len(transaction.participants)
                 self._decisions.decide(transaction, Outcome.TIMED_OUT, self._view, now, times, records)
+        if not is_done:
+            self._looks_at, self._is_more_due = now, True
 
     # ---- requests that are held ------------------------------------------------------------------------------------
 
@@ -335,7 +416,26 @@ class TransactionShard(Shard):
                     return FamilyResponse()
                 return FamilyResponse(sequence=family.sequence, metadata=family.metadata)
             case Admin():
-                return self._administrate(request, now, times, records)
+                return self._administrate(token, request, now, times, records)
+
+    def _takes_turns(self, request: Request) -> bool:
+        return isinstance(request, Admin) and request.operation is TRANSACTION_LIST
+
+    def _work_of(self, request: Request) -> int:
+        """Participants and ids that the request looks at, roughly."""
+        match request:
+            case AddRequest():
+                return 1 + _ADDING * (len(request.partitions) + len(request.groups)) + self._size_of(request)
+            case EndRequest():
+                return 1 + _CHANGING * self._size_of(request)
+            case Admin() if request.operation is not TRANSACTION_LIST:
+                return 1 + _CHANGING * self._size_of(request.request)
+            case _:
+                return 1
+
+    def _size_of(self, request: Any) -> int:
+        transaction = self.transactions.get(request.transactional_id)
+        return 0 if transaction is None else len(transaction.participants)
 
     def _init(self, token: object, request: InitRequest, now: float, times: Times, records: Records) -> Answer | None:
         name = check_transactional_id(request.transactional_id)
@@ -346,8 +446,9 @@ class TransactionShard(Shard):
             )
         known = self.transactions.get(name)
         if known is None:
-            self._make_room(now, times, records)
-            known = self.transactions[name] = Transaction(name, self._new_id(records), -1, 0, "", 0)
+            self._make_room(name, now, times, records)
+            known = Transaction(name, self._new_id(records), -1, 0, "", 0)
+            self._decisions.add(known)
         if isinstance(known.state, Open):
             if request.yields:
                 raise refusals.in_use(name)
@@ -366,11 +467,19 @@ class TransactionShard(Shard):
         records[ProducerIdsKey()] = ProducerIds(given=self.given)
         return producer_id(self._partition, serial)
 
-    def _make_room(self, now: float, times: Times, records: Records) -> None:
-        """For one more id. Raises TidelogError(LIMIT_REACHED)."""
+    def _make_room(self, name: str, now: float, times: Times, records: Records) -> None:
+        """For one more id, of its family and of all. Raises TidelogError(LIMIT_REACHED)."""
+        family, load = family_of(name), self._decisions.load_of(name)
+        if load.ids >= MAX_IDS_OF_FAMILY and now >= load.makes_room_at:
+            load.makes_room_at = now + 1
+            self._decisions.forget(
+                KEPT_WHEN_FULL_S, times, records, MAX_WRITTEN, lambda each: family_of(each) == family
+            )
+        if load.ids >= MAX_IDS_OF_FAMILY:
+            raise refusals.too_many_of_family(family, load.ids, KEPT_WHEN_FULL_S)
         if len(self.transactions) >= MAX_IDS and now >= self._makes_room_at:
             self._makes_room_at = now + 1
-            self._decisions.forget(KEPT_WHEN_FULL_S, times, records)
+            self._decisions.forget(KEPT_WHEN_FULL_S, times, records, MAX_WRITTEN)
         if len(self.transactions) >= MAX_IDS:
             raise TidelogError(
                 Code.LIMIT_REACHED,
@@ -427,6 +536,10 @@ class TransactionShard(Shard):
                 " partitions and groups; commit more often, or write to fewer",
                 [LIMIT.of("transaction_participants")],
             )
+        load = self._decisions.load_of(transaction.transactional_id)
+        if load.participants + len(new) > MAX_PARTICIPANTS_OF_FAMILY:
+            family = family_of(transaction.transactional_id)
+            raise refusals.too_many_participants(family, load.participants, MAX_PARTICIPANTS_OF_FAMILY)
         if self._decisions.participants + len(new) > MAX_PARTICIPANTS_OF_ALL:
             raise TidelogError(
                 Code.LIMIT_REACHED,
@@ -463,13 +576,28 @@ class TransactionShard(Shard):
     def _end_family(
         self, token: object, request: EndFamilyRequest, now: float, times: Times, records: Records
     ) -> Answer | None:
+        """Its answer may be due later, and be a refusal then."""
+        answer: Answer | None
+        try:
+            answer = self._decide_family(token, request, now, times, records)
+        except TidelogError as error:
+            answer = error
+        self.families.go_on(MAX_ASKED // _CHANGING, self._view, now, times, records)
+        if answer is not None and self.families.is_unfinished():
+            self._due = token, answer
+            return None
+        return answer
+
+    def _decide_family(
+        self, token: object, request: EndFamilyRequest, now: float, times: Times, records: Records
+    ) -> Answer | None:
         end = FamilyEnd.of_request(request)
         if not request.commits:
-            self.families.abort(end, self._view, now, times, records)
+            self.families.abort(end)
             return EndFamilyResponse()
         if self.families.commits_anew(end) and self._held.of(child_id(end.family, "")):
             raise refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
-        if not self.families.commit(end, self._view, now, times, records):
+        if not self.families.commit(end, now, times, records):
             return EndFamilyResponse(superseded=True)
         if not self.families.is_last(end):  # the answer of a later commit may be held
             return EndFamilyResponse(waits_for=self.families.not_told(end)[:MAX_NAMED])
@@ -480,15 +608,13 @@ class TransactionShard(Shard):
 
     # ---- operators -------------------------------------------------------------------------------------------------
 
-    def _administrate(self, asked: Admin, now: float, times: Times, records: Records) -> Mapping[str, Any]:
+    def _administrate(
+        self, token: object, asked: Admin, now: float, times: Times, records: Records
+    ) -> Mapping[str, Any] | None:
+        """None: the answer is made in turns."""
         if asked.operation is TRANSACTION_LIST:
-            names = self.transactions if asked.request.idle else self._decisions.active
-            listed = (self.transactions[name] for name in names)
-            found = sorted(
-                (summary_of(each) for each in listed if is_asked_for(each, asked.request)), key=place_in_list
-            )
-            left_out = max(0, len(found) - MAX_LISTED)
-            return {"transactions": found[:MAX_LISTED], "left_out": left_out, "unanswered": []}
+            self._answer_in_turns(token, self._listing(asked.request))
+            return None
         name = check_transactional_id(asked.request.transactional_id)
         transaction = self.transactions.get(name)
         if transaction is None:
@@ -505,8 +631,25 @@ class TransactionShard(Shard):
             raise InvariantViolation(f"the coordinator of transactions was asked for {asked.operation.name}")
         return described(transaction, self._broker, self._partition)
 
+    def _listing(self, asked: ListTransactionsRequest) -> Steps[Answer]:
+        count, first = 0, list[Transaction]()
+        for names in pieces([*(self.transactions if asked.idle else self._decisions.active)], _LISTED_AT_ONCE):
+            found: list[Transaction] = []
+            for name in names:
+                transaction = self.transactions.get(name)
+                if transaction is None:
+                    continue
+                if is_asked_for(transaction, asked):
+                    found.append(transaction)
+                yield 1 + (len(transaction.participants) if asked.with_stream else 0)
+            count += len(found)
+            first = nsmallest(MAX_LISTED, [*first, *found], place_of)
+            yield len(first) + len(found)
+        shown = sorted(map(summary_of, first), key=place_in_list)
+        return {"transactions": shown, "left_out": count - len(shown), "unanswered": []}
+
     def validate(self) -> None:
-        self._decisions.validate()
+        self._decisions.validate({*self._to_resume, *self.families.unwritten})
         self.families.validate()
         numbers = [transaction.producer_id for transaction in self.transactions.values()]
         if len(set(numbers)) < len(numbers) or any(n >= producer_id(self._partition, self.given) for n in numbers):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from wire.append import UNKNOWN_OFFSET
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,6 +44,12 @@ class Acknowledged:
     """Level that the publish asked for; None: the level of the stream."""
     losses: int = 0
     """How often a disk had lost anything when it was sent."""
+
+    def is_in(self, values: Sequence[bytes]) -> bool:
+        """The record is in a log with these values, at its offset; anywhere, if the answer names none."""
+        if self.offset == UNKNOWN_OFFSET:
+            return self.value in values
+        return self.offset < len(values) and values[self.offset] == self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,8 @@ class NoAcknowledgedRecordLost(Invariant):
             found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
             if found is None:
                 continue  # the stream was deleted
-            is_here = ack.offset < len(found) and found[ack.offset] == ack.value
-            if not is_here and not self.history.was_removed_with_its_partition(ack):
-                there = found[ack.offset] if ack.offset < len(found) else None
+            if not ack.is_in(found) and not self.history.was_removed_with_its_partition(ack):
+                there = found[ack.offset] if 0 <= ack.offset < len(found) else None
                 self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack}; there is {there!r:.60}")
         for ack, key, leader_epoch in self._by_leader:
             truth = self.raft.truth.partition(key)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import Producer, ProducerTable, packed_batches
+from wire.append import UNKNOWN_OFFSET
 from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.types import Offset
 
@@ -110,10 +111,10 @@ class CommittedHistory:
     def was_removed_with_its_partition(self, ack: Acknowledged) -> bool:
         """It was committed in an earlier life of the partition."""
         return any(
-            row.offset == ack.offset and row.value == ack.value
+            row.value == ack.value and ack.offset in (row.offset, UNKNOWN_OFFSET)
             for _, history in self.lives(ack.stream, ack.stream_incarnation, ack.partition)
             for base, data in history.batches
-            if base <= ack.offset < parse_header(data).end_offset
+            if ack.offset == UNKNOWN_OFFSET or base <= ack.offset < parse_header(data).end_offset
             for row in rows(data)
         )
 
@@ -234,7 +235,7 @@ def with_times_of(held: Mapping[int, Producer], truth: Mapping[int, Producer]) -
     """`truth` with the times of `held`. A copy of a compacted log may lack the batch with the newest time, where the
     clock of a leader has gone back since."""
     return {
-        number: producer._replace(written=held[number].written) if number in held else producer
+        number: producer.written_at(held[number].written) if number in held else producer
         for number, producer in truth.items()
     }
 
@@ -255,7 +256,7 @@ def as_kept(held: Producer, truth: Producer, session: Session | None) -> Produce
     For copies that do not hold all that is committed: they lack batches that have five later ones of their producer
     below the HW, which the copy may not have yet. The producer had the answer before it sent the last of them: it does
     not send the batch again. A log that lacks batches takes the time from the others."""
-    truth = truth._replace(written=held.written)
+    truth = truth.written_at(held.written)
     if session is not None and session.next_sequence == truth.next_sequence:
         return truth  # nothing was sent behind these batches that could have been cut
     awaited = session.awaited if session is not None else ()
@@ -263,7 +264,7 @@ def as_kept(held: Producer, truth: Producer, session: Session | None) -> Produce
     if truth.batches[-1] not in common or any(sequence in awaited for sequence, *_ in set(truth.batches) - set(common)):
         return truth
     older = tuple(batch for batch in held.batches if batch < truth.batches[0])
-    return truth._replace(packed=packed_batches((*older, *common)))
+    return truth.with_batches(packed_batches((*older, *common)))
 
 
 class Row(NamedTuple):

@@ -150,7 +150,7 @@ class HeldByAllStays(Invariant):
         self._forget_records_that_may_be_lost()
         for ack in [*self._kept, *(ack for acks in self._uncovered.values() for ack in acks)]:
             found = records.get((ack.stream, ack.stream_incarnation, ack.partition))
-            is_here = found is None or (ack.offset < len(found) and found[ack.offset] == ack.value)
+            is_here = found is None or ack.is_in(found)
             if not is_here and not self.history.was_removed_with_its_partition(ack):
                 self.broken(f"{ack.by}: {ack.value[:40]!r} at {ack} is lost")
 

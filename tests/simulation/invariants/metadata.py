@@ -100,14 +100,15 @@ MASS_DEATH_WINDOW_S = 0.5
 
 
 class NoMassDeath(Invariant):
-    """To brokers: most of them do not die at once; a controller that sees that is itself cut off."""
+    """To brokers: most of them do not die at once; a controller that sees that is itself cut off. A declaration that is
+    committed late was right or wrong when it was proposed."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._lately: list[tuple[float, str]] = []
 
     def on_commit(self, commit: Commit) -> None:
-        if not commit.outcome.changes or commit.kind != "brokers_dead":
+        if not commit.outcome.changes or commit.kind != "brokers_dead" or self.raft.is_late:
             return
         living = [
             life.broker

@@ -53,6 +53,7 @@ ASKED_SCENARIOS: dict[str, Scenario] = {
     scenario.__name__.replace("_", " "): scenario
     for scenario in (
         disks.lost_files,
+        partitions.tail_behind_the_cutover,
         partitions.repartitioned_while_records_go,
         programs.stopped_while_it_joins,
         programs.ends_that_groups_hear_late,
@@ -69,7 +70,7 @@ _REPARTITIONED: dict[str, Any] = {
 }
 
 REQUIRED_PLANS: dict[str, dict[str, Any]] = {
-    "see saw": {"brokers": 5, "min_isr": 2},
+    "see saw": {"brokers": 5, "min_isr": 2, "duration": 20.0},
     "outsider": {"brokers": 5},
     "last standing": {"brokers": 5, "min_isr": 2},
     "lowered min isr": {"brokers": 5, "min_isr": 2},
@@ -110,6 +111,7 @@ REQUIRED_PLANS: dict[str, dict[str, Any]] = {
     },
     "repartitioned under kills": _REPARTITIONED | {"adoption_timeout_s": 0.3, "duration": 12.0},
     "late source": _REPARTITIONED,
+    "tail behind the cutover": _REPARTITIONED | {"rate": 4.0, "quick": False, "duration": 14.0},
     "lost files": {"min_isr": 2, "keys": 0, "retention": (), "duration": 14.0, "identifies": False},
     "repartitioned while records go": _REPARTITIONED
     | {

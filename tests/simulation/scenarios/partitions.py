@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.scenarios.running import LONG, ScenarioRun, Steps, Until
+from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 from wire import metadata_pb2 as pb
 
 if TYPE_CHECKING:
@@ -84,6 +84,45 @@ def late_source(run: ScenarioRun) -> Steps:
     over()
     learns()
     yield Until(lambda: run.stream.layouts[-1].is_told, 10.0)
+
+
+def tail_behind_the_cutover(run: ScenarioRun) -> Steps:
+    """A leader dies between the cutover and its report. A member of the ISR holds records of it that its successor
+    lacks, and does not get to ask the successor before that one has died, too: it leads, and keeps these records."""
+    rng, cluster = run.rng, run.cluster
+    raft = cluster.raft
+    yield from run.in_sync()
+    yield Until(lambda: run.are_in_sync, 8.0)
+    release = run.hold_commands(_is("cutover"))
+    cluster.repartitioner.ask_for(6)
+    yield Until(lambda: raft.held, 8.0)
+    old = run.leader
+    assert old is not None
+    behind, ahead = sorted(run.others(old), key=run.election_rank)
+    if raft.truth.controller != ahead:
+        proposed = len(raft.held)
+        yield Until(lambda: raft.elect(run.broker(ahead).raft_address))
+        yield Until(lambda: raft.truth.controller == ahead and len(raft.held) > proposed)
+    yield Until(lambda: run.end(behind) == run.end(old) == run.high_watermark(behind))
+    mend = run.cut(behind, which=CONTROL)
+    run.flood(1.0)
+    yield Until(lambda: run.end(ahead) > run.end(behind) >= 0, 1.0)
+    release()
+    yield Until(lambda: run.stream.partition_count == 6)
+    let_ask = run.keep_from_leaders(ahead)
+    yield rng.random() * 0.1
+    run.kill(old)
+    run.lose_connection(behind, which=CONTROL)
+    mend()
+    yield Until(lambda: run.leads(behind))
+    yield 0.05 + rng.random() * 0.1
+    run.start(old)
+    yield Until(lambda: run.lives(old))
+    run.kill(behind)
+    yield Until(lambda: run.leads(ahead))
+    let_ask()
+    yield rng.random()
+    run.start(behind)
 
 
 def repartitioned_while_records_go(run: ScenarioRun) -> Steps:

@@ -136,6 +136,11 @@ class ScenarioRun:
         role = self.role(name)
         return role.log.log_end_offset if role is not None and not role.ended else -1
 
+    def high_watermark(self, name: str) -> int:
+        """As that replica knows it; -1 where there is none that works."""
+        role = self.role(name)
+        return role.high_watermark if role is not None and not role.ended else -1
+
     def log_start(self, name: str) -> int:
         """-1 where there is no replica that works."""
         role = self.role(name)
@@ -261,6 +266,11 @@ class ScenarioRun:
         self.cluster.lift(LONG, mend)
         return mend
 
+    def lose_connection(self, name: str, *, which: slice = slice(None)) -> None:
+        """Its connections to NATS break off; what is on its way to it there is lost. `which`: as for `cut`."""
+        for connection in self.broker(name).connections[which]:
+            self.cluster.nats.cut_off(connection)
+
     def hold_requests(self, name: str) -> Callable[[], object]:
         """What it sends on its control connection arrives when the returned function is called, and not before."""
         nats = self.cluster.nats
@@ -280,6 +290,21 @@ class ScenarioRun:
             return False
         subject = cluster.subjects.replicate(key.stream, key.partition)
         return any(cluster.nats.is_held(connection, subject) for connection in self.broker(name).connections[CONTROL])
+
+    def keep_from_leaders(self, name: str) -> Callable[[], object]:
+        """What it asks leaders of the partition for as a follower is lost until the returned function is called."""
+        key, cluster = self.key, self.cluster
+        assert key is not None
+        subjects = cluster.subjects
+        asked = subjects.replicate(key.stream, key.partition), subjects.offset(key.stream, key.partition)
+        ends = [cluster.nats.mute(connection, *asked) for connection in self.broker(name).connections]
+
+        def over() -> None:
+            for end in ends:
+                end()
+
+        cluster.lift(LONG, over)
+        return over
 
     def cut_off_clients(self) -> Callable[[], object]:
         mend = self.cluster.clients.cut_off()

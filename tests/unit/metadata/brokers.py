@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, get_type_hints
@@ -31,9 +31,10 @@ from wire.cluster_secrets import public_secrets
 from wire.errors import TidelogError
 from wire.operation import ALWAYS_POSSIBLE
 from wire.operations import OPERATIONS
-from wire.reports import BrokerReport, ReplicaReport, StreamReport
+from wire.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
 from wire.subjects import Subjects
 from wire.transport import NO_RESPONDERS
+from wire.turns import Steps
 from wire.types import (
     BrokerId,
     CutoverReport,
@@ -161,7 +162,8 @@ class Broker:
         self.recorded: list[tuple[str, Incarnation]] = []
         self.fatal: list[TidelogError] = []
         self.too_early = False
-        self.calls = 0
+        self.knows_all = 0
+        """How often it was told that all of its partitions were handed over."""
         self.asked: list[tuple[LeaderMove, float]] = []
         """Leaderships that it was asked to drain; `answers` says how that ended."""
         self.answers: list[DrainAnswer] = []
@@ -187,6 +189,7 @@ class Broker:
             ),
         )
         self.totals = BrokerReport()
+        self.usage: UsageReport = {"streams": {}}
         self.serve: Callable[[bool], Awaitable[None]] = Api(
             self.service,
             self.transport,
@@ -204,7 +207,12 @@ class Broker:
     async def on_controller(self, is_controller: bool) -> None:
         await self.serve(is_controller)
 
-    def broker_report(self) -> BrokerReport:
+    def usage_report(self) -> Steps[UsageReport]:
+        yield 1
+        return self.usage
+
+    def broker_report(self) -> Steps[BrokerReport]:
+        yield 1
         return self.totals
 
     def room(self) -> Room:
@@ -219,7 +227,6 @@ class Broker:
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         self.too_early = self.too_early or not self.recorded
-        self.calls += 1
         for change in changes:
             if isinstance(change, PartitionView):
                 self.views[change.key] = change
@@ -228,6 +235,9 @@ class Broker:
             else:
                 self.gone.append(change.key)
                 self.views.pop(change.key)
+
+    def on_all_partitions(self) -> None:
+        self.knows_all += 1
 
     def tell_cutover(self, view: PartitionView) -> None:
         self.service.report_cutover(
@@ -243,14 +253,17 @@ class Broker:
     def log_ends(self) -> dict[PartitionKey, LogEnd]:
         return self.logs
 
-    def stream_report(self, stream: StreamName, story_of: int | None) -> StreamReport:
+    def stream_report(
+        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+    ) -> Steps[StreamReport]:
         if self.reports is not None:
             return {"partitions": self.reports}
-        return {
-            "partitions": [
-                self._report(key, view, story_of) for key, view in self.views.items() if key.stream == stream
-            ]
-        }
+        reports: list[ReplicaReport] = []
+        for key, view in [*self.views.items()]:
+            if key.stream == stream and (not partitions or key.partition in partitions):
+                reports.append(self._report(key, view, story_of))
+            yield 2
+        return {"partitions": reports}
 
     def _report(self, key: PartitionKey, view: PartitionView, story_of: int | None) -> ReplicaReport:
         report: ReplicaReport = {

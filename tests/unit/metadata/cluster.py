@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from metadata.model import Outcome, Partition
-from metadata.references import log_ends_to_pb, ref_of
+from metadata.references import log_ends_to_pb, logs_to_pb, ref_of
+from metadata.rules import RULES
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
 from wire.types import BrokerId, CutoverReport, LeaderEpoch, LogEnd, Offset, PartitionKey, PauseChange, StreamName
@@ -45,6 +46,7 @@ class Cluster:
                     life_id=f"{controller}-life",
                     expected_controller_epoch=self.state.controller_epoch if expected is None else expected,
                     cluster_id=CLUSTER_ID,
+                    rules=RULES,
                 )
             )
         )
@@ -85,7 +87,7 @@ class Cluster:
                     earlier_lives=earlier_lives,
                     folder_same=folder_same,
                     page_cache_survived=page_cache_survived,
-                    unsound=[ref_of(key) for key in unsound],
+                    unsound_logs=logs_to_pb(unsound),
                     logs=log_ends_to_pb(logs or {}),
                     raft_address=f"{broker}:1",
                     replace=replace,

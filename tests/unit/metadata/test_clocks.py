@@ -62,6 +62,10 @@ class OneBroker:
     def stamp(self) -> int:
         return self.clock.stamp_ns(self.now, self.wall + self.elapsed)
 
+    @property
+    def common(self) -> int:
+        return self.clock.common_ns(self.now, self.wall + self.elapsed)
+
 
 # ---- the survey
 
@@ -187,6 +191,21 @@ def test_without_a_controller_nothing_is_forgotten() -> None:
     assert one.passes(1, told=False) is ClockState.UNKNOWN
     assert one.time is None
     assert one.stamp == START + one.elapsed
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_what_others_judge_is_dated_by_the_agreed_time_in_every_state(jump: int) -> None:
+    one = OneBroker()
+    one.wall += jump
+    assert one.common == one.wall, "no time was told yet"
+    for state, found in (
+        (ClockState.OFF, one.passes(40)),
+        (ClockState.APART, one.passes(20, is_apart=True)),
+        (ClockState.OFF, one.passes(20)),
+        (ClockState.UNKNOWN, one.passes(20, told=False)),
+    ):
+        assert found is state
+        assert one.common == pytest.approx(START + one.elapsed, abs=S)
 
 
 def test_a_probe_that_lay_unread_says_nothing() -> None:

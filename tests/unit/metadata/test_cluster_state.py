@@ -14,7 +14,7 @@ from metadata.state import MAX_CLIENTS, OUTCOMES_PER_CLIENT, ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData
-from wire.types import BrokerId, LeaderEpoch, LogEnd, Offset, PartitionEpoch, PartitionKey, StreamName
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionEpoch, PartitionKey, StreamName
 
 ACCEPTED = {"durability": "accepted"}
 
@@ -116,7 +116,9 @@ def test_a_follower_that_restarts_with_proof_stays_in_the_isr_and_says_how_far_i
     reach = LogEnd(LeaderEpoch(1), Offset(7))
     cluster.register("b", logs={cluster.key(): reach})
     assert cluster.partition() == replace(
-        before, epoch=PartitionEpoch(before.epoch + 1), returned=(Returned(BrokerId("b"), reach),)
+        before,
+        epoch=PartitionEpoch(before.epoch + 1),
+        returned=(Returned(BrokerId("b"), Incarnation(cluster.incarnation("b")), reach),),
     )
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from metadata import state
 from metadata.model import Outcome, Partition, RepartitionPhase
 from metadata.references import ref_of
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD, sources
+from wire.turns import Turns
 from wire.types import BrokerId, PartitionKey, PartitionState, PartitionView, StreamName
 
 BROKERS = ("a", "b", "c", "d")
@@ -24,16 +27,18 @@ small = st.integers(min_value=0, max_value=3)
 
 
 class _Twin(Cluster):
-    """Applies every command to a second state too, which now and then is restored from its own snapshot."""
+    """Applies every command to a second state too, which now and then is restored from its own snapshot, and which
+    works commands out in turns first, of another size each time."""
 
     def __init__(self) -> None:
         self.twin = ClusterState()
+        self.commands = 0
         super().__init__(*BROKERS)
 
     def apply(self, command: pb.Command) -> Outcome:
         before, routes = self._views(), self._routes()
         outcome = super().apply(command)
-        assert self.twin.apply(command.SerializeToString(deterministic=True)) == outcome
+        assert self._apply_in_turns(command.SerializeToString(deterministic=True)) == outcome
         after = self._views()
         changed = {key for key, view in after.items() if before.get(key) != view}
         assert changed <= {*outcome.changes.partitions}, "a view has changed, and nobody is told"
@@ -45,6 +50,18 @@ class _Twin(Cluster):
             else:
                 assert generation == routes[name][1]
         return outcome
+
+    def _apply_in_turns(self, command: bytes) -> Outcome:
+        self.commands += 1
+        before = self.twin.snapshot()
+        with (
+            patch.object(state, "LOOKS", 1 + 3 * (self.commands % 4)),
+            patch.object(state, "SMALL_COMMAND_BYTES", 1000 * (self.commands % 2)),
+        ):
+            while not self.twin.prepare(command) and self.commands % 5:  # else `apply` finishes
+                pass
+        assert self.twin.snapshot() == before
+        return self.twin.apply(command)
 
     def _views(self) -> dict[PartitionKey, PartitionView]:
         keys = [key for key, _ in self.state.partitions()]
@@ -72,6 +89,8 @@ class ClusterStateMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = _Twin()
+        self.snapshots: list[tuple[Turns[bytes], bytes]] = []
+        """Of the twin: those that are being made, and what they have to be."""
         self.seen: dict[PartitionKey, Partition] = {}
         self.generation = self.cluster.state.generation
 
@@ -300,6 +319,20 @@ class ClusterStateMachine(RuleBasedStateMachine):
         fresh.restore(data)
         assert fresh.snapshot() == data
         self.cluster.twin = fresh
+
+    @rule()
+    def begin_a_snapshot(self) -> None:
+        self.snapshots.append((Turns(self.cluster.twin.encoding()), self.cluster.twin.snapshot()))
+
+    @rule(looks=st.integers(min_value=1, max_value=30))
+    def go_on_with_a_snapshot(self, looks: int) -> None:
+        if self.snapshots and self.snapshots[0][0].turn(looks):
+            turns, expected = self.snapshots.pop(0)
+            assert turns.finish() == expected, "a command that was applied meanwhile shows in it"
+
+    def teardown(self) -> None:
+        for turns, expected in self.snapshots:
+            assert turns.finish() == expected
 
     @invariant()
     def both_are_the_same(self) -> None:

@@ -1,130 +1,27 @@
-"""The controller's decisions. `Controller` carries out effects: proposals are applied to a real ClusterState at once
-(unless held), probes reach brokers that answer, refuse or are silent.
+"""The controller's decisions.
 
 The module has more than 600 lines because it has all decisions of one machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
 
-from metadata.controller import ControllerCore, Phase
+from metadata.controller import Phase
 from metadata.describe import describe_form, metadata_form
-from metadata.effects import (
-    AskForClusters,
-    BecomeController,
-    Effect,
-    HandOver,
-    MoveLeader,
-    Note,
-    Propose,
-    RefuseToFound,
-    ResignController,
-    SendProbe,
-)
-from metadata.metadata_settings import MetadataSettings
 from metadata.model import Partition
 from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.relief import SHORTEST_PAUSE_S
 from metadata.state import ClusterState
-from tests.unit.metadata.cluster import Cluster
+from tests.turns import finished
+from tests.unit.metadata.controlling import SETTINGS, Controller
 from wire import metadata_pb2 as pb
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
-from wire.types import BrokerId, Generation, LeaderEpoch, LeaderMove, LeaderReport, PartitionKey, Room, StreamName
-
-SETTINGS = MetadataSettings()
-
-
-class Controller:
-    def __init__(self, *brokers: str, controller: str = "a") -> None:
-        self.cluster = Cluster(*brokers)
-        self.core = ControllerCore(
-            BrokerId(controller),
-            f"{controller}-life",
-            self.cluster.state,
-            SETTINGS,
-            Random(1),
-            namespace="tidelog",
-            new_cluster_id="new",
-        )
-        self.behaviour = dict.fromkeys(brokers, "answers")
-        self.now = 100.0
-        self.story: list[str] = []
-        self.kinds: list[str] = []
-        self.moves: list[LeaderMove] = []
-        self.notes: list[str] = []
-        self.hold_proposals = False
-        self.held: list[Propose] = []
-        self.successors = True
-        self.perform(self.core.on_connection(True, 0.0))
-
-    def perform(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Propose() if self.hold_proposals:
-                    self.held.append(effect)
-                case Propose():
-                    self.commit(effect)
-                case SendProbe(broker, number, _, epoch):
-                    assert epoch == self.core.controller_epoch
-                    self.probe(broker, number)
-                case BecomeController(epoch):
-                    self.story.append(f"begin {epoch}")
-                case ResignController():
-                    self.story.append("resign")
-                case HandOver():
-                    self.story.append("hand over")
-                    if not self.successors:
-                        self.perform(self.core.on_hand_over_refused(self.now))
-                case MoveLeader(move):
-                    self.moves.append(move)
-                case AskForClusters() | RefuseToFound():
-                    raise AssertionError(f"{effect} of a group that has a cluster")
-                case Note(text):
-                    self.notes.append(text)
-
-    def commit(self, proposal: Propose) -> None:
-        kind = proposal.command.WhichOneof("body")
-        self.kinds.append(str(kind))
-        outcome = self.cluster.apply(proposal.command)
-        if outcome.changes:
-            self.perform(self.core.on_applied(outcome.changes, self.now))
-        self.perform(self.core.on_outcome(proposal.ticket, outcome, self.now))
-
-    def probe(self, broker: BrokerId, number: int) -> None:
-        if self.behaviour[broker] == "answers":
-            generation = Generation(self.cluster.state.generation)
-            self.perform(self.core.on_probe_answer(broker, number, generation, self.now))
-        elif self.behaviour[broker] == "refuses":
-            self.perform(self.core.on_no_responders(broker, number, self.now))
-
-    def lead(self) -> None:
-        self.perform(self.core.on_raft(True, True, self.now))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.core.next_deadline() <= end:
-            self.now = max(self.now + 0.001, self.core.next_deadline())
-            self.perform(self.core.tick(self.now))
-        self.now = max(self.now, end)
-
-    def report(self, witness: str, number: int = 0, **different: Any) -> None:
-        partition = self.cluster.partition(number)
-        assert partition.leader is not None
-        report: dict[str, Any] = {
-            "key": self.cluster.key(number),
-            "replica": BrokerId(witness),
-            "leader": partition.leader,
-            "epoch": partition.epoch,
-            "leader_epoch": partition.leader_epoch,
-        }
-        self.perform(self.core.on_reports([LeaderReport(**(report | different))], self.now))
+from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionKey, Room, StreamName
 
 
 @pytest.fixture
@@ -147,7 +44,7 @@ def test_it_decides_nothing_before_its_own_controller_epoch_is_applied() -> None
     controller.lead()
     assert (controller.core.phase, controller.core.controller_epoch, controller.story) == (Phase.STARTING, 0, [])
     with pytest.raises(TidelogError, match="not the controller"):
-        controller.core.requests.create_stream("s", "s", 1, 1, {})
+        finished(controller.core.requests.create_stream("s", "s", 1, 1, {}))
     controller.commit(controller.held.pop())
     assert (controller.core.phase, controller.core.controller_epoch, controller.story) == (Phase.ACTIVE, 2, ["begin 2"])
 
@@ -293,6 +190,24 @@ def test_reports_of_a_leader_do_not_depose_the_next_one_whose_election_has_just_
     assert "elect_leaders" not in controller.kinds
 
 
+def test_the_end_of_a_wait_for_others_does_not_depose_the_leader_whose_election_has_just_been_applied(
+    controller: Controller,
+) -> None:
+    """Its log reaches furthest of those that are back: another leader may lack records of it."""
+    cluster = controller.cluster
+    cluster.die("a", "b", "c")
+    for broker in "ac":
+        controller.perform(controller.core.on_applied(cluster.register(broker).changes, controller.now))
+    controller.hold_proposals = True
+    controller.run(SETTINGS.election_wait_s + 0.3)
+    for proposal in controller.held:  # applied; the core has not been told yet
+        cluster.apply(proposal.command)
+    assert {cluster.partition(number).leader for number in (0, 1)} <= {"a", "c"}
+    controller.held.clear()
+    controller.run(1)
+    assert controller.held == []
+
+
 def test_a_new_leader_epoch_clears_the_witnesses(controller: Controller) -> None:
     controller.report("c")
     changes = controller.cluster.elect(0, planned=True, target="a").changes
@@ -378,9 +293,10 @@ def test_elections_of_any_number_of_partitions_fit_into_raft_commands(controller
             controller.now,
         )
     )
-    sizes = [proposal.command.ByteSize() for proposal in controller.held]
-    assert len(sizes) > 1
-    assert max(sizes) < MAX_COMMAND_BYTES
+    controller.run(0.1)
+    proposed = [proposal.command for proposal in controller.held]
+    assert sum(len(command.elect_leaders.items) for command in proposed) == 6001
+    assert max(command.ByteSize() for command in proposed) < MAX_COMMAND_BYTES
 
 
 def test_a_partition_led_alone_by_a_voter_without_nats_moves_to_an_eligible_replica(
@@ -433,7 +349,7 @@ def test_a_controller_that_lost_nats_for_long_hands_over_once(controller: Contro
 
 def create(controller: Controller, **arguments: Any) -> pb.Command:
     defaults: dict[str, Any] = {"name": "t", "subject": "t", "partitions": 3, "replication_factor": 3, "config": {}}
-    return controller.core.requests.create_stream(**(defaults | arguments))
+    return finished(controller.core.requests.create_stream(**(defaults | arguments)))
 
 
 def test_a_stream_is_placed_on_live_brokers(controller: Controller) -> None:
@@ -464,8 +380,8 @@ def test_a_stream_has_a_partitioner_for_its_life(controller: Controller, asked: 
     assert controller.cluster.apply(create(controller, partitioner=asked)).code is None
     state = controller.cluster.state
     stream = state.streams[StreamName("t")]
-    assert metadata_form(state, stream, {})["partitioner"] == made
-    assert describe_form(stream, {}, {})["partitioner"] == made
+    assert finished(metadata_form(state, stream, {}))["partitioner"] == made
+    assert finished(describe_form(stream, {}, {}))["partitioner"] == made
     again = ClusterState()
     again.restore(state.snapshot())
     assert again.streams[StreamName("t")].partitioner == made
@@ -672,3 +588,15 @@ def test_streams_and_partitions_of_a_cluster_are_bounded(controller: Controller)
         with pytest.raises(TidelogError, match=rf"and {limit} is \d; delete streams, or raise {limit}") as refused:
             create(controller, name=name, subject=name, partitions=partitions)
         assert (refused.value.code, refused.value.detail(LIMIT)) == (Code.LIMIT_REACHED, limit)
+
+
+def test_commands_hold_settings_without_units(controller: Controller) -> None:
+    """Brokers of an earlier version read no units, and apply the same commands."""
+    made = create(controller, config={"retention_max_age_ms": "7d"})
+    assert dict(made.create_stream.config) == {"retention_max_age_ms": "604800000"}
+    controller.cluster.apply(made)
+    requests = controller.core.requests
+    altered = requests.alter_stream("t", {"segment_bytes": "512KiB"}, [])
+    assert dict(altered.alter_stream.set) == {"segment_bytes": "524288"}
+    defaults = requests.alter_cluster({"retention_max_bytes": "1.5GB"}, [])
+    assert dict(defaults.alter_cluster.set) == {"retention_max_bytes": "1500000000"}

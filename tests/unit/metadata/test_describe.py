@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.describe import cluster_form, list_form, loss_form, reports_of_leaders
+from metadata.describe import cluster_form, describe_form, find_stream, list_form, loss_form, report_of_leader
+from tests.turns import finished
 from tests.unit.metadata.cluster import Cluster
-from wire.operations import Loss
-from wire.reports import ReplicaReport, ReportedProgress
+from wire.operations import Loss, Traffic
+from wire.reports import ReplicaReport, ReportedProgress, UsageReport
 from wire.subjects import Subjects
 from wire.types import BrokerId
 
@@ -86,11 +87,11 @@ def test_only_the_report_of_a_serving_leader_counts(
     partition = cluster.partition()
     assert partition.leader == "a"
     said: ReplicaReport = {"leader_epoch": partition.leader_epoch + epochs_off, "replicas_progress": replicas_progress}
-    assert reports_of_leaders(stream, {0: {BrokerId(broker): said}}) == ({0: said} if counts else {})
+    assert report_of_leader(stream.partitions[0], {BrokerId(broker): said}) == (said if counts else {})
 
 
 def test_the_cluster_status_names_partitions_in_trouble_and_the_brokers_that_they_wait_for() -> None:
-    form = cluster_form(three().state, SUBJECTS, {}, {})
+    form = finished(cluster_form(three().state, SUBJECTS, {}, {}))
     assert (form["offline_partitions"], form["under_replicated"]) == (1, 1)
     assert form["offline"] == [{"partition": "s/0", "waits_for": ["a", "b"], "other_folder": []}]
     assert form["under_replicated_partitions"] == ["s/0"]
@@ -105,15 +106,15 @@ def test_tidelogs_own_streams_are_counted_apart_and_listed_when_asked_for(
     cluster = Cluster("a")
     cluster.create("__x", ["a"])
     cluster.create("__audit", ["a", "a"], subject=subject)
-    form = cluster_form(cluster.state, SUBJECTS, {}, {})
+    form = finished(cluster_form(cluster.state, SUBJECTS, {}, {}))
     assert (form["streams"], form["partitions"]) == users
     assert (form["internal_streams"], form["internal_partitions"]) == internal
     broker = form["brokers"][0]
     assert (broker["leaders"], broker["replicas"]) == (users[1], users[1])
     assert (broker["internal_leaders"], broker["internal_replicas"]) == (internal[1], internal[1])
-    listed = [stream["name"] for stream in list_form(cluster.state, SUBJECTS)["streams"]]
+    listed = [stream["name"] for stream in finished(list_form(cluster.state, SUBJECTS))["streams"]]
     assert listed == ["__audit", "__x"][2 - users[0] :]
-    everything = list_form(cluster.state, SUBJECTS, internal=True)["streams"]
+    everything = finished(list_form(cluster.state, SUBJECTS, internal=True))["streams"]
     assert [stream["name"] for stream in everything] == ["__audit", "__x"]
 
 
@@ -122,7 +123,7 @@ def test_an_offline_partition_does_not_wait_for_an_unsound_replica() -> None:
     cluster.create(assignments=["a b"])
     cluster.die("b")
     cluster.register("a", unsound=[cluster.key()])
-    assert cluster_form(cluster.state, SUBJECTS, {}, {})["offline"] == [
+    assert finished(cluster_form(cluster.state, SUBJECTS, {}, {}))["offline"] == [
         {"partition": "s/0", "waits_for": [], "other_folder": []}
     ]
 
@@ -131,7 +132,7 @@ def test_an_offline_partition_waits_for_the_folder_that_its_broker_had() -> None
     cluster = Cluster("a")
     cluster.create(assignments=["a"])
     cluster.register("a", folder_same=False)
-    offline = cluster_form(cluster.state, SUBJECTS, {}, {})["offline"]
+    offline = finished(cluster_form(cluster.state, SUBJECTS, {}, {}))["offline"]
     assert offline == [{"partition": "s/0", "waits_for": ["a"], "other_folder": ["a"]}]
 
 
@@ -153,5 +154,54 @@ def test_the_cluster_status_names_no_more_than_a_page_holds() -> None:
     cluster = Cluster("a", "b")
     cluster.create(assignments=["a b"] * 150)
     cluster.die("a", "b")
-    form = cluster_form(cluster.state, SUBJECTS, {}, {})
+    form = finished(cluster_form(cluster.state, SUBJECTS, {}, {}))
     assert (form["offline_partitions"], len(form["offline"])) == (150, 100)
+
+
+def _traffic(records: int) -> Traffic:
+    return {
+        "records_in": records, "bytes_in": 10 * records, "records_out": 1, "bytes_out": 2,
+        "records_in_per_s": 0.5, "bytes_in_per_s": 5.0, "records_out_per_s": 0.0, "bytes_out_per_s": 0.0,
+    }  # fmt: skip
+
+
+def test_what_streams_take_up_is_the_sum_of_their_replicas() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(assignments=["a b", "b a"])
+    usage: dict[BrokerId, UsageReport] = {
+        BrokerId("a"): {"streams": {"s": {"bytes_on_disk": {"0": 100, "1": 20}, "traffic": _traffic(3)}}},
+        BrokerId("c"): {"streams": {"other": {"bytes_on_disk": {"0": 7}, "traffic": _traffic(9)}}},
+    }
+    found = finished(list_form(cluster.state, SUBJECTS, usage=usage))
+    assert found["unanswered"] == ["b"], "c holds nothing of it"
+    (stream,) = found["streams"]
+    assert (stream["bytes_on_disk"], stream["traffic"]) == (120, _traffic(3))
+    usage[BrokerId("b")] = {"streams": {"s": {"bytes_on_disk": {"0": 90, "1": 30}, "traffic": _traffic(4)}}}
+    (stream,) = finished(list_form(cluster.state, SUBJECTS, usage=usage))["streams"]
+    assert stream["bytes_on_disk"] == 240
+    assert (told := stream["traffic"]) is not None
+    assert (told["records_in"], told["bytes_in"], told["records_in_per_s"], told["bytes_out"]) == (7, 70, 1.0, 4)
+    (silent,) = finished(list_form(cluster.state, SUBJECTS, usage={}))["streams"]
+    assert (silent["bytes_on_disk"], silent["traffic"]) == (None, None)
+
+
+def test_what_a_stream_takes_up_is_told_by_replica_partition_and_stream() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b", "b a"])
+    stream = find_stream(cluster.state, "s")
+    said: dict[int, dict[BrokerId, ReplicaReport]] = {
+        0: {
+            BrokerId("a"): {"bytes_on_disk": 100, "traffic": _traffic(3)},
+            BrokerId("b"): {"bytes_on_disk": 90, "traffic": _traffic(0)},
+        },
+        1: {BrokerId("b"): {"bytes_on_disk": 5, "traffic": _traffic(4)}},
+    }
+    found = finished(describe_form(stream, said, {}))
+    assert [partition["bytes_on_disk"] for partition in found["partitions"]] == [190, 5]
+    assert found["partitions"][1]["replicas_progress"]["a"]["bytes_on_disk"] is None
+    assert found["partitions"][1]["replicas_progress"]["b"]["traffic"] == _traffic(4)
+    assert found["bytes_on_disk"] == 195
+    assert (told := found["traffic"]) is not None
+    assert (told["records_in"], told["records_out"]) == (7, 3)
+    nothing = finished(describe_form(stream, {}, {}))
+    assert (nothing["bytes_on_disk"], nothing["traffic"], nothing["partitions"][0]["bytes_on_disk"]) == (None,) * 3

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
+from metadata.model import Stream
+from metadata.runtime import admin as admin_module
 from metadata.runtime.admin import Admin
 from metadata.runtime.namespace import MAX_PRESENCE_ANSWERS
-from tests.unit.metadata.brokers import CREATE, SUBJECTS, running, until
+from tests.unit.metadata.brokers import CREATE, SUBJECTS, Broker, running, until
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.types import (
-    BrokerId,
-)
+from wire.reports import StreamReport
+from wire.turns import Steps
+from wire.types import BrokerId, StreamName
 
 
 async def test_a_new_stream_reaches_its_replicas_and_is_described_with_progress() -> None:
@@ -30,6 +33,28 @@ async def test_a_new_stream_reaches_its_replicas_and_is_described_with_progress(
         await until(lambda: all(len(broker.gone) == 3 for broker in world.brokers.values()))
         with pytest.raises(TidelogError, match="'s' does not exist"):
             await world.api("stream.describe", name="s")
+
+
+async def test_a_partition_that_is_removed_while_its_replicas_are_asked_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = Admin._ask_status
+    removed: set[int] = set()
+
+    async def asked(admin: Admin, broker: BrokerId, stream: Stream, *more: Any) -> Any:
+        for number in removed:
+            stream.partitions.pop(number, None)  # as the state does with a retired one
+        return await ask(admin, broker, stream, *more)
+
+    monkeypatch.setattr(Admin, "_ask_status", asked)
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", **(CREATE | {"partitions": 5}))
+        removed.add(4)
+        form = await world.api("stream.describe", name="s")
+        assert [each["partition"] for each in form["partitions"]] == [0, 1, 2, 3]
+        removed.add(3)
+        changed = await world.api("stream.set_readonly", name="s", readonly=True, partitions=[2, 3])
+        assert [each["partition"] for each in changed["partitions"]] == [2]
 
 
 async def test_a_leader_that_does_not_answer_leaves_nulls_in_a_description() -> None:
@@ -230,3 +255,49 @@ async def test_the_story_of_a_partition_is_that_of_each_replica() -> None:
         assert set(told.values()) == {None}, "the fakes of followers report nothing"
         with pytest.raises(TidelogError, match="stream s has no partition 2"):
             await world.api("partition.story", stream="s", partition=2)
+
+
+async def test_of_a_large_stream_a_broker_is_asked_about_those_partitions_alone_that_are_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", name="s", partitions=30, replication_factor=3)
+        asked: list[list[int]] = []
+        report = Broker.stream_report
+
+        def noted(
+            broker: Broker, name: StreamName, partitions: Collection[int], story_of: int | None
+        ) -> Steps[StreamReport]:
+            asked.append([*partitions])
+            return report(broker, name, partitions, story_of)
+
+        monkeypatch.setattr(Broker, "stream_report", noted)
+        story = await world.api("partition.story", stream="s", partition=7)
+        assert [len(replica["events"] or []) for replica in story["replicas"]] == [1, 0, 0]
+        await world.api("stream.pause", name="s", partitions=[3, 4])
+        assert asked == [[7]] * 3 + [[3, 4]] * 3
+        asked.clear()
+        monkeypatch.setattr(admin_module, "MAX_ASKED", 20)
+        form = await world.api("stream.describe", name="s")
+        assert sorted(asked) == sorted([[*range(20)], [*range(20, 30)]] * 3)
+        assert [partition["high_watermark"] for partition in form["partitions"]] == [6] * 30
+
+
+async def test_a_broker_of_an_earlier_version_tells_of_all_partitions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("a", "b", "c") as world:
+        await world.api("stream.create", name="s", partitions=30, replication_factor=3)
+        asked = 0
+        report = Broker.stream_report
+
+        def tells_all(
+            broker: Broker, name: StreamName, _: Collection[int], story_of: int | None
+        ) -> Steps[StreamReport]:
+            nonlocal asked
+            asked += 1
+            return report(broker, name, [], story_of)
+
+        monkeypatch.setattr(Broker, "stream_report", tells_all)
+        monkeypatch.setattr(admin_module, "MAX_ASKED", 20)
+        form = await world.api("stream.describe", name="s")
+        assert [partition["high_watermark"] for partition in form["partitions"]] == [6] * 30
+        assert asked == 3

@@ -117,6 +117,19 @@ def test_a_controller_that_stood_still_believes_no_refusal_before_it_has_read_th
     assert probes.run(1) == Verdict()
 
 
+def test_a_broker_whose_leaders_have_not_begun_is_not_behind() -> None:
+    probes = Probes("a", "b", "c")
+    probes.run(5)
+    (order,) = [
+        order
+        for order in probes.liveness.tick(probes.now + SETTINGS.heartbeat_interval_s, probes.brokers, Generation(10))
+        if order.broker == B
+    ]
+    probes.liveness.on_answer(B, order.number, Generation(10), probes.now, begun=Generation(7))
+    assert probes.liveness.begun_generation(B) == 7
+    assert probes.liveness.verdict(probes.now).behind == ()
+
+
 def test_a_raft_connection_that_is_back_proves_nothing() -> None:
     probes = Probes("a", "b", "c")
     probes.run(5)

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from metadata.recovery import PRODUCER_STEP, STEP, advanced
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
-from wire.types import BrokerId
+from wire.errors import Code
+from wire.types import BrokerId, Incarnation, StreamName
+
+
+def recovered(cluster: Cluster) -> Cluster:
+    state = ClusterState()
+    state.restore(advanced(cluster.state.snapshot()))
+    cluster.state = state
+    return cluster
+
+
+def test_what_the_lost_decisions_made_is_known_by_its_number() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create(assignments=["a b"])
+    known = cluster.key()
+    before = cluster.state.generation
+    recovered(cluster)
+    cluster.register("a")
+    cluster.create("t", ["a"])
+    state = cluster.state
+    lost = Incarnation(before + 1)
+    assert state.is_of_lost_decisions(replace(known, stream=StreamName("u"), stream_incarnation=lost))
+    assert state.is_of_lost_decisions(replace(known, partition=7, partition_incarnation=lost))
+    assert not any(map(state.is_of_lost_decisions, (known, cluster.key(name="t"))))
+    again = ClusterState()
+    again.restore(state.snapshot())
+    assert again.is_of_lost_decisions(replace(known, stream_incarnation=lost))
+
+
+def test_a_folder_whose_broker_was_registered_by_a_lost_decision_proves_what_it_holds() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(assignments=["a b c"])
+    registered = recovered(cluster).state.generation - STEP + 3
+    cluster.register("a", last_incarnation=registered, replace=False)
+    cluster.register("b", last_incarnation=registered + 1, folder_same=False, replace=False)
+    assert cluster.partition().isr == ("a", "c")
+    late = cluster.register("a", last_incarnation=registered, replace=False)
+    assert late.code is Code.ID_IN_USE, "it has registered since, and the folder does not know that"
 
 
 def test_no_number_is_given_out_once_more_and_folders_still_prove_what_they_hold() -> None:

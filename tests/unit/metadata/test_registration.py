@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from metadata.model import Outcome
 from metadata.raft.types import (
+    MAX_COMMAND_BYTES,
     CommandTooLarge,
     RaftApplyFailed,
 )
-from metadata.references import log_ends_of
+from metadata.references import log_ends_of, logs_of
 from metadata.runtime import registration
 from metadata.runtime.registration import Registration
 from tests.fake_nats import FakeTransport
@@ -19,7 +22,7 @@ from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Membe
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.transport import Message
-from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, StreamName
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
 
 
 async def test_brokers_register_and_record_their_incarnation_before_anything_else() -> None:
@@ -214,15 +217,37 @@ async def test_a_broker_that_registers_tells_where_its_logs_end(monkeypatch: pyt
         assert [logs.stream for logs in service._registrar._command().register_broker.logs] == [key.stream]
 
 
+async def test_a_broker_that_has_lost_very_many_logs_can_tell_all_of_them() -> None:
+    """Where its other logs end is left out for that. A larger command would never be taken, and it would wait for
+    ever."""
+    async with running("a") as world:
+        registrar = world.brokers["a"].service._registrar
+        keys = [
+            PartitionKey(
+                StreamName(f"a-stream-with-a-long-name-{stream}"), Incarnation(10**6), number, Incarnation(10**6)
+            )
+            for stream in range(1000)
+            for number in range(100)
+        ]
+        world.brokers["a"].logs = {key: LogEnd(LeaderEpoch(300), Offset(10**12)) for key in keys[50_000:]}
+        for lost in (keys[:50_000], keys):
+            registrar._unsound = partial(list, lost)
+            command = registrar._command()
+            told = command.register_broker
+            assert command.ByteSize() < MAX_COMMAND_BYTES - 1024
+            assert sorted(key for logs in told.unsound_logs for key in logs_of(logs)) == sorted(lost)
+            assert told.logs
+
+
 async def test_a_broker_whose_streams_were_deleted_while_it_was_down_is_told_that_it_has_none() -> None:
-    """Else their folders would stay: only folders that the first call does not name are removed."""
+    """Else their folders would stay: folders of which no view has come by then are removed."""
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **CREATE)
         await world.brokers["c"].kill()
         await world.api("stream.delete", name="s")
         again = await world.start("c", life="2")
         await asyncio.wait_for(again.service.wait_registered(), 30)
-        assert (again.calls, again.views, again.gone) == (1, {}, [])
+        assert (again.knows_all, again.views, again.gone) == (1, {}, [])
         assert not again.too_early
 
 
@@ -263,7 +288,7 @@ async def test_a_probe_that_proves_the_lease_finds_roles_that_have_heard_of_all_
 
 async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_before_it_alive() -> None:
     async with running("a", "b", "c") as world:
-        known = world.brokers["a"].service.state.brokers
+        state = world.brokers["a"].service.state
         await world.brokers["b"].kill()
         stranger = FakeTransport(world.hub)
 
@@ -274,7 +299,7 @@ async def test_answers_of_a_process_that_is_not_registered_do_not_keep_the_life_
             stranger.publish(message.reply, [said.SerializeToString()])
 
         await stranger.subscribe(SUBJECTS.probe(BrokerId("b")), answer)
-        await until(lambda: not known[BrokerId("b")].alive)
+        await until(lambda: not state.brokers[BrokerId("b")].alive)
 
 
 async def test_a_process_whose_id_was_taken_ends_although_the_other_has_died_since() -> None:
@@ -336,7 +361,7 @@ async def test_a_broker_whose_folder_has_no_room_for_its_registration_takes_part
         await until(lambda: len(attempts) > 3)
         assert again.service.incarnation == attempts[-1], "it answers probes, so it is not dead"
         assert not again.fatal
-        assert again.calls == 0, "no partition is handed over before"
+        assert (again.knows_all, again.views) == (0, {}), "no partition is handed over before"
         has_room = True
         await asyncio.wait_for(again.service.wait_registered(), 30)
         assert again.views
@@ -377,3 +402,23 @@ async def test_a_broker_that_cannot_tell_which_logs_it_has_lost_leaves_the_isr_o
         await world.start("c", registration, life="2")
         await until(lambda: "c" not in world.view(lost.partition).isr)
         assert "c" in world.view(held.partition).isr
+
+
+async def test_a_registration_that_takes_long_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "SAY_EVERY_S", 0.1)
+    async with running("a") as world:
+        commit = Group.commit
+        is_refused = True
+
+        def refusing(group: Group, command: bytes, by: Member) -> object:
+            if is_refused and pb.Command.FromString(command).HasField("register_broker"):
+                return Outcome(code=Code.UNAVAILABLE, message="the controller has just changed")
+            return commit(group, command, by)
+
+        monkeypatch.setattr(Group, "commit", refusing)
+        late = await world.start("b", Registration(folder_same=False, page_cache_survived=False))
+        await until(lambda: "not registered yet, and tries again: the controller has just changed" in caplog.text)
+        is_refused = False
+        await asyncio.wait_for(late.service.wait_registered(), 30)

@@ -130,7 +130,7 @@ async def test_a_cutover_is_told_until_it_is_known() -> None:
 
 
 async def test_it_is_cancelled_as_long_as_keys_are_spread_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metadata.runtime.repartition_admin.CUTOVER_WAIT_S", 0.1)
+    monkeypatch.setattr("metadata.runtime.repartition_admin.CUTOVER_WAIT_S", 1.0)
     monkeypatch.setattr("metadata.repartitioning.Repartitioning.not_ready", lambda *_: [1])
     async with running("a") as world:
         await world.api("stream.create", name="s", replication_factor=1)

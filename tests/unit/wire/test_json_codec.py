@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 import pytest
 
-from wire.json_codec import checked, decode, encode
+from tests.turns import finished
+from wire.json_codec import checked, decode, decoding, encode
 from wire.types import BrokerId
 
 
@@ -53,6 +55,58 @@ def test_nesting_and_numbers_are_bounded() -> None:
         decode(Ask, b'{"name": "a", "count": ' + b"9" * 1000 + b"}", "it")
     with pytest.raises(ValueError, match="it's count is a number of thousands of digits, beyond 64 bits"):
         checked(Ask, {"name": "a", "count": 10**5000}, "it")
+
+
+class Report(TypedDict):
+    leaves: dict[str, Leaf]
+    listed: NotRequired[list[Leaf]]
+    names: list[str]
+
+
+@pytest.mark.parametrize("size", [0, 3, 200])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"listed": [{"number": "x"}]},
+        {"leaves": {"last": {"number": None}}},
+        {"leaves": []},
+        {"names": {}},
+        {"names": [1]},
+        {"colour": ["red"] * 100},
+        {"listed": [[[{}]] * 100] * 100},
+    ],
+)
+def test_what_is_decoded_in_turns_is_the_same_and_so_is_what_is_refused(size: int, wrong: dict[str, Any]) -> None:
+    leaves = [{"number": number, "note": None} for number in range(size)]
+    value: dict[str, Any] = {
+        "leaves": {str(number): leaf for number, leaf in enumerate(leaves)},
+        "listed": leaves,
+        "names": ["x"] * size,
+    }
+    for name, entries in wrong.items():
+        if isinstance(entries, list) and isinstance(value.get(name), list):
+            value[name] = value[name] + entries
+        elif isinstance(entries, dict) and isinstance(value.get(name), dict):
+            value[name] = value[name] | entries
+        else:
+            value[name] = entries
+    data = json.dumps(value).encode()
+    try:
+        expected: object = decode(Report, data, "it")
+    except ValueError as error:
+        expected = str(error)
+    try:
+        found: object = finished(decoding(Report, data, "it"))
+    except ValueError as error:
+        found = str(error)
+    assert found == expected
+
+
+def test_depth_is_bounded_of_what_is_decoded_in_turns() -> None:
+    for data in (b"[" * 900 + b"]" * 900, b'{"a":' * 40 + b"1" + b"}" * 40, b"[" * 100_000, b"nothing"):
+        with pytest.raises(ValueError, match="it is"):
+            finished(decoding(Report, data, "it"))
 
 
 def test_fields_of_a_newer_peer_are_tolerated() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from wire import groups, transactions
 from wire.errors import TidelogError
-from wire.internal_streams import GROUPS, TRANSACTIONS
+from wire.internal_streams import GROUPS
 from wire.operations import OPERATIONS
 from wire.permissions import OF_STREAMS, Role, Scope, permissions_of
 from wire.subjects import Subjects, is_matched
@@ -63,7 +63,19 @@ def of_coordinators(name: str) -> Iterator[str]:
     for kind in groups.KINDS:
         yield SUBJECTS.coordinator(StreamName(GROUPS.name), groups.coordinator_partition(name), kind, name)
     for kind in transactions.KINDS:
-        yield SUBJECTS.coordinator(StreamName(TRANSACTIONS.name), transactions.coordinator_partition(name), kind, name)
+        for added in ("mine", "theirs") if kind in transactions.ADDS else ():
+            yield transactions.coordinator_subject(SUBJECTS, kind, name, added)
+        yield transactions.coordinator_subject(SUBJECTS, kind, name)
+
+
+def added_by_mine() -> Iterator[str]:
+    """To transactions under the granted id: what the role was not given for, and no name, as earlier versions did."""
+    for kind in transactions.ADDS:
+        for added in ("theirs", "__audit", "__groups", "*", ">"):
+            yield transactions.coordinator_subject(SUBJECTS, kind, "mine", added)
+    for kind in (*transactions.ADDS, transactions.ADD_ANY):
+        yield transactions.coordinator_subject(SUBJECTS, kind, "mine")
+        yield transactions.coordinator_subject(SUBJECTS, kind, "mine", "mine", "theirs")
 
 
 def writes() -> Iterator[str]:
@@ -82,7 +94,7 @@ REACHED_BY_NONE = [
     *of_another_stream(THEIRS), *of_another_stream(StreamName("__audit")),
     *of_brokers(THEIRS), *of_brokers(StreamName("mine")), *of_brokers(StreamName(GROUPS.name)),
     *of_coordinators("theirs"), groups.coordinator_subject(SUBJECTS, groups.DISCOVER, "mine"),
-    *writes(), *plain_publishes(),
+    *added_by_mine(), *writes(), *plain_publishes(),
     "_INBOX.other.x.1", "$JS.API.INFO", "$SYS.REQ.SERVER.PING",
 ]  # fmt: skip
 
@@ -111,8 +123,39 @@ def test_monitoring_changes_nothing_and_reads_no_records_of_streams() -> None:
     assert not [each for each in reached if any(is_matched(each, grant.subject) for grant in granted.publish)]
 
 
+@pytest.mark.parametrize(
+    ("role", "streams"), [(Role.ADMIN, ("__audit", "__activity")), (Role.MONITORING, ("__activity",))]
+)
+def test_who_reads_what_the_cluster_records_hears_its_routes(role: Role, streams: tuple[str, ...]) -> None:
+    granted = permissions_of(role, Scope(inbox_prefix="_INBOX.me"))
+    assert {grant.subject for grant in granted.subscribe} == {"_INBOX.me.>", *map(SUBJECTS.push, streams)}
+    asked = {grant.subject for grant in granted.publish if grant.subject.startswith("tidelog.metadata.")}
+    assert asked == {SUBJECTS.adopt(BrokerId("*")), *map(SUBJECTS.topology, streams)}
+    of_one = permissions_of(role, MINE)
+    assert {grant.subject for grant in of_one.subscribe} == {"_INBOX.me.>"}, "it reads no records"
+    assert not [grant for grant in of_one.publish if grant.subject.startswith("tidelog.metadata.")]
+
+
 def test_a_producers_plain_publishes_reach_the_partitions_that_its_stream_has() -> None:
     granted = {grant.subject for grant in permissions_of(Role.PRODUCER, MINE).publish}
     assert {"mine", "mine.1", "mine.2"} <= granted
     with pytest.raises(TidelogError, match="partitions=0 is outside"):
         permissions_of(Role.PRODUCER, Scope(streams=("mine",), subjects=("mine",), partitions=0))
+
+
+def test_a_producers_transactions_take_in_its_streams_and_its_groups() -> None:
+    granted = [grant.subject for grant in permissions_of(Role.PRODUCER, MINE).publish if ".add" in grant.subject]
+    assert granted == [
+        "tidelog.__transactions.*.add-partitions.mine.mine",
+        "tidelog.__transactions.*.add-offsets.mine.mine",
+    ]
+    several = Scope(streams=("a", "b"), transactional_ids=("x", "*"))
+    granted = [grant.subject for grant in permissions_of(Role.PRODUCER, several).publish if ".add" in grant.subject]
+    assert granted == [
+        f"tidelog.__transactions.*.add-partitions.{name}.{stream}" for name in ("x", "*") for stream in ("a", "b")
+    ], "without groups it adds none"
+    of_all = Scope(streams=("a",), groups=("*",), transactional_ids=("x",))
+    granted = [grant.subject for grant in permissions_of(Role.PRODUCER, of_all).publish if ".add-off" in grant.subject]
+    assert granted == ["tidelog.__transactions.*.add-offsets.x.*"]
+    with pytest.raises(TidelogError, match=r"group name .a\.b."):
+        permissions_of(Role.PRODUCER, Scope(streams=("a",), groups=("a.b",), transactional_ids=("x",)))

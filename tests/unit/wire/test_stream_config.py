@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import Code, TidelogError
-from wire.stream_config import SETTINGS, Setting, StreamConfig, WholeNumber
+from wire.stream_config import SETTINGS, Bytes, Milliseconds, Setting, StreamConfig, WholeNumber
 
 EACH = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 
@@ -71,3 +71,47 @@ def test_settings_that_a_stream_cannot_change_after_its_creation() -> None:
 def test_settings_that_another_version_did_not_store_have_their_default() -> None:
     told = {"compression": "brotli", "colour": "red", "max_record_bytes": "7"}
     assert StreamConfig.from_strings_known(told) == StreamConfig(max_record_bytes=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "plain"),
+    [
+        ("retention_max_age_ms", "7d", "604800000"),
+        ("dedup_window_ms", "1.5m", "90000"),
+        ("retention_max_age_ms", "604800000", "604800000"),
+        ("segment_bytes", "512KiB", "524288"),
+        ("retention_max_bytes", "10GB", "10000000000"),
+        ("producer_byte_rate", "2MB", "2000000"),
+        ("retention_max_bytes", "17", "17"),
+    ],
+)
+def test_settings_that_count_bytes_or_milliseconds_take_units(name: str, text: str, plain: str) -> None:
+    assert StreamConfig.plain({name: text}) == {name: plain}
+    assert StreamConfig.from_strings({name: text}).to_strings()[name] == plain
+
+
+def test_every_setting_that_counts_bytes_or_milliseconds_takes_units() -> None:
+    for setting in SETTINGS.values():
+        if setting.name.endswith("_ms"):
+            assert isinstance(setting.kind, Milliseconds), setting.name
+        elif "byte" in setting.name:
+            assert isinstance(setting.kind, Bytes), setting.name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "retention_max_age_ms",
+            "7 days",
+            "'7 days' is not a whole number of ms from 0 to 4503599627370496, and none with a unit (ms, s, m, h or d),",
+        ),
+        ("segment_bytes", "4M", "and none with a unit (B, kB, MB, GB, TB, KiB, MiB, GiB or TiB), such as 512KiB"),
+        ("segment_bytes", "1TB", "is 1000000000000 bytes, outside 4096 to 1073741824; give an amount between them"),
+        ("retention_max_messages", "7d", "is not a whole number from 0"),
+    ],
+)
+def test_an_amount_that_is_none_is_refused(name: str, text: str, said: str) -> None:
+    with pytest.raises(TidelogError) as refused:
+        StreamConfig.from_strings({name: text})
+    assert said in refused.value.message

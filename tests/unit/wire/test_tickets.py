@@ -58,7 +58,9 @@ def test_a_ticket_is_over_after_its_lifetime_which_is_longer_than_any_transactio
     ticket = tickets().make(ONE, 3, TARGET)
     assert holds(tickets(clock=Later), ticket)
     Later.now += 1
-    assert not holds(tickets(clock=Later), ticket)
+    with pytest.raises(TidelogError, match=r"is over since 0 s.*clocks of the brokers do not agree") as refused:
+        tickets(clock=Later).check(ticket, ONE, 3, TARGET)
+    assert refused.value.code is Code.NOT_IN_TRANSACTION
 
 
 def test_no_bit_of_a_ticket_can_be_changed_nor_its_size() -> None:

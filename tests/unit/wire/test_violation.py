@@ -72,6 +72,41 @@ def test_refused_inboxes_end_everything() -> None:
         ("tidelog.api.stream.create.orders", "the role admin", "--role admin"),
         ("tidelog.api.cluster.status", "one of the roles monitoring, admin", "--role monitoring"),
         ("other.orders.0.append", "the role producer", "--role producer --stream orders --namespace other"),
+        (
+            "tidelog.__groups.2.heartbeat.evil",
+            "the role consumer",
+            "--role consumer --stream STREAM --group evil",
+        ),
+        (
+            "tidelog.__groups.2.discover.evil",
+            "the role consumer",
+            "--role consumer --stream STREAM --group evil --patterns",
+        ),
+        (
+            "tidelog.api.group.coordinator",
+            "one of the roles consumer, monitoring, admin",
+            "--role consumer --stream STREAM --group GROUP",
+        ),
+        (
+            "tidelog.__transactions.1.init.billing-1",
+            "the role producer",
+            "--role producer --stream STREAM --transactional-id billing-1",
+        ),
+        (
+            "tidelog.__transactions.1.add-partitions.billing-1.orders",
+            "the role producer",
+            "--role producer --stream orders --transactional-id billing-1",
+        ),
+        (
+            "tidelog.__transactions.1.add-offsets.billing-1.evil",
+            "the role producer",
+            "--role producer --stream STREAM --group evil --transactional-id billing-1",
+        ),
+        (
+            "tidelog.metadata.topology.__audit",
+            "one of the roles consumer, producer, admin",
+            "--role consumer --stream __audit",
+        ),
     ],
 )
 def test_the_remedy_names_the_roles_that_may(subject: str, roles: str, options: str) -> None:

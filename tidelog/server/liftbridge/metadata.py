@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from typing import Final
 
 from grpc import StatusCode
 
@@ -25,6 +26,7 @@ from tidelog.server.liftbridge.refusals import Refused
 from wire import liftbridge_pb2 as pb
 from wire.errors import TidelogError
 from wire.operations import PartitionDescription, StreamDescription
+from wire.turns import Steps, in_turns, pieces
 from wire.types import BrokerId, PartitionState
 
 CURSORS = "__cursors"
@@ -38,6 +40,11 @@ RECORD_WITHIN = 5.0
 """Seconds to wait for a record whose time is asked for."""
 UNKNOWN = -1
 
+PIECE: Final = 50
+"""Partitions that are handled before `Steps` yield."""
+OF_PARTITION: Final = 3
+"""Looks that the description of a partition takes."""
+
 
 class MetadataCalls:
     def __init__(self, gateway: Gateway, groups: GroupCalls) -> None:
@@ -46,20 +53,31 @@ class MetadataCalls:
 
     async def fetch(self, request: pb.FetchMetadataRequest) -> pb.FetchMetadataResponse:
         addresses = await self._gateway.addresses()
-        answer = pb.FetchMetadataResponse(brokers=self._brokers(addresses))
+        answer = pb.FetchMetadataResponse()
+        await in_turns(self._add_brokers(answer, addresses))
         streams = [(name, self._gateway.stream(name)) for name in dict.fromkeys(request.streams)]
         if not streams:
             streams = [(CURSORS, None), *((each.name, each) for each in self._gateway.streams())]
         offsets = await self._offsets([name for name, stream in streams if stream is not None])
+        await in_turns(self._add_streams(answer, streams, addresses, offsets))
+        answer.groupMetadata.extend(await self._groups.metadata([*dict.fromkeys(request.groups)]))
+        return answer
+
+    def _add_streams(
+        self,
+        answer: pb.FetchMetadataResponse,
+        streams: Sequence[tuple[str, Stream | None]],
+        addresses: Container[BrokerId],
+        offsets: Mapping[str, Mapping[int, PartitionDescription]],
+    ) -> Steps[None]:
         for name, stream in streams:
+            yield 1
             if name == CURSORS:
                 answer.streamMetadata.append(self._cursors())
             elif stream is None:
                 answer.streamMetadata.add(name=name, error=pb.StreamMetadata.UNKNOWN_STREAM)
             else:
-                answer.streamMetadata.append(self._described(stream, addresses, offsets.get(name, {})))
-        answer.groupMetadata.extend(await self._groups.metadata([*dict.fromkeys(request.groups)]))
-        return answer
+                yield from self._describe(stream, answer.streamMetadata.add(), addresses, offsets.get(name, {}))
 
     async def fetch_partition(self, request: pb.FetchPartitionMetadataRequest) -> pb.FetchPartitionMetadataResponse:
         description = await self._gateway.client.describe(request.stream)
@@ -132,22 +150,23 @@ class MetadataCalls:
                 task.cancel()
         return told
 
-    def _brokers(self, addresses: Mapping[BrokerId, str]) -> list[pb.Broker]:
+    def _add_brokers(self, answer: pb.FetchMetadataResponse, addresses: Mapping[BrokerId, str]) -> Steps[None]:
         led: Counter[BrokerId] = Counter()
         held: Counter[BrokerId] = Counter()
         for stream in self._gateway.streams():
-            for partition in stream.partitions.values():
-                held.update(partition.replicas)
-                if partition.leader is not None:
-                    led[partition.leader] += 1
-        brokers = []
+            yield 1
+            for piece in pieces([*stream.partitions.values()], PIECE):
+                yield len(piece)
+                for partition in piece:
+                    held.update(partition.replicas)
+                    if partition.leader is not None:
+                        led[partition.leader] += 1
         for broker, address in sorted(addresses.items()):
             if (parts := split_address(address)) is not None:
                 host, port = parts
-                brokers.append(
-                    pb.Broker(id=broker, host=host, port=port, partitionCount=held[broker], leaderCount=led[broker])
+                answer.brokers.add(
+                    id=broker, host=host, port=port, partitionCount=held[broker], leaderCount=led[broker]
                 )
-        return brokers
 
     def _cursors(self) -> pb.StreamMetadata:
         """Clients send calls about cursors to the leader of this stream of Liftbridge's; any broker takes them."""
@@ -156,20 +175,24 @@ class MetadataCalls:
         described.partitions[0].CopyFrom(pb.PartitionMetadata(id=0, leader=own, replicas=[own], isr=[own]))
         return described
 
-    def _described(
-        self, stream: Stream, addresses: Container[BrokerId], offsets: Mapping[int, PartitionDescription]
-    ) -> pb.StreamMetadata:
-        described = pb.StreamMetadata(name=stream.name, subject=stream.subject)
-        for number, partition in stream.partitions.items():
-            if stream.is_made_ready(number):
-                continue
-            metadata = self._partition(number, partition, addresses)
-            told = offsets.get(number)
-            committed, end = (None, None) if told is None else (told["high_watermark"], told["log_end_offset"])
-            metadata.highWatermark = UNKNOWN if committed is None else committed
-            metadata.newestOffset = UNKNOWN if end is None else end - 1
-            described.partitions[number].CopyFrom(metadata)
-        return described
+    def _describe(
+        self,
+        stream: Stream,
+        described: pb.StreamMetadata,
+        addresses: Container[BrokerId],
+        offsets: Mapping[int, PartitionDescription],
+    ) -> Steps[None]:
+        described.name, described.subject = stream.name, stream.subject
+        told = [each for each in stream.partitions.items() if not stream.is_made_ready(each[0])]
+        for piece in pieces(told, PIECE):
+            yield OF_PARTITION * len(piece)
+            for number, partition in piece:
+                metadata = self._partition(number, partition, addresses)
+                ends = offsets.get(number)
+                committed, end = (None, None) if ends is None else (ends["high_watermark"], ends["log_end_offset"])
+                metadata.highWatermark = UNKNOWN if committed is None else committed
+                metadata.newestOffset = UNKNOWN if end is None else end - 1
+                described.partitions[number].CopyFrom(metadata)
 
     def _partition(self, number: int, partition: Partition, addresses: Container[BrokerId]) -> pb.PartitionMetadata:
         return pb.PartitionMetadata(

@@ -18,6 +18,7 @@ from dataplane.broker.replica import Owed
 from dataplane.log.group_commit import Syncable, SyncScheduler
 from dataplane.log.manifest import Committed, Manifest
 from tests.simulation.disk import SimDisk
+from tests.turns import finished
 from tests.views import KEY
 from wire.types import LeaderEpoch, Offset
 
@@ -152,7 +153,7 @@ def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkey
         cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()
     )
     for number in range(6):
-        checkpoints._look()
+        finished(checkpoints._look())
         assert [log.synced for log in logs] == [0, number + 1] * 3
         assert sum(log.high_watermarks for log in logs) == 2 * (number + 1)
     assert [log.high_watermarks for log in logs] == [2] * 6
@@ -166,7 +167,7 @@ def test_no_log_waits_longer_than_ten_rounds() -> None:
         cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()
     )
     for _ in range(10):
-        checkpoints._look()
+        finished(checkpoints._look())
     assert {log.high_watermarks for log in logs} == {1}
 
 
@@ -202,7 +203,7 @@ def test_the_manifest_is_written_once_for_all_checkpoints_of_a_round() -> None:
     context = SimpleNamespace(checkpoints=scheduler)
     checkpoints = HighWatermarkCheckpoints(cast(Any, context), cast(Any, replicas), kept)
     for _ in range(3):
-        checkpoints._look()
+        finished(checkpoints._look())
         scheduler.run()
     assert scheduler.manifests == 1
     assert not kept.is_due

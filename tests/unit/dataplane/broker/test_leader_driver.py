@@ -286,6 +286,8 @@ async def test_of_appends_above_the_quota_records_are_dropped_where_nobody_is_to
     counters = bench.context.counters
     assert bench.log.log_end_offset == 5
     assert (counters.dropped_over_quota, counters.appends_over_quota) == ((0, 2) if reply else (10, 0))
+    for told in (bench.context.traffic.report(bench.context.now()), role.traffic.report(bench.context.now())):
+        assert (told["records_in"], told["bytes_in"]) == (5, bench.log.size_bytes), "what was refused came not in"
     await role.end("over")
 
 

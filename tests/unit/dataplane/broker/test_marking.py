@@ -11,8 +11,9 @@ import pytest
 
 from dataplane.broker import marking
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
+from dataplane.broker.producers_of_all import ProducersOfAll
 from dataplane.encryption.keyring import Keyring
-from tests.tickets import proof_of, tickets
+from tests.tickets import add_proof_of, tickets
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
 from wire.append import encode_append
@@ -71,8 +72,9 @@ def append(
     if ticket is None:
         ticket = tickets().make(header.producer_id, header.producer_epoch, TARGET)
     parts, _ = sent.stamp(Offset(0), LeaderEpoch(0))
-    proof = b"" if header.producer_id == NO_PRODUCER else proof_of(KEY, parts[0], header.producer_id)
-    request = AppendRequest(acks=acks, ticket=ticket, proof=proof)
+    request = AppendRequest(acks=acks, ticket=ticket)
+    if header.producer_id != NO_PRODUCER:
+        add_proof_of(request, KEY, parts, header.producer_id)
     subject = bench.context.subjects.append(KEY.stream, KEY.partition)
     data = b"".join(encode_append(request, parts))
     bench.ingest.subscribed[subject](Message(subject, data, inbox))
@@ -209,4 +211,23 @@ async def test_no_transaction_writes_to_an_internal_stream(bench: Bench) -> None
     internal = replace(view(A, key=key), subject=f"tidelog.{name}")
     role = await lead(bench, internal)
     assert subjects.mark(name, 0) not in bench.control.subscribed
+    await role.end("over")
+
+
+async def test_a_leader_takes_known_producers_and_refuses_new_ones(bench: Bench) -> None:
+    """Those that are known go on, whatever the bound is, and repetitions are answered."""
+    bench.context.producers = ProducersOfAll(2)
+    bench.context.producers.tables = lambda: [bench.log.producers]
+    role = await lead(bench, view(A))
+    append(bench, batch(producer=7, transactional=False), "first")
+    append(bench, batch(), "of-transactions")
+    append(bench, batch(producer=8, transactional=False), "new")
+    append(bench, batch(producer=ONE + 1), "new-of-transactions")
+    append(bench, batch(producer=7, sequence=1, transactional=False), "known")
+    role._run(role.core.on_synced(role.log.log_end_offset, 0.0))
+    assert role.log.log_end_offset == 3
+    assert told(bench, "new") == told(bench, "new-of-transactions") == [Code.BACKPRESSURE]
+    assert Code.BACKPRESSURE not in (*told(bench, "first"), *told(bench, "of-transactions"), *told(bench, "known"))
+    append(bench, batch(producer=7, transactional=False), "repeated")
+    assert told(bench, "repeated") != [Code.BACKPRESSURE]
     await role.end("over")

@@ -12,9 +12,10 @@ import pytest
 from dataplane.broker import held_appends
 from dataplane.broker.held_appends import HOLD_S, MAX_HELD
 from dataplane.broker.leader_driver import LeaderDriver, report_if_retired
-from tests.tickets import proof_of
+from dataplane.replica.requests import FollowerFetch
+from tests.tickets import add_proof_of
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
-from tests.views import KEY, A
+from tests.views import KEY, A, B
 from wire.append import encode_append
 from wire.batch import BatchBuilder, iter_batches, with_message_id
 from wire.errors import TidelogError
@@ -23,6 +24,8 @@ from wire.transport import Message
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     NO_PRODUCER,
+    BrokerId,
+    Incarnation,
     LeaderEpoch,
     Offset,
     PartitionEpoch,
@@ -84,7 +87,7 @@ class Scene:
             leader_epoch=EPOCH, acks=acks, partitioning_version=version, confirm_timeout_ms=timeout_ms
         )
         if producer_id != NO_PRODUCER:
-            request.proof = proof_of(KEY, batch[0], producer_id)
+            add_proof_of(request, KEY, batch, producer_id)
         data = b"".join(map(bytes, encode_append(request, batch)))
         self.bench.ingest.subscribed[SUBJECT](Message(SUBJECT, data, token))
         self.loop.turn()
@@ -372,3 +375,27 @@ async def test_a_retired_partition_is_reported_when_no_record_is_left(scene: Sce
     assert reports() == [(EPOCH, 4)]
     await scene.sees(replace(LEFT, epoch=PartitionEpoch(5)))
     assert reports() == [(EPOCH, 4)], "it drains, and may be read"
+
+
+@pytest.mark.parametrize(("isr", "eligible", "goes"), [((A, B), (), True), ((A,), (B,), False), ((A,), (), False)])
+async def test_a_retired_partition_stays_while_others_may_hold_records_of_it(
+    isr: tuple[BrokerId, ...], eligible: tuple[BrokerId, ...], goes: bool
+) -> None:
+    """The log of this leader may have been lost, and the removal takes all replicas along."""
+    left = view(A, B, isr=isr, min_isr=2, epoch=4)
+    async for scene in _scene(replace(left, eligible=eligible, partition_count=0, state=PartitionState.RETIRED)):
+        report_if_retired(scene.role)
+        assert scene.bench.retired == [], "the other replica has not been heard in this LeaderEpoch"
+        fetch = FollowerFetch(
+            replica=B,
+            incarnation=Incarnation(7),
+            leader_epoch=LeaderEpoch(EPOCH),
+            sequence=1,
+            offset=Offset(0),
+            durable_end=Offset(0),
+            progress_only=True,
+            inbox="",
+        )
+        scene.role.core.on_fetch(fetch, 0.0)
+        report_if_retired(scene.role)
+        assert [report.leader for report in scene.bench.retired] == [A] * goes

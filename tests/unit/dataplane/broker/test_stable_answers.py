@@ -161,3 +161,18 @@ async def test_a_cold_answer_that_a_compaction_overtakes_is_read_again(
     monkeypatch.setattr(PartitionLog, "read_from_disk", overtaken)
     assert b"one" not in (await fetched(bench, leader, offset=0))[1].values()
     assert compacted
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_what_consumers_are_sent_is_counted(bench: Bench, leader: LeaderDriver, is_cold: bool) -> None:
+    """Once for the partition and once for the broker; an answer without batches counts nothing."""
+    if is_cold:
+        bench.log._state.tail.empty()
+    await fetched(bench, leader, offset=8)
+    assert leader.traffic.report(0.0)["records_out"] == 0
+    await fetched(bench, leader, offset=6, read_uncommitted=True)
+    sent = len(bytes(bench.ingest.sent[-1][1])) - HEADER_SIZE
+    now = bench.context.now()
+    for meter in (leader.traffic, bench.context.traffic):
+        told = meter.report(now)
+        assert (told["records_out"], told["bytes_out"], told["records_in"]) == (4, sent, 0)

@@ -57,6 +57,21 @@ def bytes_below(disk: SimDisk, text: str) -> int:
     return sum(size for path, size in disk.files_below(HOME) if text in str(path))
 
 
+def test_a_log_that_is_set_aside_is_no_log_of_the_broker_any_more_and_keeps_its_bytes(batches: Batches) -> None:
+    disk = SimDisk()
+    data_dir = filled(disk, batches)
+    before = bytes_below(disk, "/0-1/")
+    kept = data_dir.remove_partition(OLD, sets_aside=True)
+    assert kept is not None
+    data_dir.close()
+    for _ in range(2):
+        again = opened(disk)
+        assert again.list_partitions() == []
+        assert again.remove_partition(OLD, sets_aside=True) is None
+        again.close()
+    assert bytes_below(disk, str(kept)) == before > 0
+
+
 def test_the_disk_is_free_and_the_new_life_is_empty(batches: Batches) -> None:
     disk = SimDisk()
     data_dir = filled(disk, batches)

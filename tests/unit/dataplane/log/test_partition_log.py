@@ -57,7 +57,7 @@ class TestAppending:
         written = b"".join(batches.append(log, 1 + n % 5).data for n in range(100))
         assert len(list(tmp_path.glob("*.log"))) > 3
         assert batches.stored(log) == written
-        assert log.size_bytes == len(written)
+        assert log.size_bytes == len(written) == sum(file.stat().st_size for file in tmp_path.glob("*.log"))
         log.close()
         assert batches.stored(opened(tmp_path)) == written
 

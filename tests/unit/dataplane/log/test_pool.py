@@ -72,7 +72,7 @@ def test_two_thousand_partitions_live_with_a_hundred_open_files(tmp_path: Path, 
         for log in logs:
             log.close()
     pool.reading.close()
-    assert open_files() == before
+    assert open_files() <= before, "files of earlier tests may be closed meanwhile"
 
 
 def test_a_log_whose_handle_was_put_aside_goes_on_where_it_was(tmp_path: Path, batches: Batches) -> None:

@@ -180,7 +180,6 @@ def ends(
     leader_epoch: int = 5,
     number: int | None = None,
     leaders_start: int = 0,
-    leaders_end: int | None = None,
     now: float = 0.0,
 ) -> list[FollowerEffect]:
     """The leader says where `epoch` ends, and its log."""
@@ -193,7 +192,6 @@ def ends(
             epoch=LeaderEpoch(epoch),
             end=Offset(end),
             log_start_offset=Offset(leaders_start),
-            log_end_offset=None if leaders_end is None else Offset(leaders_end),
         ),
         now,
     )

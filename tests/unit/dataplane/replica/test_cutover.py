@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dataplane.replica.effects import LeaderEffect, ReportCutover
+from dataplane.replica.partitioning import Held
 from tests.unit.dataplane.replica.cores import Driver, of, view
 from tests.views import KEY, A, B, C
+from wire.errors import Code, TidelogError
 from wire.types import CutoverReport, LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 
@@ -106,3 +108,38 @@ def test_a_paused_partition_reports_without_a_record_that_would_wake_it() -> Non
     replicated(driver, 3)
     driver.leader.on_view(replace(view(epoch=2), paused=True), 0.0)
     assert ends(driver.leader.on_view(replace(awaiting(epoch=3), paused=True), 60.0)) == [3]
+
+
+def test_a_member_that_has_not_fetched_in_this_leader_epoch_is_waited_for() -> None:
+    """It may hold records of the older layout behind the end, and lead next."""
+    driver = Driver(awaiting(leader_epoch=2), log_end=5, high_watermark=5)
+    assert ends([*driver.leader.tick(0.0), *driver.fetch(B, 5)]) == []
+    assert ends(driver.fetch(C, 5)) == [5]
+
+
+def test_an_eligible_replica_is_waited_for_until_min_isr_members_go_on_without_it() -> None:
+    alone = replace(awaiting(leader_epoch=2), isr=(A,), eligible=(C,))
+    driver = Driver(alone, log_end=5, high_watermark=5)
+    assert ends([*driver.leader.tick(0.0), *driver.fetch(B, 5)]) == []
+    joined = replace(alone, epoch=PartitionEpoch(3), isr=(A, B), eligible=())
+    assert ends(driver.leader.on_view(joined, 1.0)) == [5]
+
+
+def test_an_eligible_replica_that_has_cut_its_log_is_not_waited_for() -> None:
+    driver = Driver(replace(awaiting(leader_epoch=2), isr=(A,), eligible=(C,)), log_end=5, high_watermark=5)
+    assert ends(driver.fetch(C, 4)) == [5]
+
+
+def test_a_replica_that_would_not_lead_is_not_waited_for() -> None:
+    driver = Driver(replace(awaiting(leader_epoch=2), isr=(A, B)), log_end=5, high_watermark=5)
+    assert ends(driver.fetch(B, 5)) == [5]
+
+
+def test_an_older_version_is_denied_when_every_replica_that_may_lead_has_cut_its_log() -> None:
+    driver = Driver(awaiting(leader_epoch=2), log_end=5, high_watermark=5)
+    driver.fetch(B, 5)
+    assert driver.leader.admission.judge(1) is Held.HELD
+    driver.fetch(C, 5)
+    denied = driver.leader.admission.judge(1)
+    assert isinstance(denied, TidelogError)
+    assert denied.code is Code.STALE_PARTITIONING

@@ -147,7 +147,7 @@ def test_a_truncation_takes_the_high_watermark_along() -> None:
         (((4, 0),), (0, 20), 18, (0, 17), {"isr": (A,)}),
         (((4, 0),), (20, 20), 20, (4, 15), {}),
         (((3, 15),), (20, 30), 20, (2, 18), {"isr": (A,)}),
-        (((4, 0),), (0, 20), 18, (4, 15), {"compact": True, "leaders_end": 15}),
+        (((4, 0),), (0, 20), 18, (4, 15), {"compact": True}),
     ],
 )
 def test_committed_records_are_not_cut_for_a_leader_that_lacks_them(
@@ -159,10 +159,9 @@ def test_committed_records_are_not_cut_for_a_leader_that_lacks_them(
 ) -> None:
     """Nor for one whose log was lost and that does not know it: only an election after those records, which the
     metadata knows of, explains that they are missing."""
-    leaders_end = options.pop("leaders_end", None)
     core = follower(*entries, log_start=log[0], log_end=log[1], high_watermark=committed, **options)
     core.start(0.0)
-    (report,) = ends(core, *told, leaders_end=leaders_end)
+    (report,) = ends(core, *told)
     assert isinstance(report, ReportLoss)
     assert (report.report.leader, report.report.leader_epoch) == (A, core.leader_epoch)
     assert core.stopped is not None
@@ -178,7 +177,6 @@ def test_committed_records_are_not_cut_for_a_leader_that_lacks_them(
         (((4, 0),), (0, 20), 15, (4, 15), {}),
         (((4, 0),), (0, 20), 18, (4, 15), {"loss_epoch": 5}),
         (((4, 0),), (0, 20), 18, (0, 18), {"isr": (A,)}),
-        (((4, 0),), (0, 20), 18, (4, 15), {"compact": True, "leaders_end": 18}),
         (((4, 0),), (0, 20), 18, (4, 15), {"leaders_start": 18}),
     ],
 )
@@ -189,7 +187,7 @@ def test_records_are_cut_that_are_not_committed_or_that_a_known_election_gave_up
     told: tuple[int, int],
     options: dict[str, Any],
 ) -> None:
-    leader = {name: options.pop(name) for name in ("leaders_end", "leaders_start") if name in options}
+    leader = {"leaders_start": options.pop("leaders_start", 0)}
     core = follower(*entries, log_start=log[0], log_end=log[1], high_watermark=committed, **options)
     core.start(0.0)
     (effect,) = ends(core, *told, **leader)

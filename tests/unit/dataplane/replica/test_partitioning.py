@@ -41,14 +41,26 @@ def view(*, number: int = 0, version: int = 3, **fields: Any) -> PartitionView:
 def test_a_request_is_judged_by_the_version_that_it_names(
     fields: dict[str, Any], unnamed: object, older: object, newest: object, newer: object
 ) -> None:
-    judged = [judge(view(**fields), version) for version in (0, 2, 3, 4)]
+    judged = [judge(view(**fields), version, can_deny=True) for version in (0, 2, 3, 4)]
     assert [each.code if isinstance(each, TidelogError) else each for each in judged] == [
         unnamed, older, newest, newer
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("fields", [AWAITED, {**DRAINING, "awaits_cutover": True}])
+def test_an_older_version_is_held_while_another_replica_may_hold_the_batch(fields: dict[str, Any]) -> None:
+    assert judge(view(**fields), 2, can_deny=False) is HELD
+
+
+@pytest.mark.parametrize("fields", [ROUTED, SOURCES_AWAITED, PREPARED, DRAINING, RETIRED])
+def test_an_older_version_is_refused_once_the_cutover_is_told(fields: dict[str, Any]) -> None:
+    error = judge(view(**fields), 2, can_deny=False)
+    assert isinstance(error, TidelogError)
+    assert error.code is STALE
+
+
 def test_a_refusal_names_the_newest_version_and_the_leader() -> None:
-    error = judge(view(), 1)
+    error = judge(view(), 1, can_deny=True)
     assert isinstance(error, TidelogError)
     assert dict(error.details) == {"version": "3", "leader": "a"}
     assert error.message == "stream s is in partitioning version 3, the request in 1; refresh the metadata"
@@ -58,6 +70,16 @@ def test_what_was_held_in_vain_is_to_be_tried_again() -> None:
     error = not_applied(view(number=1), 4)
     assert (error.code, error.details["version"]) == (Code.UNAVAILABLE, "3")
     assert error.message == "a has not applied partitioning version 4 of stream s in partition 1 yet; try again"
+
+
+def test_what_may_be_stored_elsewhere_is_to_be_tried_again_and_not_taken_for_missing() -> None:
+    error = not_applied(view(number=1), 2)
+    assert error.code is Code.UNAVAILABLE
+    assert "version" not in error.details
+    assert error.message == (
+        "stream s is in partitioning version 3, the request in 2, and a does not know yet whether another replica of"
+        " partition 1 holds the batch; try again"
+    )
 
 
 @pytest.mark.parametrize(

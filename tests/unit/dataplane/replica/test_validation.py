@@ -104,9 +104,9 @@ def test_a_producer_table_names_the_invariant_that_does_not_hold() -> None:
     overlapping = [RememberedBatch(0, 100, 3), RememberedBatch(3, 102, 2)]
     ProducerTable().validate()
     for producer, named in (
-        (sound._replace(packed=packed_batches(overlapping)), "batches of a producer follow one another"),
-        (sound._replace(next_sequence=6), "the last batch says what comes next"),
-        (sound._replace(written=7), "the one that wrote longest ago is first"),
+        (sound.with_batches(packed_batches(overlapping)), "batches of a producer follow one another"),
+        (Producer(0, 6, sound.packed), "the last batch says what comes next"),
+        (sound.written_at(7), "the one that wrote longest ago is first"),
     ):
         table = ProducerTable()
         table.restore(NOBODY._replace(producers={1: sound}))

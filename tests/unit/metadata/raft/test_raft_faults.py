@@ -26,14 +26,17 @@ from pysyncobj.node import Node, TCPNode
 
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
-from metadata.raft.engine import BATCH_BYTES, ApplyFailure, RaftEngine
+from metadata.raft.engine import APPLIED_PER_TICK, BATCH_BYTES, ApplyFailure, RaftEngine
 from metadata.raft.set_aside import set_aside
+from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.transport import well_formed
 from metadata.raft.types import REGULAR
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
+from tidelog.runtime.loopback import free_addresses
 from wire.cluster_secrets import public_secrets
+from wire.turns import Turns
 
-SELF, PEER, OTHER = "127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"
+SELF, PEER, OTHER = sorted(free_addresses(3))
 Message = dict[str, Any]
 
 
@@ -119,6 +122,15 @@ class Bench:
     def acknowledge(self, node: Node, next_index: int, *, term: int, reset: bool = False) -> None:
         message = {"next_node_idx": next_index, "reset": reset, "success": not reset, "term": term}
         self.receive(node, {"type": "next_node_idx", **message})
+
+    def compact(self) -> None:
+        """Take a snapshot, and let the log be trimmed."""
+        self.engine.forceLogCompaction()
+        self.engine.tick()
+        while self.engine._snapshots._head is not None:
+            if self.engine._snapshots._writing is not None:
+                self.engine._snapshots._writing.join()
+            self.engine.tick()
 
     def lead(self) -> None:
         """Run for leader, be granted everything, and have the first entry committed."""
@@ -237,18 +249,16 @@ def compacted(bench: Bench, last: int) -> bytes:
     """Apply up to `last`, take a snapshot, let the log be trimmed; the snapshot file."""
     bench.numbered(2, last, commit=last, previous_term=0)
     bench.engine.tick()
-    bench.engine.forceLogCompaction()
-    bench.engine.tick()
-    bench.engine.tick()
+    bench.compact()
     return (bench.directory / "snapshot").read_bytes()
 
 
-def test_d_a_kill_between_snapshot_and_trimming_loses_nothing(tmp_path: Path) -> None:
+def test_d_a_kill_between_snapshot_and_trimming_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path / "raft")
     bench.numbered(2, 50, commit=50, previous_term=0)
     bench.engine.tick()
-    bench.engine.forceLogCompaction()
-    bench.engine.tick()
+    monkeypatch.setattr(bench.engine.journal, "deleteEntriesTo", lambda _: None)
+    bench.compact()
     assert len(bench.engine.journal) == 50
     bench.numbered(51, 100, commit=100)
     bench.engine._SyncObj__transport.flush()
@@ -578,6 +588,28 @@ def test_a_voter_says_which_folders_keep_a_leader_from_being_elected(tmp_path: P
     bench.close()
 
 
+def test_a_voter_of_a_known_cluster_says_that_its_raft_files_are_missing(tmp_path: Path) -> None:
+    """Only the Raft directory was lost. If it is lost on a majority all of them wait, connected, and for good."""
+    bench = Bench(tmp_path / "raft", joined=False, group="0a1b")
+    tells(bench, bench.peer, is_new=False)
+    words = bench.engine.status().why_no_leader()
+    assert "Raft files of this voter are missing, or were set aside" in words
+    assert "tidelog cluster recover" in words
+    bench.engine.journal.mark_joined()
+    assert bench.engine.status().why_no_leader() == ""
+    bench.close()
+
+
+def test_a_voter_says_which_others_a_majority_lacks(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=True)
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    assert bench.engine.status().why_no_leader() == "", "the other one and this voter are two of three"
+    bench.engine._SyncObj__transport._onNodeDisconnected(bench.other)
+    words = bench.engine.status().why_no_leader()
+    assert f"{PEER} and {OTHER} cannot be reached, and a leader needs a majority of the 3" in words
+    bench.close()
+
+
 def test_a_voter_that_set_its_files_aside_is_of_no_new_group(tmp_path: Path) -> None:
     """Two of three would elect each other, and the third's commands, which were committed, would be forgotten."""
     directory = tmp_path / "raft"
@@ -695,6 +727,143 @@ def test_a_commit_is_told_to_the_followers_at_once(bench: Bench) -> None:
     bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
     bench.engine.tick()
     assert wire.of("append_entries")[-1]["commit_index"] == bench.last_index
+
+
+# ---------------------------------------------------------------------------- applying in turns
+
+
+def test_a_follower_hears_its_leader_while_it_prepares_a_command(bench: Bench) -> None:
+    bench.machine.turns[b"e3"] = 3
+    bench.numbered(2, 5, commit=5, previous_term=0)
+    wire = bench.wires[bench.peer]
+    for turn in range(3):
+        bench.engine.tick()
+        assert bench.engine.wants_tick
+        assert bench.machine.commands == [b"e2"], "what is behind the command waits for it"
+        assert wire.of("next_node_idx")[-1]["next_node_idx"] == 6 + turn, "it acknowledges what comes meanwhile"
+        deadline = bench.engine._SyncObj__raftElectionDeadline
+        bench.numbered(6 + turn, 6 + turn, commit=6 + turn)
+        assert bench.engine._SyncObj__raftElectionDeadline != deadline
+    bench.engine.tick()
+    assert bench.machine.commands == [b"e2", b"e3", b"e4", b"e5", b"e6", b"e7", b"e8"]
+    assert not bench.engine.takes_turns
+
+
+def test_a_leader_sends_heartbeats_and_the_commit_while_it_prepares_a_command(bench: Bench) -> None:
+    bench.lead()
+    bench.machine.turns[b"slow"] = 3
+    outcomes: list[object] = []
+    for command in (b"slow", b"next"):
+        bench.engine.submit(REGULAR, command, lambda result, _: outcomes.append(result))
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    wire = bench.wires[bench.other]
+    for _ in range(3):
+        wire.sent.clear()
+        bench.engine._SyncObj__newAppendEntriesTime = 0.0  # a heartbeat is due
+        bench.engine.tick()
+        assert [message["commit_index"] for message in wire.of("append_entries")] == [bench.last_index]
+        assert bench.engine.wants_tick
+        assert (bench.machine.commands, outcomes) == ([], [])
+    bench.engine.tick()
+    assert (bench.machine.commands, outcomes) == ([b"slow", b"next"], [1, 2])
+
+
+def test_a_commit_is_told_before_it_is_applied(bench: Bench) -> None:
+    bench.lead()
+    bench.machine.turns[b"slow"] = 3
+    bench.engine.submit(REGULAR, b"slow", lambda *_: None)
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
+    bench.engine._SyncObj__newAppendEntriesTime = inf  # no heartbeat is due
+    bench.engine.tick()
+    assert bench.wires[bench.other].of("append_entries")[-1]["commit_index"] == bench.last_index
+    assert bench.machine.commands == []
+
+
+def test_a_tick_applies_so_many_entries(bench: Bench) -> None:
+    bench.numbered(2, 2 * APPLIED_PER_TICK, commit=2 * APPLIED_PER_TICK, previous_term=0)
+    bench.engine.tick()
+    assert len(bench.machine.commands) == APPLIED_PER_TICK
+    assert bench.engine.wants_tick
+    bench.engine.tick()
+    assert len(bench.machine.commands) == 2 * APPLIED_PER_TICK - 1
+
+
+def test_what_a_command_left_to_do_is_done_without_another_command(bench: Bench) -> None:
+    bench.machine.turns[None] = 2
+    bench.numbered(2, 2, commit=2, previous_term=0)
+    bench.engine.tick()
+    assert bench.engine.wants_tick
+    bench.engine.tick()
+    assert bench.engine.wants_tick
+    bench.engine.tick()
+    assert not bench.engine.takes_turns
+
+
+def test_a_command_is_applied_although_preparing_it_raises(bench: Bench) -> None:
+    bench.machine.turns[b"e2"] = -1
+    bench.numbered(2, 3, commit=3, previous_term=0)
+    bench.engine.tick()
+    assert bench.machine.commands == [b"e2", b"e3"]
+
+
+def test_a_snapshot_is_made_while_commands_are_applied(bench: Bench) -> None:
+    bench.machine.snapshot_turns = 3
+    bench.numbered(2, 30, commit=30, previous_term=0)
+    bench.engine.tick()
+    bench.engine.forceLogCompaction()
+    bench.engine.tick()
+    bench.numbered(31, 40, commit=40)
+    for _ in range(3):
+        bench.engine.tick()
+        assert bench.engine.wants_tick
+        assert not (bench.directory / "snapshot").exists()
+    assert len(bench.machine.commands) == 39
+    bench.compact()
+    assert [entry.index for entry in bench.engine.journal[:2]] == [29, 30]
+    again = Recorder()
+    _, state = decode_snapshot((bench.directory / "snapshot").read_bytes(), bench.directory)
+    Turns(again.restore(state)).finish()
+    assert again.commands == bench.machine.commands[:29]
+
+
+def with_a_received_snapshot(tmp_path: Path) -> Bench:
+    """A snapshot of 30 entries takes three turns to be taken up."""
+    donor = Bench(tmp_path / "donor")
+    snapshot = compacted(donor, 30)
+    donor.close()
+    bench = Bench(tmp_path / "receiver")
+    bench.engine.tick()
+    bench.machine.restore_turns = 3
+    for chunk in ([snapshot, True, False], [b"", False, True]):
+        bench.receive(bench.peer, {"type": "append_entries", "term": 1, "commit_index": 30, "serialized": chunk})
+    return bench
+
+
+def test_nothing_is_applied_before_a_received_snapshot_is_taken_up(tmp_path: Path) -> None:
+    bench = with_a_received_snapshot(tmp_path)
+    bench.numbered(31, 35, commit=35)
+    for _ in range(2):
+        bench.engine.tick()
+        assert bench.engine.wants_tick
+        assert bench.machine.commands == []
+        assert bench.wires[bench.peer].of("next_node_idx")[-1]["next_node_idx"] == 36
+    bench.engine.tick()
+    assert bench.machine.commands == [f"e{index}".encode() for index in range(2, 36)]
+    bench.close()
+
+
+def test_a_received_snapshot_that_cannot_be_taken_up_ends_the_process(tmp_path: Path) -> None:
+    bench = with_a_received_snapshot(tmp_path)
+
+    def fails(_looks: int) -> bool:
+        raise ValueError("a bug")
+
+    bench.engine._snapshots._restoring.turn = fails  # type: ignore[method-assign, union-attr]
+    with pytest.raises(ProcessEnded, match="a bug"):
+        bench.engine.tick()
+    bench.close()
 
 
 # ---------------------------------------------------------------------------- a full disk

@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 
 from metadata.raft.journal import Entry, Journal, SnapshotHead
+from metadata.raft.journal_mark import JournalMark
 from metadata.raft.types import InvariantViolation, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import ProcessEnded, end, recording
 
@@ -49,6 +50,93 @@ def test_everything_synced_is_there_after_a_kill(path: Path) -> None:
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (7, "127.0.0.1:7001")
     assert again.getRaftCommitIndex() == 9
     assert again.joined
+
+
+def marked(path: Path) -> Journal:
+    return Journal(path, snapshot=None, exit_process=end, mark=JournalMark(path.with_name("mark")))
+
+
+def test_an_older_copy_of_the_file_is_damage(path: Path) -> None:
+    journal = marked(path)
+    journal.add(b"c1", 1, 1)
+    journal.setCurrentTerm(7, "127.0.0.1:7001")
+    older = path.read_bytes()
+    journal.setCurrentTerm(8, "127.0.0.1:7001")
+    newer = path.read_bytes()
+    path.write_bytes(older)
+    with pytest.raises(RaftDamage, match=r"is an older copy: it ends with batch 1, and batch 2 was written here"):
+        marked(path)
+    assert path.read_bytes() == older
+    path.write_bytes(newer)
+    assert marked(path).getCurrentTerm() == 8
+
+
+@pytest.mark.parametrize("how", ["missing", "emptied", "torn"])
+def test_a_file_that_takes_the_place_of_one_that_was_lost_is_newer_than_any_copy(path: Path, how: str) -> None:
+    journal = marked(path)
+    journal.add(b"c1", 1, 1)
+    journal.sync()
+    older = path.read_bytes()
+    journal.setCurrentTerm(7, "127.0.0.1:7001")
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if how == "emptied" else older[:20])
+    again = marked(path)
+    assert (len(again), again.getCurrentTerm(), again.joined) == (0, 0, False)
+    again.setCurrentTerm(1, "127.0.0.1:7002")
+    content = path.read_bytes()
+    assert marked(path).getCurrentTerm() == 1
+    path.write_bytes(content[:-1])
+    assert marked(path).getCurrentTerm() == 0, "its first batch was torn"
+    path.write_bytes(older)
+    with pytest.raises(RaftDamage, match="older copy"):
+        marked(path)
+
+
+def test_compaction_moves_the_mark(path: Path) -> None:
+    journal = marked(path)
+    for index in range(1, 11):
+        journal.add(b"command", index, 1)
+        journal.sync()
+    older = path.read_bytes()
+    journal.deleteEntriesTo(5)
+    assert indexes(marked(path)) == [6, 7, 8, 9, 10]
+    path.write_bytes(older)
+    with pytest.raises(RaftDamage, match="older copy"):
+        marked(path)
+
+
+@pytest.mark.parametrize("bit", range(0, 160, 7))
+def test_a_damaged_mark_says_nothing(path: Path, bit: int) -> None:
+    journal = marked(path)
+    journal.add(b"c1", 1, 1)
+    journal.sync()
+    mark = path.with_name("mark")
+    content = bytearray(mark.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    mark.write_bytes(content)
+    assert indexes(marked(path)) == [1]
+
+
+def test_a_new_beginning_is_newer_than_the_files_of_all_others(path: Path) -> None:
+    journal = marked(path)
+    journal.add(b"c1", 1, 1)
+    journal.sync()
+    path.unlink()
+    recovered = Journal(path, snapshot=None, exit_process=end, after=1_000_000)
+    recovered.add(b"c2", 1, 9)
+    recovered.sync()
+    assert indexes(marked(path)) == [1]
+
+
+def test_a_mark_that_cannot_be_written_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = marked(path)
+    assert journal._mark is not None
+    journal._mark.close()
+    for term in (1, 2):
+        journal.setCurrentTerm(term, None)
+    assert caplog.text.count("mark cannot be written") == 1
 
 
 def test_nothing_is_written_before_sync(path: Path) -> None:

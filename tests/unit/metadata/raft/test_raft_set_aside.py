@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from metadata.raft.journal import Journal
+from metadata.raft.journal_mark import JournalMark, mark_path
 from metadata.raft.set_aside import MAX_KEPT, open_or_set_aside, set_aside
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import end
@@ -45,6 +46,26 @@ def test_with_peers_the_files_are_set_aside(tmp_path: Path) -> None:
     assert (folder / "1-journal").read_bytes() == content
     assert (folder / "1-snapshot").read_bytes() == b"a snapshot"
     assert "damaged at byte" in (folder / "1-reason.txt").read_text()
+
+
+def test_an_older_copy_is_set_aside_and_keeps_the_voter_from_voting(tmp_path: Path) -> None:
+    settings = config(tmp_path / "raft", "127.0.0.1:7002", "127.0.0.1:7003")
+
+    def opened() -> Journal:
+        mark = JournalMark(mark_path(settings.directory))
+        return Journal(settings.directory / "journal", snapshot=None, exit_process=end, mark=mark)
+
+    journal = opened()
+    journal.mark_joined()
+    journal.setCurrentTerm(38, None)
+    older = (settings.directory / "journal").read_bytes()
+    journal.setCurrentTerm(39, "127.0.0.1:7001")
+    (settings.directory / "journal").write_bytes(older)
+    again = open_or_set_aside(settings, opened)
+    assert not again.joined, "it could be elected in term 39 once more"
+    assert (settings.directory / "damaged/1-journal").read_bytes() == older
+    again.setCurrentTerm(40, None)
+    assert open_or_set_aside(settings, opened).getCurrentTerm() == 40
 
 
 def test_the_only_copy_is_refused_and_left_alone(tmp_path: Path) -> None:

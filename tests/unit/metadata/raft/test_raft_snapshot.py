@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from metadata.raft.journal import Entry, SnapshotHead
 from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_entry
 from metadata.raft.types import RaftStorageError
 from tests.unit.metadata.raft.recorder import ProcessEnded, end, recording
+from wire.turns import LOOKS, Steps
 
 HEAD = SnapshotHead(Entry(b"\0last", 42, 3), Entry(b"\0before", 41, 2))
 
@@ -21,13 +23,21 @@ class Machine:
     def __init__(self, state: bytes = b"") -> None:
         self.state = state
 
+    def prepare(self, command: bytes | None) -> bool:
+        return True
+
     def apply(self, command: bytes) -> object:
         raise NotImplementedError(command)
 
-    def snapshot(self) -> bytes:
-        return self.state
+    def snapshot(self) -> Steps[bytes]:
+        return self._encoding(self.state)
 
-    def restore(self, snapshot: bytes) -> None:
+    def _encoding(self, state: bytes) -> Steps[bytes]:
+        yield from repeat(LOOKS, 3)
+        return state
+
+    def restore(self, snapshot: bytes) -> Steps[None]:
+        yield from repeat(LOOKS, 3)
         self.state = snapshot
 
 
@@ -51,13 +61,29 @@ def store(
 
 def take(made: SnapshotStore) -> None:
     made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
+    assert ended(made) == (snapshots.SUCCESS, HEAD.before_last.index)
+
+
+def ended(made: SnapshotStore) -> tuple[int, int | None]:
+    """How the snapshot ends that was begun."""
+    while True:
+        found = made.checkSerializing()
+        if found[0] != snapshots.SERIALIZING:
+            return found
+        if made._writing is not None:
+            made._writing.join()
+
+
+def take_up(made: SnapshotStore) -> None:
+    made.deserialize()
+    while not made.restored():
+        pass
 
 
 def test_a_snapshot_is_restored(tmp_path: Path) -> None:
     made = store(tmp_path, Machine(b"state"))
     assert made.head() is None
     take(made)
-    assert made.checkSerializing() == (snapshots.SUCCESS, 41)
     assert made.checkSerializing() == (snapshots.NOT_SERIALIZING, None)
     machine = Machine()
     loaded = store(tmp_path, machine)
@@ -79,15 +105,14 @@ def test_a_full_disk_keeps_the_old_one_and_waits(tmp_path: Path, monkeypatch: py
     clock, machine = Clock(), Machine(b"old")
     made = store(tmp_path, machine, clock=clock)
     take(made)
-    made.checkSerializing()
 
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     machine.state = b"new"
     monkeypatch.setattr(os, "fsync", full)
-    take(made)
-    assert made.checkSerializing()[0] == snapshots.FAILED
+    made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
+    assert ended(made)[0] == snapshots.FAILED
     assert made.checkSerializing()[0] == snapshots.SERIALIZING, "no attempt in every tick"
     clock.now += snapshots.RETRY_S
     assert made.checkSerializing()[0] == snapshots.NOT_SERIALIZING
@@ -111,7 +136,8 @@ def test_a_state_machine_that_refuses_ends_the_process(tmp_path: Path, monkeypat
     made = store(tmp_path, machine)
     take(made)
 
-    def refuse(_snapshot: bytes) -> None:
+    def refuse(_snapshot: bytes) -> Steps[None]:
+        yield 1
         raise ValueError("version 9")
 
     monkeypatch.setattr(machine, "restore", refuse)
@@ -132,7 +158,7 @@ def test_it_travels_in_chunks(tmp_path: Path) -> None:
             assert offered_entry(chunk[0]) == (42, 3)
         installed.append(target.setTransmissionData(chunk))
     assert len(installed) == 5
-    target.deserialize()
+    take_up(target)
     assert target_machine.state == state
 
 
@@ -150,6 +176,72 @@ def test_a_chunk_that_was_lost_installs_nothing(tmp_path: Path) -> None:
     assert decode_snapshot((tmp_path / "target" / "snapshot").read_bytes(), tmp_path)[1] == b"old"
 
 
+def test_it_is_made_in_turns_of_the_state_at_its_beginning(tmp_path: Path) -> None:
+    machine = Machine(b"state")
+    made = store(tmp_path, machine)
+    made.serialize((None, HEAD.last, HEAD.before_last, None), 41)
+    machine.state = b"later"
+    for _ in range(3):
+        assert made.checkSerializing() == (snapshots.SERIALIZING, 41)
+        assert made.takes_turns
+        assert made.head() is None, "the old one stays until the new one is whole"
+    assert ended(made) == (snapshots.SUCCESS, 41)
+    assert decode_snapshot((tmp_path / "snapshot").read_bytes(), tmp_path) == (HEAD, b"state")
+
+
+def test_a_process_that_ends_half_way_leaves_the_old_one(tmp_path: Path) -> None:
+    machine = Machine(b"old")
+    made = store(tmp_path, machine)
+    take(made)
+    machine.state = b"new"
+    made.serialize((None, HEAD.last, HEAD.before_last, None), 41)
+    while made._writing is None:
+        made.checkSerializing()
+    made.close()
+    assert decode_snapshot((tmp_path / "snapshot").read_bytes(), tmp_path)[1] == b"old"
+    (tmp_path / "snapshot.tmp").write_bytes(b"torn")
+    machine = Machine()
+    again = store(tmp_path, machine)
+    again.deserialize()
+    assert machine.state == b"old"
+
+
+@pytest.mark.parametrize("turns", [0, 2, 6])
+def test_one_that_is_received_meanwhile_stays(tmp_path: Path, turns: int) -> None:
+    later = SnapshotHead(Entry(b"\0later", 90, 4), Entry(b"\0before", 89, 4))
+    made = store(tmp_path, Machine(b"own"))
+    made.serialize((None, HEAD.last, HEAD.before_last, None), 41)
+    for _ in range(turns):
+        made.checkSerializing()
+    for chunk in ((encode_snapshot(later, b"leader's"), True, False), (b"", False, True)):
+        made.setTransmissionData(chunk)
+    take_up(made)
+    assert ended(made) == (snapshots.NOT_SERIALIZING, None)
+    assert made.head() == later
+    assert not (tmp_path / "snapshot.tmp").exists()
+
+
+def test_no_snapshot_is_begun_before_a_received_one_is_taken_up(tmp_path: Path) -> None:
+    machine = Machine(b"old")
+    made = store(tmp_path, machine)
+    for chunk in ((encode_snapshot(HEAD, b"new"), True, False), (b"", False, True)):
+        made.setTransmissionData(chunk)
+    made.deserialize()
+    while not made.restored():
+        assert made.takes_turns
+        assert made.checkSerializing()[0] == snapshots.SERIALIZING
+        assert machine.state == b"old"
+    assert made.checkSerializing()[0] == snapshots.NOT_SERIALIZING
+    assert machine.state == b"new"
+
+
+def test_at_the_start_it_is_taken_up_in_one_go(tmp_path: Path) -> None:
+    (tmp_path / "snapshot").write_bytes(encode_snapshot(HEAD, b"state"))
+    machine = Machine()
+    store(tmp_path, machine).deserialize()
+    assert machine.state == b"state"
+
+
 def test_nothing_is_sent_to_a_node_that_does_not_read(tmp_path: Path) -> None:
     made = store(tmp_path, Machine(b"state"), may_send=lambda _node: False)
     take(made)
@@ -158,3 +250,33 @@ def test_nothing_is_sent_to_a_node_that_does_not_read(tmp_path: Path) -> None:
 
 def test_without_a_snapshot_nothing_is_sent(tmp_path: Path) -> None:
     assert store(tmp_path, Machine()).getTransmissionData("node") is None
+
+
+@pytest.mark.parametrize("what", [MemoryError(), ValueError("anything")])
+def test_a_file_that_was_not_written_to_its_end_never_takes_the_place_of_a_sound_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Exception
+) -> None:
+    made = store(tmp_path, Machine(b"first"))
+    take(made)
+    (tmp_path / "snapshot.tmp").write_bytes(b"left by a crash")
+
+    def fails(head: SnapshotHead, state: bytes) -> bytes:
+        raise what
+
+    monkeypatch.setattr(snapshots, "encode_snapshot", fails)
+    made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
+    assert ended(made)[0] == snapshots.FAILED
+    assert decode_snapshot((tmp_path / "snapshot").read_bytes(), tmp_path)[1] == b"first"
+    assert not (tmp_path / "snapshot.tmp").exists()
+
+
+def test_without_room_for_a_thread_the_next_attempt_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made = store(tmp_path, Machine(b"first"))
+    monkeypatch.setattr(snapshots._Writing, "start", start)
+    made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
+    assert ended(made)[0] == snapshots.FAILED

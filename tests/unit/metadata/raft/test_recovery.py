@@ -12,6 +12,7 @@ from metadata.raft.recovery import INDEX_STEP, TERM_STEP, begin_anew, read
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import Recorder, end
 from wire.cluster_secrets import public_secrets
+from wire.turns import Turns
 
 ADDRESSES = ("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003")
 
@@ -48,9 +49,9 @@ def test_a_voter_begins_anew_with_all_that_its_files_hold(tmp_path: Path) -> Non
     assert (beginning.index, beginning.term, beginning.uncommitted) == (4, 5, 1)
     assert machine.commands == [b"one", b"two", b"three"]
     assert {path.name: path.read_bytes() for path in raft.iterdir()} == files, "it only reads"
-    assert [path.name for path in tmp_path.iterdir()] == ["raft"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raft", "raft.synced"]
 
-    kept = begin_anew(raft, beginning, machine.snapshot())
+    kept = begin_anew(raft, beginning, Turns(machine.snapshot()).finish())
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == files
     again = Recorder()
     engine = opened(raft, again)
@@ -63,9 +64,9 @@ def test_a_voter_begins_anew_with_all_that_its_files_hold(tmp_path: Path) -> Non
 
     # And once more: from the snapshot that it has now.
     third = Recorder()
-    beginning = read(raft, third.restore, third.apply)
+    beginning = read(raft, lambda state: Turns(third.restore(state)).finish(), third.apply)
     assert third.commands == machine.commands
-    assert begin_anew(raft, beginning, third.snapshot()).name == "raft.before-recovery-2"
+    assert begin_anew(raft, beginning, Turns(third.snapshot()).finish()).name == "raft.before-recovery-2"
 
 
 def test_damage_and_folders_without_a_journal_are_refused(tmp_path: Path) -> None:

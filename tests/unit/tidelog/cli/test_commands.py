@@ -247,11 +247,15 @@ def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys:
     def held(partition: int, standing: str, isr: str, min_isr: int) -> dict[str, Any]:
         return {
             "stream": "s", "partition": partition, "leads": partition == 0, "standing": standing, "isr": isr.split(),
-            "min_isr": min_isr,
+            "min_isr": min_isr, "bytes_on_disk": 1000 * partition if partition < 4 else None,
         }  # fmt: skip
 
     found: Any = {
-        "id": "b1", "alive": True, "voter": False, "leaders": 1, "replicas": 5,
+        "id": "b1", "alive": True, "voter": False, "leaders": 1, "replicas": 5, "bytes_on_disk": 35_100_000,
+        "traffic": {
+            "records_in": 45_000, "bytes_in": 12_300_000, "records_out": 7, "bytes_out": 900,
+            "records_in_per_s": 1234.56, "bytes_in_per_s": 1.2e6, "records_out_per_s": 0.0, "bytes_out_per_s": 0.0,
+        },
         "held": [
             held(0, "isr", "b1 b2", 2), held(1, "isr", "b1 b2 b3", 2), held(2, "isr", "b1", 1),
             held(3, "isr", "b1 b2", 1), held(4, "eligible", "b2", 2),
@@ -259,10 +263,17 @@ def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys:
     }  # fmt: skip
     _show(found)
     out = capsys.readouterr().out
-    assert "broker b1  alive, observer, leads 1 of 5 partitions\n" in out
+    assert "broker b1  alive, observer, leads 1 of 5 partitions, on disk 35.1 MB\n" in out
+    assert (
+        "in: 45,000 records, 12.3 MB since the start; in the last minute 1,234.6 records/s, 1.2 MB/s\n"
+        "out: 7 records, 900 B since the start; in the last minute 0.0 records/s, 0 B/s\n" in out
+    )
+    assert [row.split("│")[6].strip() for row in out.splitlines() if row[:1] == "│"] == [
+        "0 B", "1.0 kB", "2.0 kB", "3.0 kB", "?",
+    ]  # fmt: skip
     assert "without b1 acknowledged publishes to s/0, s/2 are refused" in out
     _show(found | {"internal_leaders": 1, "internal_replicas": 2})
-    assert "leads 1 of 5 partitions, and 1 of 2 internal ones\n" in capsys.readouterr().out
+    assert "leads 1 of 5 partitions, and 1 of 2 internal ones, on disk 35.1 MB\n" in capsys.readouterr().out
     found["alive"] = False
     _show(found)
     assert "without b1" not in capsys.readouterr().out
@@ -299,7 +310,7 @@ def test_the_ends_of_a_partition_are_exclusive(capsys: pytest.CaptureFixture[str
         }
         stream._show_description(found)  # type: ignore[arg-type]
         (row,) = [line for line in capsys.readouterr().out.splitlines() if " b1 " in line]
-        assert [cell.strip() for cell in row.split("│")][-4:-1] == ["3", shown, "9"]
+        assert [cell.strip() for cell in row.split("│")][-5:-2] == ["3", shown, "9"]
 
 
 def test_an_open_transaction_that_holds_consumers_back_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +329,7 @@ def test_an_open_transaction_that_holds_consumers_back_is_shown(capsys: pytest.C
         found = {"name": "s", "subject": "s", "config": {}, "partitions": [{**partition, "last_stable_offset": stable}]}
         stream._show_description(found)  # type: ignore[arg-type]
         rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.count("│") > 5]
-        assert [row[-3].strip() for row in rows if row[-3].strip()] == lines
+        assert [row[-4].strip() for row in rows if row[-4].strip()] == lines
 
 
 def test_a_failure_shows_no_control_characters_of_a_stranger(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from click.testing import CliRunner
+from rich.progress import TimeRemainingColumn
 
 from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import main, publish, record_input
@@ -44,10 +46,13 @@ async def published(
 @pytest.mark.parametrize(
     ("data", "form", "acks", "said"),
     [
-        (b"a\n", "lines", "all", "published 1 record, 2 bytes, to s"),
-        (b"a\nb", "lines", "all", "published 2 records, 3 bytes, to s"),
-        (b"a\nb\n", "lines", "none", "sent, without acknowledgements, 2 records, 4 bytes, to s"),
-        (b'{"value": "a"}\n\n{"value": {"x": [1]}}\n', "jsonl", "all", "published 2 records, 38 bytes, to s"),
+        (b"a\n", "lines", "all", "published 1 record, 1 byte of values, to s"),
+        (b"a\nb", "lines", "all", "published 2 records, 2 bytes of values, to s"),
+        (b"a\nb\n", "lines", "none", "sent, without acknowledgements, 2 records, 2 bytes of values, to s"),
+        (b"hello\r\n", "lines", "all", "published 1 record, 5 bytes of values, to s"),
+        (b"\0\0\0\5hello", "lengths", "all", "published 1 record, 5 bytes of values, to s"),
+        (b'{"value": "a"}\n\n{"value": {"x": [1]}}\n', "jsonl", "all", "published 2 records, 10 bytes of values, to s"),
+        (b'{"value": null, "key": "k"}\n', "jsonl", "all", "published 1 record, 0 bytes of values, to s"),
     ],
 )
 async def test_records_are_counted(
@@ -90,6 +95,11 @@ def test_an_id_is_of_one_value() -> None:
         (b"a\nb\nc\n", "lines", "takes no records; lines 1 to 2 were not written"),
         (b'{"value": "a"}\n{"value": "b"}\n', "jsonl", "takes no records; lines 1 to 2 were not written"),
         (b"a\n", "lines", "takes no records; line 1 was not written"),
+        (
+            b'{"value": "a", "header": {"h": "1"}}\n',
+            "jsonl",
+            'line 1 cannot be published: "header" is no field (did you mean "headers"?); the fields are value, key, ',
+        ),
         (b'{"value": 5}\n', "jsonl", 'line 1 cannot be published: "value" is 5, which is no text'),
     ],
 )
@@ -146,13 +156,13 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
 
     monkeypatch.setattr(publish, "chunks", chunks)
     began = asyncio.get_running_loop().time()
-    async with client.producer("s", confirm_timeout=0.5) as producer:
+    async with client.producer("s", confirm_timeout=2.0) as producer:
         with pytest.raises(Failure) as failed:
             async with publish._delays_told(producer):
                 await _publish_file(producer, BytesIO(), form, _Given(), acknowledged=True, as_json=False)
     assert asyncio.get_running_loop().time() - began < 60, "the broker has asked for a pause of 900 s"
     assert failed.value.message == (
-        f"{refusal.message}; given up after 0.5 s, and 2 records were not written; lines 1 to 2 are acknowledged; lines"
+        f"{refusal.message}; given up after 2 s, not written; lines 1 to 2 are acknowledged; lines"
         " 3 to 4 were not written"
     )
     assert capsys.readouterr().err == f"waiting: {refusal.message}\n"
@@ -232,9 +242,60 @@ async def test_lines_of_a_pipe_are_published_while_it_is_open() -> None:
     assert broker.logs["s", 0].values()[4:] == [b"the last one"]
 
 
+def test_a_bar_says_when_it_is_ready_where_the_size_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    (tmp_path / "lines").write_bytes(b"a\n" * 100)
+    with (tmp_path / "lines").open("rb") as file:
+        progress = publish._progress(file)
+    (task,) = progress.tasks
+    progress.update(task.id, advance=100)
+    assert (task.total, any(isinstance(column, TimeRemainingColumn) for column in progress.columns)) == (200, True)
+    piped = publish._progress(BytesIO(b"a\n"))
+    assert not any(isinstance(column, TimeRemainingColumn) for column in piped.columns)
+
+
+async def test_a_bar_moves_in_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Bar:
+        task_ids = (0,)
+
+        def __init__(self) -> None:
+            self.moves: list[tuple[float, int]] = []
+
+        def update(self, _: int, *, advance: float, records: int) -> None:
+            self.moves.append((advance, records))
+
+    bar = Bar()
+    monkeypatch.setattr(publish, "_progress", lambda _: nullcontext(bar))
+    await published(b"a\n" * 1200)
+    assert (bar.moves[0], bar.moves[-1][1]) == ((1000, 500), 1200)
+    assert sum(advance for advance, _ in bar.moves) == 2400
+    assert capsys.readouterr().out.startswith("published 1200 records, 1200 bytes of values, to s")
+
+
+def test_steps_grow_where_the_cluster_is_fast_and_shrink_where_it_is_slow() -> None:
+    steps = publish._Steps()
+    grown = []
+    for _ in range(6):
+        steps.took(0.05)
+        grown.append(steps.records)
+    assert grown == [1000, 2000, 4000, 8000, 10_000, 10_000]
+    steps.took(0.2)
+    assert steps.records == 10_000
+    steps.took(3.0)
+    assert steps.records == 5000
+    for _ in range(9):
+        steps.took(3.0)
+    assert steps.records == 500
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_a_pipe_that_is_left_tells_what_was_published(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+async def test_a_pipe_that_is_left_tells_what_was_published(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool, on_terminal: bool
+) -> None:
     """By Ctrl-C, which cancels the task."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    monkeypatch.setattr(publish, "_progress", lambda _: nullcontext())
     _, broker, client = make()
     broker.create("s", 1)
     reading, writing = os.pipe()
@@ -255,7 +316,8 @@ async def test_a_pipe_that_is_left_tells_what_was_published(capsys: pytest.Captu
         found = json.loads(out)
         assert (found["records"], found["interrupted"], found["in_doubt"]) == (2, True, 0)
     else:
-        assert err.startswith("interrupted: published 2 records, 4 bytes, to s in ")
+        begin = "\n" if on_terminal else ""
+        assert err.startswith(f"{begin}interrupted: published 2 records, 2 bytes of values, to s in "), "not behind ^C"
         assert out == ""
 
 
@@ -267,7 +329,7 @@ async def test_lines_that_are_under_way_when_it_is_left_are_in_doubt(
     broker.create("s", 1)
     refusal = TidelogError(Code.BACKPRESSURE, "later", [RETRY_AFTER_MS.of(900_000)])
     broker.refusals = [refusal] * 100
-    async with client.producer("s", confirm_timeout=0.5) as producer:
+    async with client.producer("s", confirm_timeout=2.0) as producer:
         publishing = asyncio.create_task(
             _publish_file(producer, BytesIO(b"a\nb\n"), "lines", _Given(), acknowledged=True, as_json=False)
         )

@@ -74,6 +74,12 @@ def test_objects_and_lists_are_stored_as_json(line: bytes, value: bytes | None) 
         (b"nonsense", "no JSON"),
         (b"[1]", 'no object with a "value"'),
         (b'{"key": "k"}', 'no object with a "value"'),
+        (
+            b'{"value": "v", "keey": "k"}',
+            '"keey" is no field (did you mean "key"?); the fields are value,',
+        ),
+        (b'{"Value": "v"}', '"Value" is no field (did you mean "value"?)'),
+        (b'{"value": "v", "xyz": 1}', '"xyz" is no field; the fields are'),
         (b'{"value": "!", "encoding": "base64"}', "base64 does not decode"),
         (b'{"value": "v", "encoding": "rot13"}', "rot13"),
         (b'{"value": "v", "timestamp": "noon"}', "'noon' is neither"),

@@ -97,10 +97,10 @@ def test_a_file_of_another_cluster_is_refused_at_once(brokers: Brokers, monkeypa
 
 
 def test_a_wait_is_told_and_ends(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotate_secret, "WAIT_S", 0.5)
+    monkeypatch.setattr(rotate_secret, "WAIT_S", 2.0)
     monkeypatch.setattr(rotate_secret, "SILENCE", 0.1)
     brokers.secrets = SecretFile.read(brokers.file).fingerprints
     assert rotate(brokers.file)[0] == 0
     waiting, failed = rotate(brokers.file)[1].splitlines()
-    assert waiting.startswith("waiting 0.5 s at most: b1 holds")
-    assert failed.startswith("tidelog: the step 'use' was not done, after 0.5 s: b1 holds")
+    assert waiting.startswith("waiting 2 s at most: b1 holds")
+    assert failed.startswith("tidelog: the step 'use' was not done, after 2 s: b1 holds")

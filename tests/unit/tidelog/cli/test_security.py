@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
+from scripts.docs_tables import DOCS
 from tidelog.cli import main
 from wire.operations import OPERATIONS, PRODUCER_INIT
 from wire.permissions import Role, Scope, permissions_of
@@ -41,6 +44,7 @@ def printed(*arguments: str) -> tuple[int, str, str]:
         (["--role", "admin", "--account", ""], "account ''"),
         (["--role", "admin", "--account", "A", "--brokers-account", "B}"], "account 'B}'"),
         (["--role", "admin", "--account", "TIDELOG"], "the brokers' own"),
+        (["--role", "producer", "--stream", "a", "--group", "g"], "or for a producer's --transactional-id"),
         (["--role", "admin", "--nkey", "foo"], "not the public NKey of a user"),
         (["--role", "admin", "--nkey", f"{NKEY[:-1]}A"], "not the public NKey of a user"),
         (["--role", "admin", "--nkey", NKEY, "--user", "u"], "leave one of them out"),
@@ -123,3 +127,11 @@ def test_every_operation_is_granted_to_an_admin_and_no_write_to_others() -> None
     assert operations(Role.ADMIN) == OPERATIONS.keys() - {PRODUCER_INIT.name}
     for role in (Role.PRODUCER, Role.CONSUMER, Role.SPARK, Role.MONITORING):
         assert not operations(role) & writes
+
+
+def test_the_sample_in_the_docs_is_what_the_command_prints() -> None:
+    page = (DOCS / "security.md").read_text()
+    samples = re.findall(r"^\$ tidelog security nats-config (.*)\n((?:.+\n)*?)```", page, re.MULTILINE)
+    assert samples
+    for arguments, shown in samples:
+        assert printed(*arguments.split()) == (0, f"{shown}\n", "")

@@ -5,6 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +20,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.tidelog.client.fake_broker import make
-from tidelog.cli import main, session, subscribe
+from tidelog.cli import main, session, standard_output, subscribe
 from tidelog.cli.positions_file import Position
 from tidelog.cli.record_formats import record_format
+from tidelog.cli.standard_output import StandardOutput
 from tidelog.client.positions import timestamp_to_text
 from tidelog.client.records import Record
 from wire.batch import decode_headers, encode_headers
 
 HEADERS = decode_headers(encode_headers({"h": [b"1", b"2"], "only": b"\xff"}))
 RECORD = Record("s", 3, 7, 1_700_000_000_123_456_789, b"k", "v\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), HEADERS)
+LIMIT = 30.0
+"""Seconds that a test waits for anything."""
 TIME = "2023-11-14T22:13:20.123456789Z"
 
 
@@ -263,31 +273,129 @@ async def test_positions_are_kept_while_nothing_comes(
     assert capsysbinary.readouterr().out == b"a\nb\n"
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-async def test_a_member_that_is_interrupted_commits_what_its_pipe_has_passed_on(is_read: bool) -> None:
-    commits = 0
+Piped = tuple[FileIO, StandardOutput]
 
-    class Member:
-        async def commit(self) -> None:
-            nonlocal commits
-            commits += 1
 
+class Member:
+    """Of a group; with the offset from which on nothing is finished."""
+
+    unfinished: int | None = None
+
+    async def commit(self) -> None:
+        self.unfinished = len(LINES)
+
+    async def seek(self, _stream: str, _partition: int, offset: int) -> None:
+        self.unfinished = offset
+
+
+LINES = [b"%04d\n" % number for number in range(100_000)]
+RECORDS = [RECORD._replace(offset=offset) for offset in range(len(LINES))]
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Piped]:
+    """A pipe's end, and the pipe as standard output."""
     end, pipe = os.pipe()
-    try:
-        passing = asyncio.create_task(
-            subscribe._pass_on(pipe, [b"a\n", b"b\n"], [], Member())  # type: ignore[arg-type]
-        )
-        while not subscribe._unread(pipe):  # noqa: ASYNC110 - bytes in a pipe are no event here
+    with FileIO(end) as reading, os.fdopen(pipe, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        yield reading, StandardOutput()
+
+
+def pass_on(out: StandardOutput, member: Member, lines: list[bytes]) -> Awaitable[None]:
+    return subscribe._pass_on(out, lines, RECORDS[: len(lines)], member)  # type: ignore[arg-type]
+
+
+async def until_full(out: StandardOutput) -> None:
+    async with asyncio.timeout(LIMIT):
+        while standard_output._events(out._descriptor, select.POLLOUT):  # noqa: ASYNC110 - a full pipe is no event
             await asyncio.sleep(0)
-        if is_read:
-            assert os.read(end, 100) == b"a\nb\n"
+
+
+async def test_the_event_loop_goes_on_while_a_pipe_is_full(piped: Piped) -> None:
+    (reading, out), member, is_full = piped, Member(), threading.Event()
+    text = b"".join(LINES)
+
+    def read() -> tuple[bool, bytes]:
+        was_told = is_full.wait(LIMIT)
+        data = b""
+        while len(data) < len(text):
+            data += reading.read(len(text))
+        return was_told, data
+
+    async with asyncio.TaskGroup() as tasks:
+        taken = tasks.create_task(asyncio.to_thread(read))
+        passing = tasks.create_task(asyncio.wait_for(pass_on(out, member, LINES), 2 * LIMIT))
+        await until_full(out)
+        assert not passing.done()
+        is_full.set()
+        await passing
+    assert taken.result() == (True, text)
+    assert member.unfinished is None, "it goes on"
+
+
+@pytest.mark.parametrize(("read", "whole"), [(0, 0), (12, 2), (15, 3)])
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_a_full_pipe_that_ends_finishes_what_was_read_whole(
+    piped: Piped, read: int, whole: int, is_gone: bool
+) -> None:
+    (reading, out), member = piped, Member()
+    passing = asyncio.ensure_future(pass_on(out, member, LINES))
+    await until_full(out)
+    assert len(reading.read(read)) == read
+    if is_gone:
+        reading.close()
+    else:
         passing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await passing
-    finally:
-        os.close(end)
-        os.close(pipe)
-    assert commits == is_read
+    with pytest.raises(BrokenPipeError if is_gone else asyncio.CancelledError):
+        await asyncio.wait_for(passing, LIMIT)
+    assert member.unfinished == whole
+
+
+async def test_a_member_that_is_interrupted_once_all_was_read_commits_all(piped: Piped) -> None:
+    (reading, out), member = piped, Member()
+    passing = asyncio.ensure_future(pass_on(out, member, LINES[:2]))
+    while not out.unread():  # noqa: ASYNC110 - bytes in a pipe are no event here
+        await asyncio.sleep(0)
+    assert reading.read(100) == b"".join(LINES[:2])
+    passing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await passing
+    assert member.unfinished == len(LINES)
+
+
+async def test_a_reader_that_reads_and_goes_between_two_looks_at_the_pipe_has_read(
+    piped: Piped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (reading, out), member = piped, Member()
+    events = standard_output._events
+
+    def end_first(descriptor: int, wanted: int) -> list[tuple[int, int]]:
+        if not wanted and not reading.closed:
+            assert len(reading.read(12)) == 12
+            reading.close()
+        return events(descriptor, wanted)
+
+    monkeypatch.setattr(standard_output, "_events", end_first)
+    with pytest.raises(BrokenPipeError):
+        await pass_on(out, member, LINES[:10])
+    assert member.unfinished == 2
+
+
+async def test_a_socket_that_is_full_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, theirs.makefile("w") as opened:
+        monkeypatch.setattr(sys, "stdout", opened)
+        out, text = StandardOutput(), b"".join(LINES)
+        assert not out.is_pipe
+        writing = asyncio.ensure_future(out.write(text))
+        await until_full(out)
+        assert not writing.done()
+        left = len(text)
+        while left:
+            await asyncio.sleep(0)
+            with suppress(BlockingIOError):
+                left -= len(ours.recv(65536, socket.MSG_DONTWAIT))
+        await asyncio.wait_for(writing, LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from tests.fake_nats import FakeTransport, Hub
 from tests.tickets import producer_keys
 from tidelog.client.connection import Client
 from wire.append import decode_append
-from wire.batch import HEADER_SIZE, BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
+from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
+from wire.batch_proofs import check_batch_proof
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.layouts import NOT_TOLD
 from wire.operations import OPERATIONS, StreamDescription
-from wire.producer_keys import batch_proof_of
 from wire.replication import encode_header
 from wire.subjects import Subjects
 from wire.tickets import partition_target
@@ -75,6 +75,8 @@ class FakeBroker:
         """So many appends are written and never answered."""
         self.garbled = 0
         """So many appends are written and answered with bytes that do not decode."""
+        self.originals: dict[int, int] = {}
+        """Told with each receipt: by places in the batch, offsets of records with the same message ids."""
         self.refusals: list[TidelogError] = []
         """Taken from the front, one per append."""
         self.check_ticket: Callable[[AppendRequest, BatchHeader, tuple[str, int]], None] = _no_ticket
@@ -249,9 +251,7 @@ class FakeBroker:
                 key[0], stream["incarnation"], key[1], stream["partitions"][key[1]]["incarnation"]
             )
             try:
-                self.producer_keys.check(
-                    request.proof, header.producer_id, batch_proof_of(target, buffer[:HEADER_SIZE])
-                )
+                check_batch_proof(self.producer_keys, request, header.producer_id, target, buffer)
             except TidelogError as unproven:
                 self._refuse(message.reply, unproven)
                 return
@@ -288,7 +288,12 @@ class FakeBroker:
             self.transport.publish(message.reply, [b"\xff"])
             return
         if message.reply is not None:
-            response = AppendResponse(base_offset=base, leader_epoch=self.leader_epoch)
+            response = AppendResponse(
+                base_offset=base,
+                leader_epoch=self.leader_epoch,
+                repeated_records=self.originals.keys(),
+                original_offsets=self.originals.values(),
+            )
             self.transport.publish(message.reply, [response.SerializeToString()])
 
     def write(self, key: tuple[str, int], batch: EncodedBatch) -> int:

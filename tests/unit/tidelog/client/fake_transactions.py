@@ -6,6 +6,7 @@ Transactions end at once: the markers are in the logs of the broker when the ans
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +22,9 @@ from wire.tidelog_pb2 import AppendRequest
 from wire.transaction_operations import TRANSACTION_COORDINATOR
 from wire.transaction_proofs import proven_of, proven_of_member
 from wire.transactions import (
-    ADD,
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    ADDS,
     END,
     END_FAMILY,
     FAMILY,
@@ -152,6 +155,7 @@ class FakeTransactions:
             for number in range(8):
                 example = next(name for name in map(str, range(1000)) if coordinator_partition(name) == number)
                 subject = coordinator_subject(self.subjects, kind, example).rpartition(".")[0] + ".*"
+                subject += ".*" if kind in ADDS else ""
                 self.transport.listen(subject, partial(self._serve, kind) if is_alive else None)
 
     def _on_look(self, _: object) -> dict[str, int]:
@@ -169,13 +173,15 @@ class FakeTransactions:
         try:
             if self.refusals[kind]:
                 raise self.refusals[kind].pop(0)
-            answer = {
+            serve: dict[str, Callable[[bytes], Protobuf]] = {
                 INIT: self._on_init,
-                ADD: self._on_add,
+                ADD_PARTITIONS: partial(self._on_add, message.subject),
+                ADD_OFFSETS: partial(self._on_add, message.subject),
                 END: self._on_end,
                 END_FAMILY: self._on_end_family,
                 FAMILY: self._on_family,
-            }[kind](message.data)
+            }
+            answer = serve[kind](message.data)
         except TidelogError as error:
             self.transport.publish(message.reply, [b""], headers=error.to_headers())
             return
@@ -203,8 +209,10 @@ class FakeTransactions:
             key=self.broker.producer_keys.key_of(known.producer_id),
         )
 
-    def _on_add(self, data: bytes) -> AddResponse:
+    def _on_add(self, subject: str, data: bytes) -> AddResponse:
         request = AddRequest.FromString(data)
+        if {*request.groups, *(of.stream for of in request.partitions)} != {subject.rpartition(".")[2]}:
+            raise TidelogError(Code.BAD_REQUEST, f"{subject} names another stream or group")
         self.broker.producer_keys.check(request.proof, request.producer_id, proven_of(request))
         self.requests.append(request)
         known = self._known(request)

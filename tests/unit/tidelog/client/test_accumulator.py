@@ -107,6 +107,14 @@ class TestOrderOfRepetitions:
         assert acc.on_error(b, 1, refused(Code.OUT_OF_ORDER_SEQUENCE), 1.0) == []
         assert sent(acc, 1.1) == [a, b]
 
+    def test_a_gap_at_a_leader_that_cannot_deny_the_batch_resends_both_in_order_and_as_soon(self) -> None:
+        acc = core()
+        fill(acc, 2)
+        a, b = sent(acc)
+        gap = refused(Code.UNAVAILABLE, expected_sequence="0", retry_after_ms="20")
+        assert acc.on_error(b, 1, gap, 1.0) == []
+        assert sent(acc, 1.011) == [a, b]
+
     def test_a_later_batch_never_passes_an_earlier_one_that_must_go_again(self) -> None:
         acc = core()
         fill(acc, 3)
@@ -289,11 +297,14 @@ class TestEndings:
         acc.on_error(a, 1, refused(Code.NOT_ENOUGH_REPLICAS), 0.1)
         assert isinstance(failure(acc.tick(3.0)), NotEnoughReplicas)
 
-    def test_too_late_behind_an_unresolved_batch_says_not_written_and_not_that_records_were_lost(self) -> None:
+    @pytest.mark.parametrize("code", [Code.OUT_OF_ORDER_SEQUENCE, Code.UNAVAILABLE])
+    def test_too_late_behind_an_unresolved_batch_says_not_written_and_not_that_records_were_lost(
+        self, code: Code
+    ) -> None:
         acc = core(delivery_timeout=3.0)
         fill(acc, 2)
         a, b = sent(acc)
-        acc.on_error(b, 1, refused(Code.OUT_OF_ORDER_SEQUENCE), 2.999)
+        acc.on_error(b, 1, refused(code, expected_sequence="0"), 2.999)
         failures = {effect.batch: effect.error for effect in acc.tick(3.0) if isinstance(effect, Failed)}
         assert isinstance(failures[a], DeliveryTimeout)
         assert failures[a].details == {"outcome": "unknown"}
@@ -391,6 +402,18 @@ class TestSessions:
         assert sent(acc, 1.0) == [b, c]
         assert [batch.session for batch in (b, c)] == [ProducerSession(7, 0)] * 2
         assert [batch.base_sequence for batch in (b, c)] == [1, 2]
+
+    def test_a_leader_that_cannot_deny_a_batch_is_asked_again(self) -> None:
+        acc = core()
+        fill(acc, 2)
+        a, b = sent(acc)
+        acc.on_error(a, 1, refused(Code.RECORD_TOO_LARGE), 0.0)
+        gap = refused(Code.UNAVAILABLE, expected_sequence="0", retry_after_ms="20")
+        assert acc.on_error(b, 1, gap, 1.0) == [RefreshMetadata()]
+        assert sent(acc, 1.019) == []
+        assert sent(acc, 1.021) == [b]
+        assert (b.session, b.base_sequence) == (ProducerSession(7, 0), 1)
+        assert acc.on_error(b, 2, refused(Code.OUT_OF_ORDER_SEQUENCE), 1.1) == [WantSession()]
 
     def test_nothing_new_starts_in_an_unsound_session(self) -> None:
         acc = core()

@@ -15,6 +15,7 @@ from tests.unit.tidelog.client.accumulators import core, fill, refused, sent
 from tidelog.client.accumulator import Acknowledged, Effect, Failed, Probe, RefreshMetadata, WantSession, WantTicket
 from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from wire.batch import BatchHeader
+from wire.error_details import EXPECTED_SEQUENCE
 from wire.errors import Code, TidelogError
 from wire.types import Acks, LeaderEpoch, Offset
 
@@ -46,6 +47,8 @@ class Leader:
 
     epoch: int
     log: list[Sent] = field(default_factory=list)
+    can_deny: bool = True
+    """The other replicas have cut their logs to this one."""
     awaited: list[tuple[Sent, int]] = field(default_factory=list)
     """Attempts and the offsets of their batches, until these are committed."""
 
@@ -64,6 +67,9 @@ class Leader:
             self._learn(len(self.log), sent)
             self.awaited.append((sent, len(self.log)))
             self.log.append(sent)
+        elif not self.can_deny:
+            expected = verdict.error.detail(EXPECTED_SEQUENCE)
+            return refused(Code.UNAVAILABLE, **({} if expected is None else {"expected_sequence": str(expected)}))
         else:
             return verdict.error
         return None
@@ -95,8 +101,8 @@ class World:
         self.acknowledged: list[int] = []
         self.not_written: set[int] = set()
         self.unknown: set[int] = set()
-        self.replicated: list[Sent] = []
-        """Behind the committed records, by the last leader that was lost."""
+        self.tails: list[list[Sent]] = [[]]
+        """What replicas may hold behind the committed records, each by another leader that was lost."""
 
     # The client
 
@@ -184,6 +190,7 @@ class World:
         leader = self.leader
         if leader is None:
             return
+        leader.can_deny = True
         self.committed = leader.log[: len(self.committed) + count]
         left = []
         for waiting, offset in leader.awaited:
@@ -198,7 +205,7 @@ class World:
         leader = self.leader
         if leader is None:
             return
-        self.replicated = leader.log[len(self.committed) :]
+        self.tails = [*([] if leader.can_deny else self.tails), leader.log[len(self.committed) :]]
         if says:
             self.answers += [Answer(s, refused(Code.OUTCOME_UNKNOWN), leader.epoch) for s, _ in leader.awaited]
         leader.awaited = []
@@ -206,11 +213,11 @@ class World:
             self.deposed.append(leader)
         self.leader = None
 
-    def elect(self, replicated: int) -> None:
-        """The successor has all that is committed, and so many records behind it."""
+    def elect(self, replicated: int, tail: int = -1) -> None:
+        """The successor has all that is committed, and so many records behind it of one of the tails."""
         if self.leader is None:
             self.epoch += 1
-            self.leader = Leader(self.epoch, [*self.committed, *self.replicated[:replicated]])
+            self.leader = Leader(self.epoch, [*self.committed, *self.tails[tail][:replicated]], can_deny=False)
 
 
 WEIGHTS = {
@@ -242,7 +249,7 @@ def trouble(world: World, random: Random) -> None:
         case "die" | "depose" as step:
             world.lose_leader(dies=step == "die", says=random.random() < 0.3)
         case "elect":
-            world.elect(random.randint(0, 5))
+            world.elect(random.randint(0, 5), random.randrange(len(world.tails)))
         case "bury":
             world.deposed.clear()
         case "reconnect":
@@ -281,10 +288,14 @@ def run(world: World, random: Random) -> None:
     for _ in range(150):
         trouble(world, random)
 
-    # All goes well from here on, and the accumulator is called only when it says, or when an answer comes.
     world.elect(0)
     world.deposed.clear()
     world.answers = [answer for answer in world.answers if answer.outcome is not None]
+    settle(world)
+
+
+def settle(world: World) -> None:
+    """All goes well from here on, and the accumulator is called only when it says, or when an answer comes."""
     for _ in range(200):
         while world.wire:
             world.deliver()
@@ -311,6 +322,29 @@ def run(world: World, random: Random) -> None:
     in_order = [value for value in written if value in {*world.acknowledged}]
     assert in_order == sorted(in_order), "acknowledged records keep their order"
     assert {*world.acknowledged} | world.not_written | world.unknown == {*range(world.given)}
+
+
+def test_a_batch_that_the_next_leader_may_hold_is_not_sent_under_another_id() -> None:
+    """The batch before it was given up, and the leader lacks both; a replica that has not cut its log leads next."""
+    world = World(delivery_timeout=3.0)
+    for world.now in (0.0, 1.0):
+        world.give()
+        world.pump()
+        world.deliver()
+    world.lose_leader(dies=True, says=False)
+    world.elect(0)
+    world.now = 3.0
+    world.handle(world.acc.tick(world.now))
+    assert world.unknown == {0}
+    world.answer_probes()
+    world.pump()
+    world.deliver()
+    world.hear(0)
+    world.lose_leader(dies=True, says=False)
+    world.elect(2, tail=0)
+    settle(world)
+    assert [sent.value for sent in world.committed] == [0, 1]
+    assert world.acknowledged == [1]
 
 
 @pytest.mark.parametrize("acks", [Acks.ALL, Acks.LEADER])

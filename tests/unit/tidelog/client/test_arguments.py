@@ -181,8 +181,13 @@ async def test_numbers(client: Client, call: str, name: str, values: list[Any]) 
     ("given", "said"),
     [
         ({"value": "text"}, "value='text' (str) is not bytes or None; encode it, for instance with text.encode()"),
-        ({"value": 5}, "value=5 (int) is not bytes or None"),
-        ({"value": bytearray(b"x")}, "value=bytearray(b'x') (bytearray) is not bytes or None"),
+        ({"value": 5}, "value=5 (int) is not bytes or None; encode it, for instance with str(5).encode()"),
+        ({"value": 0.5}, "value=0.5 (float) is not bytes or None; encode it, for instance with str(0.5).encode()"),
+        ({"value": {"a": 1}}, "value={'a': 1} (dict) is not bytes or None; encode it, for instance with json.dumps("),
+        (
+            {"value": bytearray(b"x")},
+            "value=bytearray(b'x') (bytearray) is not bytes or None; encode it, for instance with bytes(...)",
+        ),
         ({"value": b"v", "key": "k"}, "key='k' (str) is not bytes or None"),
         ({"value": b"v", "headers": [("a", b"1")]}, "headers=[('a', b'1')] (list) is not a mapping"),
         ({"value": b"v", "headers": {"a": "1"}}, "header 'a' is str '1'"),

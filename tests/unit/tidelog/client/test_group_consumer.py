@@ -299,12 +299,12 @@ async def test_a_static_member_parts(world: World) -> None:
 
 async def test_a_program_that_takes_nothing_hears_of_it_and_joins_anew(world: World) -> None:
     lost: list[set[tuple[str, int]]] = []
-    async with world.client().subscribe("s", group="g", max_poll_interval=0.1, on_lost=lost.append) as consumer:
+    async with world.client().subscribe("s", group="g", max_poll_interval=2.0, on_lost=lost.append) as consumer:
         await take(consumer, 1)
         before = consumer.member_id
         await until(lambda: not world.group.members)
         assert lost == [{S0, S1}]
-        with pytest.raises(UnknownMember, match=r"took no records for 0\.1 s"):
+        with pytest.raises(UnknownMember, match=r"took no records for 2 s"):
             await consumer.getone()
         assert len(await take(consumer, 20)) == 20
         assert consumer.member_id != before
@@ -315,12 +315,12 @@ async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(
 ) -> None:
     world.coordinator.interval_ms = 50
     now = 0.0
-    consumer = world.client().subscribe("s", group="g", session_timeout=1)
+    consumer = world.client().subscribe("s", group="g", session_timeout=10)
     consumer._clock = lambda: session_clock() + now
     async with consumer:
         await take(consumer, 1)
         world.coordinator.kill()
-        now = 2.0  # the process was stopped so long
+        now = 20.0  # the process was stopped so long
         assert await consumer.getone(timeout=0.05) is None
         assert caplog.text.count("no records are handed out until it does") == 1
         world.coordinator.take_over()
@@ -466,7 +466,7 @@ async def test_nothing_is_left_behind(world: World) -> None:
     assert isinstance(transport, FakeTransport)
     await delivered()
     assert transport.inboxes == {}
-    assert client._consumers == {}
+    assert not client._consumers
     await client.close()
     await delivered()
     assert asyncio.all_tasks() == {asyncio.current_task()}

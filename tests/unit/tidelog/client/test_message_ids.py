@@ -13,6 +13,7 @@ from tidelog.client.batches import Gathering, PendingBatch
 from tidelog.client.errors import BadRequest
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, Receipt
+from wire.append import UNKNOWN_OFFSET
 from wire.batch import MAX_MESSAGE_IDS, RecordBatch, with_message_id
 
 
@@ -61,22 +62,31 @@ async def test_receipts_of_records_that_were_there_already() -> None:
     batch = PendingBatch(0.0, 1.0)
     batch.timestamp = 5
     loop = asyncio.get_running_loop()
-    futures: list[asyncio.Future[Receipt]] = [loop.create_future() for _ in range(3)]
+    futures: list[asyncio.Future[Receipt]] = [loop.create_future() for _ in range(4)]
     for number, future in enumerate(futures):
         batch.add(b"v", None, None, 77 if number == 2 else None, 10, future)
     many: list[asyncio.Future[BatchReceipt]] = [loop.create_future() for _ in range(2)]
     batch.add_run([b"v", b"v"], None, None, 10, [0, 1], many[0])
     batch.add_run([b"v", b"v"], None, [b"h", None], 10, [6, 8], many[1])
-    Receipts().acknowledge(batch, 4, 100, {0: 17, 2: 3, 6: 50})
+    Receipts().acknowledge(batch, 4, 100, {0: 17, 2: 3, 3: UNKNOWN_OFFSET, 6: UNKNOWN_OFFSET, 7: 50})
     assert [future.result() for future in futures] == [
         Receipt(4, 17, 5, duplicate=True),
         Receipt(4, 101, 5),
         Receipt(4, 3, 77, duplicate=True),
+        Receipt(4, -1, 5, duplicate=True),
     ]
     assert [future.result() for future in many] == [
-        BatchReceipt(4, 103, 5, [0, 1]),
-        BatchReceipt(4, 105, 5, [6, 8], {8: 50}),
+        BatchReceipt(4, 104, 5, [0, 1]),
+        BatchReceipt(4, 106, 5, [6, 8], {6: -1, 8: 50}),
     ]
+
+
+async def test_a_leader_may_have_forgotten_where_the_original_is(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    broker.originals = {0: 7, 1: UNKNOWN_OFFSET, 5: 8}
+    async with client.producer("s") as producer:
+        (receipt,) = await producer.send_many([b"a", b"b", b"c"], keys=[b"k"] * 3, msg_ids=["1", "2", "3"])
+    assert (receipt.base_offset, receipt.duplicates) == (0, {0: 7, 1: -1})
 
 
 @pytest.mark.parametrize("keys", [None, [b"k"] * 5000])

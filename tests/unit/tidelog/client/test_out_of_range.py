@@ -56,7 +56,7 @@ async def test_each_partition_is_judged_by_itself(cluster: Cluster) -> None:
     async with consumer:
         assert consumer.positions == {0: 10, 1: 15, 2: 10}
         broker.seed("three", 2, [b"new"])
-        assert len([await consumer.getone(timeout=1) for _ in range(10 + 5 + 11)]) == 26
+        assert len([await consumer.getone(timeout=30) for _ in range(10 + 5 + 11)]) == 26
 
 
 @pytest.mark.parametrize(("start", "where"), [(9, "below"), (21, "above")])

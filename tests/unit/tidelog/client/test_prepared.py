@@ -186,7 +186,7 @@ async def test_a_commit_without_an_answer_may_be_carried_out(world: World) -> No
     one = await prepared(world, "1", b"1")
     world.transactions.swallow[END_FAMILY] = 10
     with pytest.raises(DeliveryTimeout, match="may or may not be committed"):
-        await world.client.commit_prepared("f", [one], sequence=0, timeout=0.1)
+        await world.client.commit_prepared("f", [one], sequence=0, timeout=0.5)
     world.transactions.swallow[END_FAMILY] = 0
     assert await world.client.commit_prepared("f", [one], sequence=0) is True
 

@@ -303,12 +303,12 @@ async def test_a_producer_asks_for_its_level_and_its_time_with_every_batch(clust
     _, broker, client = cluster
     async with client.producer("s") as producer:
         await producer.send(b"a")
-    async with client.producer("s", durability="replica_accepted:1", confirm_timeout=0.5) as producer:
+    async with client.producer("s", durability="replica_accepted:1", confirm_timeout=30.0) as producer:
         await producer.send(b"b")
     plain, asked = (request for request, _ in broker.appends)
     assert (plain.durability, plain.confirm_timeout_ms) == (AppendRequest.STREAM, 0)
     assert (asked.durability, asked.durability_replicas, asked.confirm_timeout_ms) == (
-        AppendRequest.REPLICA_ACCEPTED, 1, 500,
+        AppendRequest.REPLICA_ACCEPTED, 1, 30_000,
     )  # fmt: skip
 
 
@@ -504,9 +504,9 @@ async def test_no_answer_at_all_ends_in_a_timeout_of_unknown_outcome(cluster: Cl
 
 async def test_too_few_replicas_until_the_timeout_is_that_error(cluster: Cluster) -> None:
     _, broker, client = cluster
-    broker.refusals = [TidelogError(Code.NOT_ENOUGH_REPLICAS, "s/0 has 1 of 2")] * 1000
-    async with client.producer("s", delivery_timeout_ms=1000) as producer:
-        with pytest.raises(NotEnoughReplicas, match="1 record was not written"):
+    broker.refusals = [TidelogError(Code.NOT_ENOUGH_REPLICAS, "s/0 has 1 of 2")] * 10_000
+    async with client.producer("s", delivery_timeout_ms=4000) as producer:
+        with pytest.raises(NotEnoughReplicas, match=r"given up after .* s, not written"):
             await producer.send(b"a")
     broker.refusals = []
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Coroutine
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import Cluster, api_subject
+from tests.unit.tidelog.client.transactions_world import World
 from tidelog.client.connection import Client
-from tidelog.client.errors import (
-    Closed,
-)
+from tidelog.client.errors import Closed, NoServer, UnknownStream
+from wire.errors import Code
 from wire.transport import Message
 
 
@@ -117,3 +119,86 @@ async def test_a_start_that_is_overtaken_by_the_end_of_the_client_says_closed(cl
     await client.close()
     with pytest.raises(Closed):
         await starting
+
+
+async def test_what_did_not_start_or_was_never_started_is_not_kept_by_the_client(world: World) -> None:
+    client, left = world.client, list[weakref.ref[object]]()
+
+    async def fails(made: Any, start: Callable[[Any], Coroutine[Any, Any, object]]) -> None:
+        left.append(weakref.ref(made))
+        with pytest.raises(UnknownStream):
+            await start(made)
+
+    await fails(client.producer("nowhere"), lambda producer: producer.start())
+    await fails(client.producer("nowhere"), lambda producer: producer.send(b"v"))
+    await fails(client.producer("nowhere"), lambda producer: producer.__aenter__())
+    await fails(client.producer(transactional_id="t", streams=["s", "nowhere"]), lambda producer: producer.start())
+    await fails(client.consume("nowhere"), lambda consumer: consumer.start())
+    left += map(weakref.ref, (client.producer("s"), client.producer(transactional_id="u")))
+    left += map(weakref.ref, (client.consume("s"), client.subscribe("s", group="g")))
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [made() for made in left if made() is not None] == []
+    assert not client._metadata._updates._watched
+
+
+async def test_a_member_that_did_not_learn_the_cluster_is_not_kept_and_can_join_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = world.client.subscribe("s", group="g")
+    with monkeypatch.context() as nobody:
+        nobody.setattr(world.client._link, "cluster_id", AsyncMock(side_effect=NoServer(Code.UNAVAILABLE, "nobody")))
+        with pytest.raises(NoServer):
+            await consumer.start()
+    assert not world.client._consumers
+    await consumer.start()
+    assert world.client._consumers
+    await consumer.aclose()
+    assert not world.client._consumers
+
+
+async def test_a_start_that_was_cancelled_and_then_fails_leaves_nothing(
+    cluster: Cluster, unretrieved: list[str]
+) -> None:
+    transport, broker, client = cluster
+    producer = client.producer("nowhere")
+    asking = asyncio.create_task(producer.start())
+    question = await asked_for_metadata(transport)
+    asking.cancel()
+    await asyncio.wait({asking})
+    broker._on_api("metadata", question)
+    starting = producer._starting
+    assert starting is not None
+    await asyncio.wait({starting})
+    left = weakref.ref(producer)
+    del producer, starting, asking
+    gc.collect()
+    assert left() is None
+    assert unretrieved == []
+
+
+async def test_a_producer_that_did_not_start_can_be_started_again(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    producer = client.producer("later")
+    with pytest.raises(UnknownStream):
+        await producer.start()
+    broker.create("later", 1)
+    receipt = await producer.send(b"v")
+    assert receipt.offset == 0
+    await client.close()
+    with pytest.raises(Closed):
+        await producer.send(b"w")
+
+
+async def test_what_was_never_started_cannot_start_when_the_client_is_closed(world: World) -> None:
+    client = world.client
+    starts = [
+        client.producer("s").start,
+        client.producer(transactional_id="t").start,
+        client.consume("s").start,
+        client.subscribe("s", group="g").start,
+    ]
+    await client.close()
+    for start in starts:
+        with pytest.raises(Closed):
+            await start()

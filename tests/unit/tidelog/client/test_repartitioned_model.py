@@ -161,7 +161,7 @@ class Scenario:
         await consumer._partitions.aclose()
         await session.aclose()
         self.world.coordinator.remove("g", session.member_id)
-        consumer._on_closed(consumer)
+        consumer._started.discard(consumer)
 
     async def read_alone(self) -> None:
         """Without a group."""

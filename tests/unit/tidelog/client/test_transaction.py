@@ -21,11 +21,12 @@ from tidelog.client.transaction import (
     Transactions,
 )
 from wire.errors import Code, TidelogError
-from wire.transactions import MAX_ADDED, MAX_EPOCH
+from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 FIRST = ProducerSession(FIRST_TRANSACTIONAL_ID, 4)
 S0, S1 = PartitionLife("s", 1, 0, 1), PartitionLife("s", 1, 1, 1)
+R0 = PartitionLife("r", 2, 0, 2)
 
 
 def refused(code: Code) -> TidelogError:
@@ -84,24 +85,34 @@ def test_from_the_first_record_to_the_next_transaction() -> None:
     assert machine.ticket(S0) is None, "tickets are of one transaction"
 
 
-def test_what_is_wanted_in_one_turn_is_asked_for_together() -> None:
+def test_what_is_wanted_of_a_stream_in_one_turn_is_asked_for_together() -> None:
     machine = opened()
     assert machine.on_wanted(S0) == [Gather()]
     assert machine.on_wanted("g") == []
+    assert machine.on_wanted(R0) == []
     assert machine.on_wanted(S1) == []
     assert machine.on_wanted(S1) == []
-    add = add_of(machine)
-    assert add == SendAdd(FIRST, (S0, S1), ("g",))
+    adds = machine.gathered()
+    assert adds == [
+        SendAdd(FIRST, ADD_PARTITIONS, "s", (S0, S1)),
+        SendAdd(FIRST, ADD_OFFSETS, "g", ("g",)),
+        SendAdd(FIRST, ADD_PARTITIONS, "r", (R0,)),
+    ], "NATS tells for each stream and group who may add it"
+    of_s, of_g, _ = adds
+    assert isinstance(of_s, SendAdd)
+    assert isinstance(of_g, SendAdd)
     assert machine.on_wanted(S1) == [], "it is asked for already"
     assert machine.gathered() == []
-    assert machine.on_added(add, [b"0", b"1", b"g"]) == [Grant(S0, FIRST, b"0"), Grant(S1, FIRST, b"1")]
+    assert machine.on_added(of_g, [b"g"]) == []
+    assert machine.on_added(of_s, [b"0", b"1"]) == [Grant(S0, FIRST, b"0"), Grant(S1, FIRST, b"1")]
     assert machine.ticket("g") == b"g"
+    assert machine.ticket(R0) is None
 
 
 def test_a_request_has_no_more_participants_than_it_may() -> None:
     machine = opened()
     for number in range(MAX_ADDED + 1):
-        machine.on_wanted(f"g{number}")
+        machine.on_wanted(PartitionLife("s", 1, number, 1))
     sizes = [len(add.participants) for add in machine.gathered() if isinstance(add, SendAdd)]
     assert sizes == [MAX_ADDED, 1]
 

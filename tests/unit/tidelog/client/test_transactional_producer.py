@@ -24,8 +24,9 @@ from tidelog.client.errors import (
     UnknownStream,
 )
 from tidelog.client.transactional_producer import TransactionalProducer
+from tidelog.transactions.shard import MAX_HELD
 from wire.errors import Code, TidelogError
-from wire.transactions import ADD, END, INIT
+from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, END, INIT
 from wire.transactions_pb2 import InitRequest
 from wire.types import FIRST_TRANSACTIONAL_ID
 
@@ -75,15 +76,32 @@ async def test_partitions_that_are_wanted_together_are_added_together(world: Wor
     assert [sorted(of.partition for of in add.partitions) for add in world.adds] == [[0], [1, 2]]
 
 
+async def test_a_transaction_takes_in_many_streams_a_few_at_a_time(world: World) -> None:
+    """The coordinator holds some requests of an id at once, and refuses more."""
+    streams = [f"s{number}" for number in range(3 * transaction_session.MAX_ADDS)]
+    for stream in streams:
+        world.broker.create(stream)
+    held = world.transactions.held[ADD_PARTITIONS]
+    world.transactions.holds.add(ADD_PARTITIONS)
+    async with world.producer() as producer, producer.transaction():
+        waiting = [asyncio.create_task(producer.send(stream, b"-")) for stream in streams]
+        await until(lambda: len(held) == transaction_session.MAX_ADDS)
+        await delivered()
+        assert len(held) == transaction_session.MAX_ADDS < MAX_HELD
+        world.transactions.release(ADD_PARTITIONS)
+        await asyncio.gather(*waiting)
+    assert sorted(add.partitions[0].stream for add in world.adds) == sorted(streams)
+
+
 async def test_a_partition_does_not_wait_for_the_ticket_of_another(world: World) -> None:
     async with world.producer() as producer, producer.transaction():
         await producer.send("three", b"-", partition=0)
-        world.transactions.holds.add(ADD)
+        world.transactions.holds.add(ADD_PARTITIONS)
         later = producer.send_nowait("three", b"-", partition=1)
         await producer.send("three", b"-", partition=0)
-        await until(lambda: bool(world.transactions.held[ADD]))
+        await until(lambda: bool(world.transactions.held[ADD_PARTITIONS]))
         assert not later.done()
-        world.transactions.release(ADD)
+        world.transactions.release(ADD_PARTITIONS)
 
 
 async def test_an_exception_aborts_and_the_producer_goes_on(world: World) -> None:
@@ -281,7 +299,7 @@ async def test_requests_are_repeated_until_the_coordinator_has_moved(world: Worl
     await until(lambda: fake.looked_for > 0)
     fake.start()
     await starting
-    for kind in (ADD, END):
+    for kind in (ADD_PARTITIONS, END):
         fake.refusals[kind] = [TidelogError(Code.UNAVAILABLE, "it moves")]
     async with producer.transaction():
         await producer.send("s", b"one")
@@ -291,13 +309,13 @@ async def test_requests_are_repeated_until_the_coordinator_has_moved(world: Worl
 @pytest.mark.parametrize("how", ["swallow", "drop"])
 async def test_answers_and_requests_may_be_lost(world: World, how: str) -> None:
     lost = world.transactions.swallow if how == "swallow" else world.transactions.drop
-    for kind in (INIT, ADD, END):
+    for kind in (INIT, ADD_PARTITIONS, END):
         lost[kind] = 1
     async with world.producer() as producer:
         for number in range(2):
             async with producer.transaction():
                 await producer.send("s", b"%d" % number)
-            lost[ADD] = lost[END] = 1
+            lost[ADD_PARTITIONS] = lost[END] = 1
     assert world.readable() == [b"0", b"1"]
 
 
@@ -404,9 +422,9 @@ async def test_nor_do_offsets_whose_ticket_is_waited_for(world: World, monkeypat
     monkeypatch.setattr(transaction_session, "CLOSE_TIMEOUT", 0.0)
     producer = world.producer()
     await producer.begin()
-    world.transactions.holds.add(ADD)
+    world.transactions.holds.add(ADD_OFFSETS)
     sending = asyncio.create_task(producer.send_offsets({("s", 0): 1}, group="g"))
-    await until(lambda: bool(world.transactions.held[ADD]))
+    await until(lambda: bool(world.transactions.held[ADD_OFFSETS]))
     committing = asyncio.create_task(producer.commit())
     await delivered()
     await producer.close()

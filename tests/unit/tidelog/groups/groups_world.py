@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tidelog.coordination.requests import Admin, Answer
@@ -60,6 +61,8 @@ class World:
         self.log: list[tuple[bytes, bytes | None]] = []
         self.unasked: list[tuple[object, Answer]] = []
         self.warnings: list[str] = []
+        self.most_turns: int | None = None
+        """Settlements after each request; None: until nothing waits."""
         self.shard = self._new()
         self.shard.begin(self.view, self.now)
         self._tokens = 0
@@ -98,15 +101,16 @@ class World:
 
     def settle(self) -> list[tuple[object, Answer]]:
         answers: list[tuple[object, Answer]] = []
-        while True:
+        for turn in itertools.count(1):
             settled = self.shard.settle(self.now, self.times)
             self.log += settled.records
             answers += settled.answers
             self.unasked += settled.unasked
             self.warnings += settled.warnings
             self.shard.validate()
-            if not self.shard.is_waiting:
-                return answers
+            if not self.shard.is_waiting or turn == self.most_turns:
+                break
+        return answers
 
     def change(self, streams: StreamsView) -> None:
         self.view = streams

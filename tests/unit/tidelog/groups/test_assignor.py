@@ -8,7 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.groups.assignor import Assignment, assign
+from tests.unit.tidelog.groups.assigned import assign
+from tidelog.groups.assignor import Assignment
 from wire.groups import StreamPartition
 
 STREAMS = ("a", "b", "c")

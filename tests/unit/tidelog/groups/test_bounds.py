@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tidelog.groups.selection as selection_module
 import tidelog.groups.shard as shard_module
+from tests.unit.tidelog.groups.assigned import assign
 from tests.unit.tidelog.groups.groups_world import GROUP, World, view
 from tidelog.coordination.streams import StreamLife, StreamsView, compiled
-from tidelog.groups.assignor import assign
 from tidelog.groups.group import MAX_MEMBER_BYTES, MAX_METADATA, MAX_METADATA_BYTES, MAX_SUBSCRIPTIONS
 from tidelog.groups.members import MAX_PATTERNS, MAX_STARS, MAX_SUBSCRIPTION
-from tidelog.groups.selection import Selection, Subscribed
-from tidelog.groups.shard import MAX_REQUESTS
+from tidelog.groups.selection import MOST_KEPT, Selection, Subscribed
+from tidelog.groups.shard import MAX_REQUESTS, MAX_WORK
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
 from wire.groups import StreamPartition
@@ -96,14 +97,85 @@ def test_a_pattern_looks_at_each_name_once() -> None:
     selection = Selection()
     selection.on_streams(many_streams(1000))
     wanted = Subscribed(frozenset(), frozenset({"x*", "*-1?"}))
-    assert len(selection.of(wanted)) == 1000
+    assert selection.of(wanted).bit_count() == 1000
     looks = selection.looks
     for _ in range(100):
-        assert len(selection.of(Subscribed(frozenset(), frozenset({"*-1?", "x*"})))) == 1000
+        assert selection.of(Subscribed(frozenset(), frozenset({"*-1?", "x*"}))).bit_count() == 1000
     assert selection.looks == looks
     selection.on_streams(many_streams(1001))
-    assert len(selection.of(wanted)) == 1001
-    assert selection.looks - looks < 1200, "the new name was looked at, and the selection made anew"
+    assert selection.of(wanted).bit_count() == 1001
+    assert selection.looks - looks < 10, "the new name was looked at, and the selection made anew"
+
+
+def names(selection: Selection, *patterns: str, streams: tuple[str, ...] = ()) -> set[str]:
+    return set(selection.names(selection.of(Subscribed(frozenset(streams), frozenset(patterns)))))
+
+
+def named(*streams: str) -> StreamsView:
+    return StreamsView(10, {name: StreamLife(1, {0: 1}) for name in streams})
+
+
+def test_streams_that_come_go_and_come_back_are_selected_while_they_are_there() -> None:
+    selection = Selection()
+    selection.on_streams(named("a1", "b1"))
+    assert names(selection, "a*", streams=("b1", "c1")) == {"a1", "b1"}
+    selection.on_streams(named("b1", "a2", "c1"))
+    assert names(selection, "a*", streams=("b1", "c1")) == {"a2", "b1", "c1"}
+    selection.on_streams(named("a1", "a2"))
+    assert names(selection, "a*", streams=("b1", "c1")) == {"a1", "a2"}
+    assert names(selection, "nothing*") == set()
+    selection.on_streams(named())
+    assert names(selection, "a*", streams=("b1", "c1")) == set()
+
+
+def test_names_of_streams_that_are_gone_are_not_kept_without_end() -> None:
+    selection = Selection()
+    for number in range(30):
+        selection.on_streams(named("stays", *(f"s{number}-{each}" for each in range(100))))
+        assert len(names(selection, "*")) == 101
+        assert names(selection, "st*", "s3-*", f"s{number}-7") == {"stays", f"s{number}-7"} | (
+            {f"s3-{each}" for each in range(100)} if number == 3 else set()
+        )
+    assert len(selection._names) <= 2 * 101 + 1024
+
+
+def test_many_subscriptions_to_all_of_many_streams_are_found_in_bounded_turns() -> None:
+    """What is found for one is there when the last one is found, however many streams there are: the coordinator would
+    begin anew without end."""
+    selection = Selection()
+    selection.on_streams(many_streams(20_000))
+    wanted = [
+        Subscribed(frozenset({f"other-{number}"}), frozenset({"*", "x*", f"*{number}*"}))
+        for number in range(MAX_SUBSCRIPTIONS)
+    ]
+    turns, most = 0, 0
+    while True:
+        before = selection.looks
+        is_prepared = selection.prepare(wanted, MAX_WORK)
+        most, turns = max(most, selection.looks - before), turns + 1
+        if is_prepared:
+            break
+        assert turns < 1000
+    assert most <= MAX_WORK + 1000, "the bound, and what is compiled last"
+    looks = selection.looks
+    assert [selection.of(each).bit_count() for each in wanted] == [20_000] * MAX_SUBSCRIPTIONS
+    assert selection.looks == looks, "all are there together"
+
+
+def test_as_many_patterns_as_a_group_can_have_are_kept_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_SUBSCRIPTIONS * MAX_PATTERNS <= MOST_KEPT // 2
+    monkeypatch.setattr(selection_module, "MOST_KEPT", 8)
+    selection = Selection()
+    selection.on_streams(named("a1", "b1", "c1"))
+    for round_ in range(3):
+        wanted = [Subscribed(frozenset(), frozenset({f"{letter}*", f"{round_}{letter}*"})) for letter in "abc"]
+        for _ in range(100):
+            if selection.prepare(wanted, 1):
+                break
+        else:
+            pytest.fail("it never ends")
+        assert [selection.names(selection.of(each)) for each in wanted] == [["a1"], ["b1"], ["c1"]]
+        assert len(selection._patterns) <= 8
 
 
 def test_patterns_are_looked_at_in_turns_of_bounded_work() -> None:

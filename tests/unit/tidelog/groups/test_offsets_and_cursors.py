@@ -364,3 +364,13 @@ def test_limits_of_cursors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(refused, TidelogError)
     assert refused.detail(LIMIT) == "cursors"
     assert isinstance(world.cursor("c", writes=True, value=b"y"), CursorResponse)
+
+
+def test_offsets_are_told_in_the_order_of_streams_and_numbers() -> None:
+    world = World(view(s=(1, 12), a=(1, 3)))
+    for stream, partition in (("s", 11), ("s", 2), ("a", 1), ("s", 10), ("a", 0)):
+        world.commit("", {partition: 1}, stream=stream)
+    told = [("a", 0), ("a", 1), ("s", 2), ("s", 10), ("s", 11)]
+    assert [(of.stream, of.partition) for of in world.committed()] == told
+    described = world.admin(op.GROUP_DESCRIBE, GROUP)
+    assert [(each["stream"], each["partition"]) for each in described["offsets"]] == told

@@ -71,7 +71,7 @@ def test_offsets_are_committed_with_their_transaction_and_not_before() -> None:
     assert world.committed() == {S0: 5}
     world.fail_over(compacted=True)
     assert world.committed() == {S0: 5}
-    assert world.shard.groups[GROUP].committed(S0).metadata == "x"
+    assert world.shard.groups[GROUP].offsets[S0].metadata == "x"
 
 
 def test_offsets_go_with_a_transaction_that_is_aborted() -> None:

@@ -273,7 +273,7 @@ def test_requests_of_a_step_that_met_a_bug_are_not_lost(monkeypatch: pytest.Monk
     def fails(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(group_module, "assign", fails)
+    monkeypatch.setattr(group_module, "assigning", fails)
     world.shard.take("first", OffsetsRequest(group=GROUP))
     world.shard.take("second", join("a"))
     with pytest.raises(KeyError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -50,7 +51,7 @@ class World:
         old.restore(before)
         changes = old.restore(self.cluster.state.snapshot())
         for stream in self.streams.values():
-            stream.observe(self.cluster.state, changes, from_snapshot=False)
+            deque(stream.observe(self.cluster.state, changes, from_snapshot=False), maxlen=0)
 
     def lead(self, broker: str | None) -> None:
         self.controller = broker

@@ -66,7 +66,7 @@ async def test_an_old_claim_that_comes_again_says_nothing(monkeypatch: pytest.Mo
 
 
 async def test_what_nobody_proves_counts_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 0.1)
+    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 1.0)
     hub = Hub()
     stranger = link(hub, [ClusterSecret(b"another secret, of nobody here")])
 

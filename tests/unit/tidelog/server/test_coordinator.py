@@ -26,7 +26,14 @@ from wire.batch import BatchBuilder, EncodedBatch
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
 from wire.groups import CursorKey, coordinator_partition
-from wire.groups_pb2 import CursorRequest, CursorResponse, HeartbeatRequest, HeartbeatResponse, OffsetsRequest
+from wire.groups_pb2 import (
+    CursorRecord,
+    CursorRequest,
+    CursorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    OffsetsRequest,
+)
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
 from wire.transport import Buffer, Message, Transport
@@ -438,3 +445,28 @@ async def test_a_bug_in_the_leader_is_an_error_for_whoever_asked() -> None:
     await world.until_active()
     world.led.refusal = TidelogError(Code.INTERNAL, "a bug")
     assert refusal(await world.join()) is Code.INTERNAL
+
+
+async def test_a_long_log_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch of it has more records than are taken up in one turn of the loop."""
+    led = Led()
+    builder = BatchBuilder()
+    for number in range(3000):
+        record = CursorRecord(version=1, value=b"x" * 100)
+        builder.add_record(record.SerializeToString(), CursorKey(f"c{number}").encode())
+    led.store(builder.build(1))
+    replayed: list[int] = [0]
+    replay = GroupShard.replay
+
+    def counted(shard: GroupShard, key: bytes, value: bytes | None) -> None:
+        replayed[-1] += module.RECORD_BYTES + len(value or b"")
+        replay(shard, key, value)
+
+    monkeypatch.setattr(GroupShard, "replay", counted)
+    world = World(led)
+    while not world.coordinator.shard.cursors.known:  # type: ignore[attr-defined] # it is one of groups
+        await asyncio.sleep(0)
+        replayed.append(0)
+    assert sum(replayed) > 5 * module.REPLAYED_AT_ONCE
+    assert max(replayed) < module.REPLAYED_AT_ONCE + 1000
+    led.end()

@@ -8,6 +8,7 @@ import pytest
 from grpc import StatusCode
 
 from metadata.describe import metadata_form
+from tests.turns import finished
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.client.metadata import StreamMetadata
 from tidelog.server.liftbridge.gateway import Gateway
@@ -45,7 +46,7 @@ class Controller:
     async def metadata(self, name: str) -> StreamMetadata:
         self.asked += 1
         state = self._cluster.state
-        return StreamMetadata.of(metadata_form(state, state.streams[StreamName(name)], {}), CLUSTER_ID)
+        return StreamMetadata.of(finished(metadata_form(state, state.streams[StreamName(name)], {})), CLUSTER_ID)
 
 
 class Producer:
@@ -81,7 +82,7 @@ class World:
     async def target(self, partition: int, *, known: int, expected: int = 0) -> int:
         """Where a record for `partition` goes, by a producer that knows `known` partitions."""
         layout = StreamMetadata.of(
-            metadata_form(self.cluster.state, self.cluster.state.streams[STREAM], {}), CLUSTER_ID
+            finished(metadata_form(self.cluster.state, self.cluster.state.streams[STREAM], {})), CLUSTER_ID
         )
         place = Place(cast("Any", Producer(known)), layout)
         request = pb.PublishRequest(stream="s", partition=partition, expectedOffset=expected)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from metadata.model import Outcome
+from metadata.model import Outcome, Stream
 from tests.fake_nats import FakeTransport, Hub
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.server import pushes
@@ -20,6 +20,7 @@ from wire.operations import StreamRoutes
 from wire.racks import RACK_LABEL
 from wire.subjects import Subjects
 from wire.transport import Message
+from wire.turns import LOOKS, Steps
 from wire.types import BrokerId, Generation, StreamName
 
 PATIENCE_S = 10.0
@@ -282,3 +283,25 @@ async def test_each_step_of_a_repartition_is_pushed_that_changes_routes(world: W
     ]
     world.applied(cluster.prepare(2))
     assert await world.quiet() == ["s"], "no partition is made or changed, and the generation of the routes has moved"
+
+
+async def test_a_stream_that_changes_while_its_routes_are_encoded_is_pushed_again(world: World) -> None:
+    world.create("s", 2 * LOOKS)
+    world.pushes.on_controller(True)
+    assert await world.quiet() == ["s"]
+    began = asyncio.Event()
+    encoded = world.pushes._encoded
+
+    def noted(stream: Stream) -> Steps[bytes]:
+        began.set()
+        return encoded(stream)
+
+    world.pushes._encoded = noted  # type: ignore[method-assign]
+    world.applied(world.cluster.die("a"))
+    async with asyncio.timeout(PATIENCE_S):
+        await began.wait()
+    world.applied(world.cluster.die("b"))
+    await world.until(lambda: len(world.streams) == 2)
+    assert world.pushes._due.next() is None
+    routes = world.cluster.state.streams[StreamName("s")].routing_generation
+    assert world.pushes._due._pushed[StreamName("s")] == routes

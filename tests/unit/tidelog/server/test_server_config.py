@@ -107,6 +107,8 @@ def test_the_login_and_the_certificates_of_raft_are_the_files(tmp_path: Path) ->
         (MINIMAL, "[replica]\nreplica_max_idle_wait = 9.0", ["[replica]", "replica_max_idle_wait", "9.0"]),
         (MINIMAL, "[replica]\nreplica_max_lag_time = 'long'", ["[replica] replica_max_lag_time", "'long'", "a number"]),
         (MINIMAL, "[replica]\npush_to_waiters = 1", ["[replica] push_to_waiters", "true or false"]),
+        (MINIMAL, "[storage]\nmin_free_bytes = '2G'", ["[storage] min_free_bytes = '2G'", "(B, kB, MB,"]),
+        (MINIMAL, "[storage]\nhousekeeping_interval = '5s'", ["[storage] housekeeping_interval", "a number"]),
         (MINIMAL, "replica = 3", ["replica = 3", "[replica]"]),
         (MINIMAL, "raft_peers = 3", ["raft_peers=3", "HOST:PORT"]),
         (MINIMAL, "nats = 3", ["nats=3", "nats://"]),
@@ -221,3 +223,17 @@ def test_a_port_that_cannot_be_is_refused(given: dict[str, Any], words: str) -> 
     with pytest.raises(TidelogError, match=words) as refused:
         config({**MINIMAL, **given})
     assert refused.value.code is Code.BAD_CONFIG
+
+
+def test_settings_that_count_bytes_or_ms_take_units(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        'id = "b1"\ndata_dir = "d"\n[storage]\nmin_free_bytes = "2GB"\ngroup_retention_ms = "30d"\n'
+        'compaction_memory = "64MiB"\nscrub_bytes_per_second = 5\n[replica]\nfetch_max_bytes = "2MiB"\n',
+    )
+    found = config({}, file=file)
+    assert found.storage.min_free_bytes == 2_000_000_000
+    assert found.storage.group_retention_ms == 30 * 86_400_000
+    assert found.storage.compaction_memory == 64 << 20
+    assert found.storage.scrub_bytes_per_second == 5
+    assert found.replica.fetch_max_bytes == 2 << 20

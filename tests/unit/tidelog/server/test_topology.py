@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from metadata.describe import metadata_form
 from metadata.model import Outcome
+from tests.turns import finished
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.server.topology import HEAD_BYTES, TopologyPages
 from wire import json_codec
@@ -17,6 +19,7 @@ from wire.errors import Code, TidelogError
 from wire.internal_streams import GROUPS
 from wire.subjects import Subjects
 from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TOPOLOGY, Topology
+from wire.turns import LOOKS
 from wire.types import StreamName
 
 
@@ -53,7 +56,7 @@ async def test_routes_are_those_of_the_controllers_operation_without_racks() -> 
     world = Pages()
     world.create("s", partitions=3)
     page = await world.ask()
-    form = metadata_form(world.cluster.state, world.cluster.state.streams[StreamName("s")], {})
+    form = finished(metadata_form(world.cluster.state, world.cluster.state.streams[StreamName("s")], {}))
     assert page["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
     assert (page["cluster_id"], page["generation"], page["home_broker"]) == (
         CLUSTER_ID,
@@ -86,7 +89,7 @@ async def test_a_change_is_in_the_next_answer_and_so_is_the_generation() -> None
         assert outcome.code is None
         world.pages.on_changes(outcome.changes)
         page = await world.ask(streams=["s"])
-        form = metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {})
+        form = finished(metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {}))
         assert page["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
         assert page["generation"] == cluster.state.generation
 
@@ -108,7 +111,7 @@ async def test_steps_of_a_repartition_are_in_the_next_answer() -> None:
         outcome = step()
         assert outcome.code is None
         world.pages.on_changes(outcome.changes)
-        form = metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {})
+        form = finished(metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {}))
         assert (await world.ask())["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
 
 
@@ -177,3 +180,34 @@ async def test_a_request_that_cannot_be_read_is_refused(data: bytes) -> None:
 def test_the_answer_is_of_a_kind_that_the_codec_knows() -> None:
     with pytest.raises(ValueError, match="it is 3, not an object"):
         json_codec.checked(Topology, 3, "it")
+
+
+async def test_routes_that_change_while_they_are_encoded_are_of_one_generation_and_are_not_kept() -> None:
+    world = Pages()
+    partitions = 2 * LOOKS
+    world.create("s", partitions=partitions)
+    asked = asyncio.create_task(world.ask())
+    await asyncio.sleep(0)
+    assert not asked.done(), "it takes more than one turn"
+    before = world.cluster.state.generation
+    world.pages.on_changes(world.cluster.die("a").changes)
+    page = await asked
+    (stream,) = page["streams"]
+    assert {partition["leader"] for partition in stream["partitions"]} == {"a"}
+    assert (page["generation"], stream["routing_generation"]) == (before, before)
+    (stream,) = (await world.ask())["streams"]
+    assert "a" not in {partition["leader"] for partition in stream["partitions"]}
+
+
+async def test_of_two_requests_that_a_change_comes_between_the_later_ones_routes_are_kept() -> None:
+    world = Pages(max_payload=16 << 20)
+    world.create("s", partitions=4 * LOOKS)
+    asked = [asyncio.create_task(world.ask())]
+    await asyncio.sleep(0)
+    world.pages.on_changes(world.cluster.die("a").changes)
+    asked.append(asyncio.create_task(world.ask()))
+    await asyncio.sleep(0)
+    assert not asked[0].done(), "both are at work"
+    await asyncio.gather(*asked)
+    (stream,) = (await world.ask())["streams"]
+    assert "a" not in {partition["leader"] for partition in stream["partitions"]}

@@ -29,7 +29,17 @@ from wire.subjects import Subjects
 from wire.tickets import group_target, partition_target
 from wire.tidelog_pb2 import EndTransactionRequest
 from wire.transaction_proofs import add_proof, proven_of, proven_of_prepared
-from wire.transactions import ADD, END, END_FAMILY, FAMILY, INIT, coordinator_partition, coordinator_subject
+from wire.transactions import (
+    ADD_ANY,
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    END,
+    END_FAMILY,
+    FAMILY,
+    INIT,
+    coordinator_partition,
+    coordinator_subject,
+)
 from wire.transactions_pb2 import (
     AddRequest,
     AddResponse,
@@ -84,12 +94,12 @@ class World:
             self.peers.publish(message.reply, [b""], headers=None if error is None else error.to_headers())
         await delivered()
 
-    async def send(self, kind: str, request: Protobuf) -> list[Message]:
+    async def send(self, kind: str, request: Protobuf, *added: str) -> list[Message]:
         """What is answered stands in the list."""
         answers: list[Message] = []
         inbox = self.client.new_inbox()
         self.client.on_inbox(inbox, answers.append)
-        subject = coordinator_subject(SUBJECTS, kind, ID)
+        subject = coordinator_subject(SUBJECTS, kind, ID, *added)
         self.client.publish(subject, [request.SerializeToString()], reply=inbox)
         await delivered()
         return answers
@@ -98,20 +108,24 @@ class World:
         """A transaction with a partition and a group."""
         (answer,) = await self.send(INIT, InitRequest(transactional_id=ID, timeout_ms=60_000))
         producer = InitResponse.FromString(answer.data)
+        of_s = await self.add(producer, ADD_PARTITIONS, "s", partitions=[partition(0)])
+        of_g0 = await self.add(producer, ADD_OFFSETS, "g0", groups=["g0"])
+        targets = [partition_target("s", 1, 0, 1), group_target("g0")]
+        assert [*AddResponse.FromString(of_s.data).tickets, *AddResponse.FromString(of_g0.data).tickets] == [
+            make_ticket(producer.producer_id, producer.producer_epoch, target) for target in targets
+        ]
+        return producer
+
+    async def add(self, producer: InitResponse, kind: str, *added: str, **what: Any) -> Message:
         request = AddRequest(
             transactional_id=ID,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
-            partitions=[partition(0)],
-            groups=["g0"],
+            **what,
         )
         add_proof(request, producer.key)
-        (added,) = await self.send(ADD, request)
-        targets = [partition_target("s", 1, 0, 1), group_target("g0")]
-        assert [*AddResponse.FromString(added.data).tickets] == [
-            make_ticket(producer.producer_id, producer.producer_epoch, target) for target in targets
-        ]
-        return producer
+        (answer,) = await self.send(kind, request, *added)
+        return answer
 
     async def end(self, producer: InitResponse) -> list[Message]:
         request = EndRequest(
@@ -228,7 +242,7 @@ async def prepared(world: World, child: str) -> FamilyMember:
     producer = InitResponse.FromString(answer.data)
     request = AddRequest(transactional_id=f"{ID}~{child}", producer_id=producer.producer_id, partitions=[partition(0)])
     add_proof(request, producer.key)
-    await world.send(ADD, request)
+    await world.send(ADD_PARTITIONS, request, "s")
     proof = prove(producer.key, proven_of_prepared(f"{ID}~{child}", 0))
     return FamilyMember(child=child, producer_id=producer.producer_id, proof=proof)
 
@@ -247,8 +261,8 @@ async def test_what_is_not_proven_to_come_from_the_producer_is_refused_and_chang
             assert refusal(refused) is Code.UNPROVEN_PRODUCER
     add = AddRequest(transactional_id=ID, producer_id=producer.producer_id, partitions=[partition(1)])
     add_proof(add, mine)
-    add.groups.append("mine")
-    (refused,) = await world.send(ADD, add)
+    add.partitions.append(partition(2))
+    (refused,) = await world.send(ADD_PARTITIONS, add, "s")
     assert refusal(refused) is Code.UNPROVEN_PRODUCER
     family = EndFamilyRequest(family=ID, commits=True, sequence=1)
     member = await prepared(world, "a")
@@ -302,3 +316,47 @@ async def test_a_request_of_a_child_comes_on_the_subject_of_its_family(world: Wo
     assert refusal(answer) is Code.BAD_REQUEST, "permissions are given for subjects"
     (answer,) = await world.send(END_FAMILY, EndFamilyRequest(family="u"))
     assert refusal(answer) is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("kind", "added", "what", "named"),
+    [
+        (ADD_PARTITIONS, "s", {"partitions": [partition(1, "r", 2, 2)]}, "'r'"),
+        (ADD_PARTITIONS, "s", {"partitions": [partition(1), partition(0, "r", 2, 2)]}, "'r'"),
+        (ADD_PARTITIONS, "s", {"groups": ["s"]}, "group 's'"),
+        (ADD_PARTITIONS, "s", {"partitions": [partition(1)], "groups": ["g1"]}, "group 'g1'"),
+        (ADD_OFFSETS, "g0", {"groups": ["g1"]}, "'g1'"),
+        (ADD_OFFSETS, "g0", {"groups": ["g0", "g1"]}, "'g1'"),
+        (ADD_OFFSETS, "s", {"partitions": [partition(1)]}, "stream 's'"),
+        (ADD_OFFSETS, "g0", {"partitions": [partition(1)], "groups": ["g0"]}, "stream 's'"),
+    ],
+)
+async def test_an_add_takes_in_what_its_subject_names_and_nothing_else(
+    world: World, kind: str, added: str, what: dict[str, Any], named: str
+) -> None:
+    """NATS lets a producer send to the subjects of its own streams and groups."""
+    producer = await world.opened()
+    before = len(world.led.batches)
+    answer = await world.add(producer, kind, added, **what)
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.BAD_REQUEST
+    assert named in error.message
+    assert added in error.message or kind in error.message
+    assert len(world.led.batches) == before, "nothing was added"
+
+
+async def test_an_add_for_another_family_is_refused(world: World) -> None:
+    add = AddRequest(transactional_id="u", producer_id=1, partitions=[partition(0)])
+    (answer,) = await world.send(ADD_PARTITIONS, add, "s")
+    assert refusal(answer) is Code.BAD_REQUEST
+
+
+async def test_a_client_that_adds_without_naming_it_in_the_subject_is_told(world: World) -> None:
+    """As earlier versions did."""
+    producer = await world.opened()
+    answer = await world.add(producer, ADD_ANY, partitions=[partition(1)], groups=["g1"])
+    error = TidelogError.from_headers(answer.headers)
+    assert error is not None
+    assert error.code is Code.BAD_REQUEST
+    assert "bring the client to this version" in error.message

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+import tidelog.transactions.shard as shard_module
 from tests.unit.tidelog.transactions.transactions_world import Producer, World, code, init_request
+from tidelog.coordination.requests import Settled
 from tidelog.server.coordinator import MAX_REQUEST_BYTES
 from tidelog.transactions import families
-from tidelog.transactions.transaction import Ending, Idle, Open
+from tidelog.transactions.transaction import Ending, Idle, Open, Outcome
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
 from wire.transactions import MAX_EPOCH, MAX_MEMBERS, FamilyKey, coordinator_partition, coordinator_subject
@@ -395,3 +397,94 @@ def test_the_largest_request_is_one_that_a_coordinator_takes() -> None:
         family="f" * 64, members=members, commits=True, sequence=most, others=True, cluster_id="c" * 64
     )
     assert request.ByteSize() <= MAX_REQUEST_BYTES
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six participants."""
+    monkeypatch.setattr(shard_module, "MAX_ASKED", 18)
+
+
+def settled(world: World, most: int = 1000) -> list[Settled]:
+    """The next settlements, until nothing waits."""
+    found: list[Settled] = []
+    while world.shard.is_waiting and len(found) < most:
+        found.append(world.shard.settle(world.now, world.times))
+        world.shard.validate()
+        world.log += found[-1].records
+    return found
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("others", [True, False])
+def test_a_family_is_committed_in_turns_and_nothing_else_is_decided_before_its_end(others: bool) -> None:
+    world = World()
+    members = [prepared(world, str(number), 0, 1, 2) for number in range(5)]
+    losers = [prepared(world, f"loser{number}", 0, 1, 2) for number in range(3)]
+    world.confirms = False
+    world.shard.take("end", end_request(*members, sequence=1, others=others))
+    world.shard.take("next", end_request(losers[0], sequence=2))
+    world.shard.take("last", FamilyRequest(family="f"))
+    found = settled(world)
+    told = [len(each.deliveries) for each in found]
+    assert max(told) <= 6
+    assert sum(told) == (24 if others else 15)
+    turns = 4 if others else 3
+    assert all(told[:turns])
+    assert not any(each.answers for each in found[:turns])
+    answers = {token: answer for each in found for token, answer in each.answers}
+    assert code(answers["next"]) is Code.UNAVAILABLE, "the answer of the first one is held"
+    assert answers["last"] == FamilyResponse(sequence=1)
+    assert {world.shard.transactions[each.name].state_name for each in members} == {"committing"}
+    assert {world.shard.transactions[each.name].state_name for each in losers} == {"aborting" if others else "open"}
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("died_after", range(6))
+def test_a_commit_in_turns_is_complete_wherever_the_coordinator_dies(died_after: int) -> None:
+    world = World()
+    members = [prepared(world, str(number), 0, 1, 2) for number in range(5)]
+    request = end_request(*members, sequence=1)
+    world.confirms = False
+    world.shard.take("end", request)
+    settled(world, died_after)
+    world.fail_over(compacted=True)
+    committed = {world.shard.transactions[each.name].state_name for each in members}
+    assert committed == {"committing" if died_after else "open"}
+    assert last(world) == (1 if died_after else None)
+    world.confirms = True
+    world.settle()
+    assert len([each for each in world.undelivered if each.commits]) in (0, 15)
+    world.confirm()
+    world.settle()
+    assert world.ask(request) == ENDED
+    assert {world.shard.transactions[each.name].last for each in members} == {Outcome.COMMITTED}
+    world.pass_(0.5)
+    assert world.shard.families.by_name["f"].members == ()
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_the_answer_to_an_end_is_due_when_all_are_aborted() -> None:
+    world = World()
+    members = [prepared(world, str(number), 0, 1, 2) for number in range(5)]
+    world.confirms = False
+    world.shard.take("end", end_request(*members, commits=False))
+    found = settled(world)
+    answered = [number for number, each in enumerate(found) if each.answers]
+    told = [number for number, each in enumerate(found) if each.deliveries]
+    assert (answered, told) == ([2], [0, 1, 2])
+    assert found[2].answers == [("end", ENDED)]
+    assert found[2].begun == {"end"}, "some of it is decided before"
+    world.shard.take("again", end_request(*members, sequence=1))
+    refused = [answer for each in settled(world) for _, answer in each.answers]
+    assert [code(each) for each in refused] == [Code.TRANSACTION_ABORTED]
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_the_end_of_a_family_that_is_under_way_is_given_up_as_one_that_may_be_decided() -> None:
+    world = World()
+    members = [prepared(world, str(number), 0, 1, 2) for number in range(5)]
+    world.shard.take("end", end_request(*members, commits=False))
+    assert not settled(world, 1)[0].answers
+    assert world.shard.waiting == 1
+    assert world.shard.abandon() == ([], ["end"])

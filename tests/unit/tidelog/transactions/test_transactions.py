@@ -417,25 +417,6 @@ def test_requests_that_cannot_be_are_refused_and_change_nothing() -> None:
     assert {*world.log[len(before) :]} == {BARRIER}, "what it tells could be wrong by now"
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    producer, other = world.init(), world.init("other")
-    monkeypatch.setattr(module, "MAX_PARTICIPANTS", 3)
-    producer.add(0, 1)
-    assert producer.refused(producer.add_request(1, 2, groups=("g",))) is Code.LIMIT_REACHED
-    producer.add(1, 2)
-    monkeypatch.setattr(module, "MAX_PARTICIPANTS_OF_ALL", 4)
-    assert producer.refused(other.add_request(0, 1)) is Code.LIMIT_REACHED
-    other.add(0)
-    monkeypatch.setattr(module, "MAX_IDS", 2)
-    assert code(world.ask(init_request("third"))) is Code.LIMIT_REACHED
-    other.end()
-    world.now += 1
-    world.time_ns += (module.KEPT_WHEN_FULL_S + 1) * 10**9
-    world.init("third")
-    assert sorted(world.shard.transactions) == [ID, "third"], "one that is idle for long makes room, and no open one"
-
-
 def test_an_add_that_is_sent_again_gives_the_same_tickets_and_writes_nothing() -> None:
     world = World()
     producer = world.init()

@@ -1,0 +1,70 @@
+"""How far the journal of this node was written, kept outside of the Raft directory.
+
+    <raft>.synced      "TLRMARK1" | sequence u64 | crc32c u32      the newest batch of the journal that was synced
+
+A Raft directory that is put back from an older copy is sound in itself: the node has forgotten terms, votes and entries
+that it told others of, and could be elected twice in one term, or elect a leader that lacks committed commands. The
+mark tells: a journal that ends before it is older (`dataplane.log.manifest` does the same for the logs of partitions).
+
+The mark is written after each sync of the journal, before anything that depends on it leaves the node, so it is never
+ahead of the journal. It is not synced itself: it outlives the process, and a loss of power may take it back to an
+earlier batch, after which less is noticed. A mark that is missing or damaged says nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from pathlib import Path
+
+import crc32c
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"TLRMARK1"
+_SEQUENCE = struct.Struct("<8sQ")
+_CRC = struct.Struct("<I")
+
+
+def mark_path(directory: Path) -> Path:
+    """The mark of the node with that Raft directory."""
+    return directory.with_name(f"{directory.name}.synced")
+
+
+class JournalMark:
+    """Blocking. `close` ends it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.sequence = _decode(os.pread(self._descriptor, _SEQUENCE.size + _CRC.size, 0))
+        """0: nothing is known."""
+        self._has_failed = False
+
+    def write(self, sequence: int) -> None:
+        """One that cannot be written stays as it is, which is told once."""
+        self.sequence = sequence
+        content = _SEQUENCE.pack(_MAGIC, sequence)
+        try:
+            os.pwrite(self._descriptor, content + _CRC.pack(crc32c.crc32c(content)), 0)
+            self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.error(
+                    "%s cannot be written (%s): an older copy of the Raft directory would not be noticed",
+                    self._path, error.strerror or error,
+                )  # fmt: skip
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _decode(content: bytes) -> int:
+    if len(content) != _SEQUENCE.size + _CRC.size:
+        return 0
+    magic, sequence = _SEQUENCE.unpack_from(content)
+    (checksum,) = _CRC.unpack_from(content, _SEQUENCE.size)
+    return int(sequence) if magic == _MAGIC and checksum == crc32c.crc32c(content[: _SEQUENCE.size]) else 0
