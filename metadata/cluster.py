@@ -118,10 +118,6 @@ class Cluster:
                     if wanted(partition)
                 ]
 
-    def keys_of(self, broker: BrokerId) -> list[PartitionKey]:
-        """Partitions that `broker` replicates, sorted."""
-        return [key for key, _ in self.partitions(lambda partition: broker in partition.replicas)]
-
     def led_by(self, broker: BrokerId) -> int:
         return self._led.get(broker, 0)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Final
 
 from wire import metadata_pb2 as pb
+from wire.turns import Steps, pieces
 from wire.types import Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
+
+_PIECE: Final = 50
+"""Partitions in a piece of work."""
 
 
 def ref_of(key: PartitionKey) -> pb.PartitionRef:
@@ -26,26 +33,33 @@ def key_of(ref: pb.PartitionRef) -> PartitionKey:
     )
 
 
-def log_ends_to_pb(ends: Mapping[PartitionKey, LogEnd]) -> list[pb.LogEnds]:
+def log_ends_to_pb(ends: Mapping[PartitionKey, LogEnd]) -> Steps[list[pb.LogEnds]]:
     """In the order of the keys, a message for each stream."""
-    found: list[pb.LogEnds] = []
-    for key, end in sorted(ends.items()):
-        stream = (key.stream, key.stream_incarnation)
-        if not found or (found[-1].stream, found[-1].stream_incarnation) != stream:
-            found.append(pb.LogEnds(stream=key.stream, stream_incarnation=key.stream_incarnation))
-        found[-1].partitions.append(key.partition)
-        found[-1].partition_incarnations.append(key.partition_incarnation)
-        found[-1].leader_epochs.append(end.leader_epoch)
-        found[-1].ends.append(end.offset)
+    found = yield from logs_to_pb(ends)
+    for logs in found:
+        for piece in pieces(logs_of(logs), _PIECE):
+            known = [ends[key] for key in piece]
+            logs.leader_epochs.extend(end.leader_epoch for end in known)
+            logs.ends.extend(end.offset for end in known)
+            yield _PIECE
     return found
 
 
-def logs_to_pb(keys: Iterable[PartitionKey]) -> list[pb.LogEnds]:
-    """Without their ends."""
-    found = log_ends_to_pb(dict.fromkeys(keys, LogEnd(LeaderEpoch(0), Offset(0))))
-    for logs in found:
-        logs.ClearField("leader_epochs")
-        logs.ClearField("ends")
+def logs_to_pb(keys: Iterable[PartitionKey]) -> Steps[list[pb.LogEnds]]:
+    """Without their ends. A key that is met again counts once."""
+    streams: defaultdict[tuple[StreamName, Incarnation], set[tuple[int, Incarnation]]] = defaultdict(set)
+    for piece in pieces(keys, _PIECE):
+        for key in piece:
+            streams[key.stream, key.stream_incarnation].add((key.partition, key.partition_incarnation))
+        yield _PIECE
+    found: list[pb.LogEnds] = []
+    for (stream, incarnation), partitions in sorted(streams.items(), key=itemgetter(0)):
+        logs = pb.LogEnds(stream=stream, stream_incarnation=incarnation)
+        for partition, partition_incarnation in sorted(partitions):
+            logs.partitions.append(partition)
+            logs.partition_incarnations.append(partition_incarnation)
+        found.append(logs)
+        yield 1 + len(partitions)
     return found
 
 

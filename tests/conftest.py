@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from tidelog.runtime.loopback import PORTS_VARIABLE, free_ports
@@ -43,6 +45,15 @@ def pytest_configure() -> None:
     if worker is not None:
         first = 11_000 + 2_000 * (int(worker.removeprefix("gw")) % 10)
         os.environ[PORTS_VARIABLE] = f"{first}-{first + 1_999}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A teardown that hangs ends its process, as `faulthandler_timeout` does for the test itself; pytest does not time
+    what follows a failure."""
+    limit_s, stderr = float(item.config.getini("faulthandler_timeout")), item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=stderr)
+    return (yield)
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ TIMERS: Mapping[str, str] = {
     "metadata/runtime/controller_driver.py": OF_CONTROLLER,
     "metadata/runtime/moves.py": OF_CONTROLLER,
     "metadata/runtime/namespace.py": ONE,
-    "metadata/runtime/outbound.py": "requests of a broker to the controller: commands follow from them",
+    "metadata/runtime/outbound.py": "requests of a broker to the controller: `tests/unit/metadata/test_outbound.py`",
     "metadata/runtime/proposals.py": ONE,
     "metadata/runtime/registration.py": ONE,
     "metadata/runtime/repartition_admin.py": ONE,

@@ -203,10 +203,13 @@ class Broker:
         return waiting
 
     # ------------------------------------------------------------------ metadata
-    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+    def log_ends(self) -> Steps[dict[PartitionKey, LogEnd]]:
         """How far the logs of sound replicas reach."""
-        ends = ((key, replica.reach) for key, replica in self._replicas.items())
-        return {key: reach for key, reach in ends if reach is not None}
+        ends: dict[PartitionKey, LogEnd] = {}
+        for replicas in pieces([*self._replicas.items()], _LOOKED_AT):
+            ends.update((key, reach) for key, replica in replicas if (reach := replica.reach) is not None)
+            yield _LOOKED_AT
+        return ends
 
     def on_registered(self, incarnation: Incarnation) -> None:
         """This life's registration is applied; after having been declared dead there is another one."""

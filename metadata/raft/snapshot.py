@@ -301,10 +301,11 @@ class SnapshotStore:
             if self._incoming is None:
                 return False
             self._incoming.write(chunk)
+            self._incoming.flush()
+            # Each chunk by itself: the event loop never waits until a whole snapshot is on disk.
+            os.fsync(self._incoming.fileno())
             if not last:
                 return False
-            self._incoming.flush()
-            os.fsync(self._incoming.fileno())
             self._drop_incoming()
             decode_snapshot(temporary.read_bytes(), temporary)
             self._head = self._encoding = None  # an older snapshot must not take its place

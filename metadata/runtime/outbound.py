@@ -7,23 +7,25 @@ withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpo
 that it names is over, or when it is marked as withdrawn. The state is the answer: none is waited for, and a copy that
 arrives late fails its compare-and-set. A report of a leader is sent once; its follower repeats it.
 
-Bounded: one request of each kind per partition. Pauses double up to `LONGEST_PAUSE_S`.
+Bounded: one request of each kind per partition. They are sent in turns of the event loop, in the order in which they
+are due. Pauses double up to `LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import TypeVar
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
 from wire import metadata_pb2 as pb
 from wire.types import (
     CutoverReport,
-    Incarnation,
     IsrChange,
     LeaderReport,
     LossReport,
@@ -36,7 +38,13 @@ from wire.types import (
 MESSAGE_BYTES = 256 << 10
 """More goes into further messages: each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
+TURN: Final = 250
+"""Requests, and reports of leaders, that are sent in one turn of the event loop."""
+TURN_PAUSE_S: Final = 0.001
+"""Between two turns, for whatever else the loop has to do."""
 
+_Request = TypeVar("_Request", IsrChange, PauseChange, CutoverReport, RetiredReport, Withdrawal, LossReport)
+_Altering = TypeVar("_Altering", IsrChange, PauseChange, RetiredReport)
 _Item = TypeVar(
     "_Item",
     pb.IsrAlteration,
@@ -49,18 +57,42 @@ _Item = TypeVar(
 
 
 @dataclass(slots=True)
-class _Repeat:
-    """When a request is to be sent, and how long to wait after that."""
+class _Open(Generic[_Request]):
+    """A request that is not over."""
 
-    at: float = -inf
+    request: _Request
     pause_s: float = 0.0
+    """How long it waited before it was sent last."""
 
-    def is_due(self, now: float) -> bool:
-        return self.at <= now
 
-    def sent(self, now: float, shortest_s: float) -> None:
-        self.pause_s = min(LONGEST_PAUSE_S, max(shortest_s, 2 * self.pause_s))
-        self.at = now + self.pause_s
+class _Kind(ABC, Generic[_Request, _Item]):
+    """The open requests of one kind."""
+
+    def __init__(self, context: MetadataContext) -> None:
+        self._context = context
+        self.open: dict[PartitionKey, _Open[_Request]] = {}
+
+    @abstractmethod
+    def is_over(self, request: _Request) -> bool: ...
+
+    @abstractmethod
+    def item(self, request: _Request) -> _Item:
+        """It, as it is sent now."""
+
+    @abstractmethod
+    def message(self, items: Sequence[_Item]) -> tuple[str, bytes]:
+        """The subject, and what is published there."""
+
+    def settle(self, key: PartitionKey) -> None:
+        """The partition has changed: forget what is over."""
+        asked = self.open.get(key)
+        if asked is not None and self.is_over(asked.request):
+            del self.open[key]
+
+    def publish(self, items: Sequence[_Item]) -> None:
+        for part in _parts(items):
+            subject, data = self.message(part)
+            self._context.transport.publish(subject, [data])
 
 
 class OutboundRequests:
@@ -68,105 +100,84 @@ class OutboundRequests:
 
     def __init__(self, context: MetadataContext) -> None:
         self._context = context
-        self._changes: dict[PartitionKey, tuple[IsrChange, _Repeat]] = {}
-        self._pauses: dict[PartitionKey, tuple[PauseChange, _Repeat]] = {}
-        self._cutovers: dict[PartitionKey, tuple[CutoverReport, _Repeat]] = {}
-        self._retired: dict[PartitionKey, tuple[RetiredReport, _Repeat]] = {}
-        self._withdrawals: dict[PartitionKey, tuple[Withdrawal, _Repeat]] = {}
-        self._losses: dict[PartitionKey, tuple[LossReport, _Repeat]] = {}
+        self._changes = _IsrChanges(context)
+        self._pauses = _PauseChanges(context)
+        self._cutovers = _Cutovers(context)
+        self._retired = _RetiredPartitions(context)
+        self._withdrawals = _Withdrawals(context)
+        self._losses = _Losses(context)
+        self._kinds: tuple[_Kind[Any, Any], ...] = (
+            self._changes,
+            self._pauses,
+            self._cutovers,
+            self._retired,
+            self._withdrawals,
+            self._losses,
+        )
         self._reports: dict[PartitionKey, LeaderReport] = {}
-        self._repeated = (self._changes, self._pauses, self._cutovers, self._retired, self._withdrawals, self._losses)
+        self._times: list[_Time] = []
+        """A heap."""
+        self._numbers = count()
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def __len__(self) -> int:
-        return sum(len(requests) for requests in self._repeated)
+        return sum(len(kind.open) for kind in self._kinds)
 
     def alter_isr(self, change: IsrChange) -> None:
-        known = self._changes.get(change.key)
-        if known is None or known[0] != change:
-            self._changes[change.key] = (change, _Repeat())
-            self._send_soon()
+        self._ask(self._changes, change.key, change)
 
     def alter_paused(self, change: PauseChange) -> None:
-        known = self._pauses.get(change.key)
-        if known is None or known[0] != change:
-            self._pauses[change.key] = (change, _Repeat())
-            self._send_soon()
+        self._ask(self._pauses, change.key, change)
 
     def report_cutover(self, report: CutoverReport) -> None:
-        known = self._cutovers.get(report.key)
-        if known is None or known[0] != report:
-            self._cutovers[report.key] = (report, _Repeat())
-            self._send_soon()
+        self._ask(self._cutovers, report.key, report)
 
     def report_retired(self, report: RetiredReport) -> None:
-        known = self._retired.get(report.key)
-        if known is None or known[0] != report:
-            self._retired[report.key] = (report, _Repeat())
-            self._send_soon()
+        self._ask(self._retired, report.key, report)
 
     def report(self, report: LeaderReport) -> None:
         self._reports[report.key] = report
         self._send_soon()
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
-        if withdrawal.key not in self._withdrawals:
-            self._withdrawals[withdrawal.key] = (withdrawal, _Repeat())
-            self._send_soon()
+        # The first one is repeated: an unsound replica is withdrawn for one reason.
+        self._withdrawals.settle(withdrawal.key)
+        if withdrawal.key not in self._withdrawals.open:
+            self._ask(self._withdrawals, withdrawal.key, withdrawal)
 
     def report_loss(self, report: LossReport) -> None:
-        known = self._losses.get(report.key)
-        if known is None or known[0] != report:
-            self._losses[report.key] = (report, _Repeat())
-            self._send_soon()
+        self._ask(self._losses, report.key, report)
 
     def withdrawing(self) -> list[PartitionKey]:
         """Replicas that are unsound and not out yet: a registration must name them."""
-        return sorted(self._withdrawals)
+        return [*self._withdrawals.open]
 
-    def settle(self) -> None:
-        """The state has changed: forget requests that are over."""
-        for requests in (self._changes, self._pauses, self._retired):
-            for key, (change, _) in [*requests.items()]:
-                partition = self._context.state.partition(key)
-                if (
-                    partition is None
-                    or partition.leader_epoch != change.leader_epoch
-                    or partition.epoch > change.expected_epoch
-                ):
-                    del requests[key]
-        for key, (told, _) in [*self._cutovers.items()]:
-            view = self._context.state.view(key)
-            if (
-                view is None
-                or view.leader_epoch != told.leader_epoch
-                or view.partitioning_version != told.version
-                or not view.awaits_cutover
-            ):
-                del self._cutovers[key]
-        for key, (loss, _) in [*self._losses.items()]:
-            partition = self._context.state.partition(key)
-            if partition is None or partition.leader_epoch != loss.leader_epoch:
-                del self._losses[key]
-        for key, (withdrawal, _) in [*self._withdrawals.items()]:
-            partition = self._context.state.partition(key)
-            broker = withdrawal.broker
-            if (
-                partition is None
-                or partition.is_withdrawn(broker)
-                or (
-                    broker not in (*partition.isr, *partition.eligible)
-                    and (partition.leader is None or partition.leader_epoch > withdrawal.leader_epoch)
-                )
-            ):
-                del self._withdrawals[key]
+    def settle(self, keys: Iterable[PartitionKey]) -> None:
+        """These partitions have changed: forget requests that are over."""
+        kinds = [kind for kind in self._kinds if kind.open]
+        if kinds:
+            for key in keys:
+                for kind in kinds:
+                    kind.settle(key)
 
     def close(self) -> None:
-        for requests in self._repeated:
-            requests.clear()
+        for kind in self._kinds:
+            kind.open.clear()
+        self._times.clear()
         self._reports.clear()
         if self._wake is not None:
             self._wake.cancel()
+
+    def _ask(self, kind: _Kind[_Request, Any], key: PartitionKey, request: _Request) -> None:
+        known = kind.open.get(key)
+        # One that is over already, as the state that is applied shows, is not opened: no change of it may follow.
+        if (known is None or known.request != request) and not kind.is_over(request):
+            opened = kind.open[key] = _Open(request)
+            self._send_at(self._context.monotonic(), kind, key, opened)
+            self._send_soon()
+
+    def _send_at(self, at: float, kind: _Kind[Any, Any], key: PartitionKey, opened: _Open[Any]) -> None:
+        heappush(self._times, _Time(at, next(self._numbers), kind, key, opened))
 
     def _send_soon(self) -> None:
         """Requests of one turn of the loop are sent together."""
@@ -175,90 +186,189 @@ class OutboundRequests:
         self._wake = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
+        """A turn."""
         self._wake = None
-        # A request may be over before it is sent: an applied state may have answered it without a change to tell of.
-        self.settle()
         now, shortest = self._context.monotonic(), self._context.settings.retry_interval_s
-        cluster_id = self._context.state.cluster_id
-        due_changes = [(change, repeat) for change, repeat in self._changes.values() if repeat.is_due(now)]
-        for altered in _parts([_alteration(change) for change, _ in due_changes]):
-            self._context.transport.publish(
-                self._context.subjects.alter_isr(),
-                [pb.AlterIsrRequest(items=altered, cluster_id=cluster_id).SerializeToString()],
-            )
-        due_pauses = [(change, repeat) for change, repeat in self._pauses.values() if repeat.is_due(now)]
-        for paused in _parts([_pause(change) for change, _ in due_pauses]):
-            self._context.transport.publish(
-                self._context.subjects.pause(),
-                [pb.PauseRequest(items=paused, cluster_id=cluster_id).SerializeToString()],
-            )
-        due_cutovers = [(report, repeat) for report, repeat in self._cutovers.values() if repeat.is_due(now)]
-        for cutovers in _parts([_cutover(report) for report, _ in due_cutovers]):
-            self._context.transport.publish(
-                self._context.subjects.cutover(),
-                [pb.CutoverRequest(items=cutovers, cluster_id=cluster_id).SerializeToString()],
-            )
-        due_retired = [(report, repeat) for report, repeat in self._retired.values() if repeat.is_due(now)]
-        for retired in _parts([_retired(report) for report, _ in due_retired]):
-            self._context.transport.publish(
-                self._context.subjects.retired(),
-                [pb.RetiredRequest(items=retired, cluster_id=cluster_id).SerializeToString()],
-            )
-        incarnation = self._context.incarnation
-        due_withdrawals = [
-            (withdrawal, repeat) for withdrawal, repeat in self._withdrawals.values() if repeat.is_due(now)
-        ]
-        due_losses = [(loss, repeat) for loss, repeat in self._losses.values() if repeat.is_due(now)]
-        if incarnation is not None:
-            for withdrawn in _parts(
-                [
-                    *(self._withdraw_replica(withdrawal, incarnation) for withdrawal, _ in due_withdrawals),
-                    *(self._withdraw_leader(loss, incarnation) for loss, _ in due_losses),
-                ]
-            ):
-                self._context.transport.publish(
-                    self._context.subjects.withdraw(),
-                    [pb.WithdrawRequest(items=withdrawn, cluster_id=cluster_id).SerializeToString()],
-                )
-        for _, repeat in (*due_changes, *due_pauses, *due_cutovers, *due_retired, *due_withdrawals, *due_losses):
-            repeat.sent(now, shortest)
-        reports, self._reports = [*self._reports.values()], {}
-        for reported in _parts([_report(report) for report in reports]):
-            self._context.transport.publish(
-                self._context.subjects.report_leader(),
-                [
-                    pb.LeaderReports(
-                        items=reported, cluster_id=cluster_id, controller_epoch=self._context.state.controller_epoch
-                    ).SerializeToString()
-                ],
-            )
-        times = [repeat.at for requests in self._repeated for _, repeat in requests.values()]
-        if times:
-            self._wake = asyncio.get_running_loop().call_later(max(0.0, min(times) - now), self._send)
+        due: dict[_Kind[Any, Any], list[Any]] = {}
+        looks = 0
+        while self._times and self._times[0].at <= now and looks < TURN:
+            looks += 1
+            _, _, kind, key, opened = heappop(self._times)
+            if kind.open.get(key) is not opened:
+                continue
+            # It may be over without a change to tell of.
+            if kind.is_over(opened.request):
+                del kind.open[key]
+                continue
+            due.setdefault(kind, []).append(kind.item(opened.request))
+            opened.pause_s = min(LONGEST_PAUSE_S, max(shortest, 2 * opened.pause_s))
+            self._send_at(now + opened.pause_s, kind, key, opened)
+        for kind, items in due.items():
+            kind.publish(items)
+        self._send_reports()
+        if self._reports:
+            self._send_later(TURN_PAUSE_S)
+        elif self._times:
+            self._send_later(max(TURN_PAUSE_S, self._times[0].at - now))
 
-    def _withdraw_replica(self, withdrawal: Withdrawal, incarnation: Incarnation) -> pb.WithdrawReplica:
-        # The replica is unsound in every epoch of the partition.
-        partition = self._context.state.partition(withdrawal.key)
-        epoch = withdrawal.expected_epoch if partition is None else partition.epoch
-        return pb.WithdrawReplica(
-            partition=ref_of(withdrawal.key),
-            broker=withdrawal.broker,
-            incarnation=incarnation,
-            expected_epoch=epoch,
-            reason=withdrawal.reason,
+    def _send_later(self, pause_s: float) -> None:
+        self._wake = asyncio.get_running_loop().call_later(pause_s, self._send)
+
+    def _send_reports(self) -> None:
+        keys = [*islice(self._reports, TURN)]
+        state, subject = self._context.state, self._context.subjects.report_leader()
+        for reported in _parts([_report(self._reports.pop(key)) for key in keys]):
+            reports = pb.LeaderReports(
+                items=reported, cluster_id=state.cluster_id, controller_epoch=state.controller_epoch
+            )
+            self._context.transport.publish(subject, [reports.SerializeToString()])
+
+
+class _Time(NamedTuple):
+    """When a request is to be sent. One that was replaced meanwhile is not `opened` any more."""
+
+    at: float
+    number: int
+    """Unique: so the rest is not compared."""
+    kind: _Kind[Any, Any]
+    key: PartitionKey
+    opened: _Open[Any]
+
+
+class _Alterations(_Kind[_Altering, _Item]):
+    """Those that compare the LeaderEpoch and the epoch of the partition."""
+
+    def is_over(self, request: _Altering) -> bool:
+        partition = self._context.state.partition(request.key)
+        return (
+            partition is None
+            or partition.leader_epoch != request.leader_epoch
+            or partition.epoch > request.expected_epoch
         )
 
-    def _withdraw_leader(self, loss: LossReport, incarnation: Incarnation) -> pb.WithdrawReplica:
-        state = self._context.state
-        partition, leader = state.partition(loss.key), state.brokers.get(loss.leader)
+
+class _IsrChanges(_Alterations[IsrChange, pb.IsrAlteration]):
+    def item(self, request: IsrChange) -> pb.IsrAlteration:
+        return pb.IsrAlteration(
+            partition=ref_of(request.key),
+            leader=request.leader,
+            leader_epoch=request.leader_epoch,
+            expected_epoch=request.expected_epoch,
+            new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in request.new_isr],
+            reason=request.reason,
+            caught_up=request.caught_up,
+        )
+
+    def message(self, items: Sequence[pb.IsrAlteration]) -> tuple[str, bytes]:
+        request = pb.AlterIsrRequest(items=items, cluster_id=self._context.state.cluster_id)
+        return self._context.subjects.alter_isr(), request.SerializeToString()
+
+
+class _PauseChanges(_Alterations[PauseChange, pb.PauseAlteration]):
+    def item(self, request: PauseChange) -> pb.PauseAlteration:
+        return pb.PauseAlteration(
+            partition=ref_of(request.key),
+            leader=request.leader,
+            leader_epoch=request.leader_epoch,
+            expected_epoch=request.expected_epoch,
+            paused=request.paused,
+        )
+
+    def message(self, items: Sequence[pb.PauseAlteration]) -> tuple[str, bytes]:
+        request = pb.PauseRequest(items=items, cluster_id=self._context.state.cluster_id)
+        return self._context.subjects.pause(), request.SerializeToString()
+
+
+class _RetiredPartitions(_Alterations[RetiredReport, pb.RetiredPartition]):
+    def item(self, request: RetiredReport) -> pb.RetiredPartition:
+        return pb.RetiredPartition(
+            partition=ref_of(request.key),
+            leader=request.leader,
+            leader_epoch=request.leader_epoch,
+            expected_epoch=request.expected_epoch,
+        )
+
+    def message(self, items: Sequence[pb.RetiredPartition]) -> tuple[str, bytes]:
+        request = pb.RetiredRequest(items=items, cluster_id=self._context.state.cluster_id)
+        return self._context.subjects.retired(), request.SerializeToString()
+
+
+class _Cutovers(_Kind[CutoverReport, pb.CutoverReport]):
+    def is_over(self, request: CutoverReport) -> bool:
+        view = self._context.state.view(request.key)
+        return (
+            view is None
+            or view.leader_epoch != request.leader_epoch
+            or view.partitioning_version != request.version
+            or not view.awaits_cutover
+        )
+
+    def item(self, request: CutoverReport) -> pb.CutoverReport:
+        return pb.CutoverReport(
+            partition=ref_of(request.key),
+            leader=request.leader,
+            leader_epoch=request.leader_epoch,
+            version=request.version,
+            end_offset=request.end_offset,
+        )
+
+    def message(self, items: Sequence[pb.CutoverReport]) -> tuple[str, bytes]:
+        request = pb.CutoverRequest(items=items, cluster_id=self._context.state.cluster_id)
+        return self._context.subjects.cutover(), request.SerializeToString()
+
+
+class _OfThisLife(_Kind[_Request, pb.WithdrawReplica]):
+    """Those that name the incarnation of this life."""
+
+    def message(self, items: Sequence[pb.WithdrawReplica]) -> tuple[str, bytes]:
+        request = pb.WithdrawRequest(items=items, cluster_id=self._context.state.cluster_id)
+        return self._context.subjects.withdraw(), request.SerializeToString()
+
+    def publish(self, items: Sequence[pb.WithdrawReplica]) -> None:
+        if self._context.incarnation is not None:
+            super().publish(items)
+
+
+class _Withdrawals(_OfThisLife[Withdrawal]):
+    def is_over(self, request: Withdrawal) -> bool:
+        partition, broker = self._context.state.partition(request.key), request.broker
+        return (
+            partition is None
+            or partition.is_withdrawn(broker)
+            or (
+                broker not in (*partition.isr, *partition.eligible)
+                and (partition.leader is None or partition.leader_epoch > request.leader_epoch)
+            )
+        )
+
+    def item(self, request: Withdrawal) -> pb.WithdrawReplica:
+        # The replica is unsound in every epoch of the partition.
+        partition = self._context.state.partition(request.key)
         return pb.WithdrawReplica(
-            partition=ref_of(loss.key),
-            broker=loss.leader,
+            partition=ref_of(request.key),
+            broker=request.broker,
+            incarnation=self._context.incarnation or 0,
+            expected_epoch=request.expected_epoch if partition is None else partition.epoch,
+            reason=request.reason,
+        )
+
+
+class _Losses(_OfThisLife[LossReport]):
+    def is_over(self, request: LossReport) -> bool:
+        partition = self._context.state.partition(request.key)
+        return partition is None or partition.leader_epoch != request.leader_epoch
+
+    def item(self, request: LossReport) -> pb.WithdrawReplica:
+        state = self._context.state
+        partition, leader = state.partition(request.key), state.brokers.get(request.leader)
+        return pb.WithdrawReplica(
+            partition=ref_of(request.key),
+            broker=request.leader,
             incarnation=0 if leader is None else leader.incarnation,
-            # The LeaderEpoch is that of the report: `settle` has seen to it.
+            # The LeaderEpoch is that of the report: it would be over else.
             expected_epoch=0 if partition is None else partition.epoch,
-            reason=loss.reason,
-            reported_by=pb.BrokerLife(broker=self._context.broker_id, incarnation=incarnation),
+            reason=request.reason,
+            reported_by=pb.BrokerLife(broker=self._context.broker_id, incarnation=self._context.incarnation or 0),
         )
 
 
@@ -273,47 +383,6 @@ def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         size += item.ByteSize()
     if part:
         yield part
-
-
-def _alteration(change: IsrChange) -> pb.IsrAlteration:
-    return pb.IsrAlteration(
-        partition=ref_of(change.key),
-        leader=change.leader,
-        leader_epoch=change.leader_epoch,
-        expected_epoch=change.expected_epoch,
-        new_isr=[pb.BrokerLife(broker=member.broker, incarnation=member.incarnation) for member in change.new_isr],
-        reason=change.reason,
-        caught_up=change.caught_up,
-    )
-
-
-def _pause(change: PauseChange) -> pb.PauseAlteration:
-    return pb.PauseAlteration(
-        partition=ref_of(change.key),
-        leader=change.leader,
-        leader_epoch=change.leader_epoch,
-        expected_epoch=change.expected_epoch,
-        paused=change.paused,
-    )
-
-
-def _cutover(report: CutoverReport) -> pb.CutoverReport:
-    return pb.CutoverReport(
-        partition=ref_of(report.key),
-        leader=report.leader,
-        leader_epoch=report.leader_epoch,
-        version=report.version,
-        end_offset=report.end_offset,
-    )
-
-
-def _retired(report: RetiredReport) -> pb.RetiredPartition:
-    return pb.RetiredPartition(
-        partition=ref_of(report.key),
-        leader=report.leader,
-        leader_epoch=report.leader_epoch,
-        expected_epoch=report.expected_epoch,
-    )
 
 
 def _report(report: LeaderReport) -> pb.LeaderReports.Report:

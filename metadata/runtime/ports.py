@@ -68,7 +68,7 @@ class BrokerPort(Protocol):
         """End: another cluster's folder, another process under this id, another cluster in the namespace, or
         `on_registered` or `on_partitions` raised anything else."""
 
-    def log_ends(self) -> Mapping[PartitionKey, LogEnd]:
+    def log_ends(self) -> Steps[Mapping[PartitionKey, LogEnd]]:
         """How far the logs of this broker reach, as they are now."""
 
     def stream_report(

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from metadata.cluster import PIECE
 from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.references import log_ends_to_pb, logs_to_pb
 from metadata.runtime.context import MetadataContext
@@ -25,6 +26,7 @@ from metadata.runtime.proposals import Proposals
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.transport import Message
+from wire.turns import Steps, Turns, in_turns
 from wire.types import Incarnation, PartitionKey
 
 _log = logging.getLogger(__name__)
@@ -164,7 +166,7 @@ class Registrar:
                 await asyncio.sleep(pause)
                 continue
             try:
-                outcome = await self._proposals.commit(self._command())
+                outcome = await self._proposals.commit(await in_turns(self._command()))
             except TidelogError as error:
                 _log.warning("broker %s cannot register yet: %s", context.broker_id, error)
                 await asyncio.sleep(pause)
@@ -201,10 +203,13 @@ class Registrar:
             self._say_at = now + SAY_EVERY_S
         await asyncio.sleep(pause)
 
-    def _command(self) -> pb.Command:
+    def _command(self) -> Steps[pb.Command]:
         context, known = self._context, self._registration
         again = context.incarnation is not None
-        unsound = logs_to_pb({*(() if again else (*known.unsound, *self._not_held())), *self._unsound()})
+        lost = [] if again else (yield from logs_to_pb([*known.unsound, *(yield from self._not_held())]))
+        ends = yield from log_ends_to_pb((yield from context.port.log_ends()))
+        # Others have no turn from here on, so none is found unsound that is not named.
+        unsound = [*lost, *Turns(logs_to_pb(self._unsound())).finish()]
         named = sum(logs.ByteSize() for logs in unsound)
         return pb.Command(
             register_broker=pb.RegisterBroker(
@@ -221,24 +226,27 @@ class Registrar:
                 raft_address=known.raft_address,
                 replace=known.replace,
                 silent_life=self._silent_life,
-                logs=self._logs(min(MOST_LOGS_BYTES, max(0, MOST_NAMED_BYTES - named))),
+                logs=self._as_many(ends, min(MOST_LOGS_BYTES, max(0, MOST_NAMED_BYTES - named))),
             )
         )
 
-    def _not_held(self) -> list[PartitionKey]:
+    def _not_held(self) -> Steps[list[PartitionKey]]:
         """Partitions that this broker has to hold and does not, as far as is known here before it is registered; the
         data plane withdraws the others when it is told of them."""
-        held = self._registration.held
-        if held is None:
-            return []
-        return [key for key in self._context.state.keys_of(self._context.broker_id) if key not in held]
+        broker, held = self._context.broker_id, self._registration.held
+        missing: list[PartitionKey] = []
+        if held is not None:
+            for keys in self._context.state.walk(lambda partition: broker in partition.replicas):
+                missing += (key for key in keys if key not in held)
+                yield PIECE
+        return missing
 
-    def _logs(self, most_bytes: int) -> list[pb.LogEnds]:
+    def _as_many(self, ends: Sequence[pb.LogEnds], most_bytes: int) -> list[pb.LogEnds]:
         """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known, as of those of
         an earlier version."""
         told: list[pb.LogEnds] = []
         size = 0
-        for logs in log_ends_to_pb(self._context.port.log_ends()):
+        for logs in ends:
             size += logs.ByteSize()
             if size > most_bytes:
                 _log.warning("broker %s has too many logs to tell where all of them end", self._context.broker_id)

@@ -351,8 +351,7 @@ class MetadataService:
                     self._registered.set()
         if changes:
             self._controller.run(context.core.on_applied(changes, context.monotonic()))
-        if changes and not self._changes:
-            self._outbound.settle()
+            self._outbound.settle((*changes.partitions, *changes.gone))
         if self._changes or not self._views.is_done:
             self._flush_soon()
         if not self._changes:

@@ -64,7 +64,7 @@ from wire.transactions_pb2 import (
     InitRequest,
     TransactionPartition,
 )
-from wire.turns import Steps, in_turns
+from wire.turns import Steps, Turns, in_turns
 from wire.types import LeaderEpoch, LogEnd, Offset, PartitionKey
 
 GROUP: Final = "g"
@@ -361,7 +361,9 @@ def _cluster(partitions: int) -> Iterator[tuple[str, float]]:
     apply(pb.Command(begin_controller_epoch=pb.BeginControllerEpoch(controller="a", cluster_id="c", rules=RULES)))
 
     def register(broker: str, ends: Mapping[PartitionKey, LogEnd] = MappingProxyType({})) -> float:
-        told = pb.RegisterBroker(broker=broker, life_id=os.urandom(8).hex(), cluster_id="c", logs=log_ends_to_pb(ends))
+        told = pb.RegisterBroker(
+            broker=broker, life_id=os.urandom(8).hex(), cluster_id="c", logs=Turns(log_ends_to_pb(ends)).finish()
+        )
         return apply(pb.Command(register_broker=told))
 
     for broker in brokers:

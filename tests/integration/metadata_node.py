@@ -113,7 +113,8 @@ class Node:
     def on_fatal(self, error: TidelogError) -> None:
         print(error, file=sys.stderr)
 
-    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+    def log_ends(self) -> Steps[dict[PartitionKey, LogEnd]]:
+        yield from ()
         return {}
 
     def stream_report(

@@ -326,7 +326,7 @@ class BrokerRuntime:
     def on_all_partitions(self) -> None:
         self.broker.on_all_partitions()
 
-    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+    def log_ends(self) -> Steps[dict[PartitionKey, LogEnd]]:
         return self.broker.log_ends()
 
     def stream_report(

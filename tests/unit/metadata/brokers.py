@@ -250,7 +250,8 @@ class Broker:
             )
         )
 
-    def log_ends(self) -> dict[PartitionKey, LogEnd]:
+    def log_ends(self) -> Steps[dict[PartitionKey, LogEnd]]:
+        yield from ()
         return self.logs
 
     def stream_report(

@@ -10,6 +10,7 @@ from metadata.references import log_ends_to_pb, logs_to_pb, ref_of
 from metadata.rules import RULES
 from metadata.state import ClusterState
 from wire import metadata_pb2 as pb
+from wire.turns import Turns
 from wire.types import BrokerId, CutoverReport, LeaderEpoch, LogEnd, Offset, PartitionKey, PauseChange, StreamName
 
 CLUSTER_ID = "c1"
@@ -87,8 +88,8 @@ class Cluster:
                     earlier_lives=earlier_lives,
                     folder_same=folder_same,
                     page_cache_survived=page_cache_survived,
-                    unsound_logs=logs_to_pb(unsound),
-                    logs=log_ends_to_pb(logs or {}),
+                    unsound_logs=Turns(logs_to_pb(unsound)).finish(),
+                    logs=Turns(log_ends_to_pb(logs or {})).finish(),
                     raft_address=f"{broker}:1",
                     replace=replace,
                     silent_life=silent_life,

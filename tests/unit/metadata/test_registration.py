@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,10 +19,13 @@ from metadata.references import log_ends_of, logs_of
 from metadata.runtime import registration
 from metadata.runtime.registration import Registration
 from tests.fake_nats import FakeTransport
+from tests.loop_steps import Lines
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Member, World, running, until
+from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.transport import Message
+from wire.turns import LOOKS, Turns
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
 
 
@@ -211,10 +215,40 @@ async def test_a_broker_that_registers_tells_where_its_logs_end(monkeypatch: pyt
         service, (key, *_) = broker.service, sorted(broker.views)
         other = replace(key, stream=StreamName("t"))
         broker.logs = {other: LogEnd(LeaderEpoch(2), Offset(5)), key: LogEnd(LeaderEpoch(1), Offset(7))}
-        told = service._registrar._command().register_broker.logs
+
+        def tell() -> Sequence[pb.LogEnds]:
+            return Turns(service._registrar._command()).finish().register_broker.logs
+
+        told = tell()
         assert {key: end for logs in told for key, end in log_ends_of(logs)} == broker.logs
         monkeypatch.setattr(registration, "MOST_LOGS_BYTES", told[0].ByteSize())
-        assert [logs.stream for logs in service._registrar._command().register_broker.logs] == [key.stream]
+        assert [logs.stream for logs in Turns(service._registrar._command()).finish().register_broker.logs] == [
+            key.stream
+        ]
+
+
+async def test_a_broker_looks_in_turns_for_the_logs_that_it_should_hold() -> None:
+    """Those of 20,000 partitions of which it has none, and then as many of which it tells the ends."""
+    async with running("a") as world:
+        broker = world.brokers["a"]
+        registrar = broker.service._registrar
+        cluster = Cluster("a")
+        for name in ("large", "larger"):
+            cluster.create(name, ["a"] * 10_000)
+        keys = [key for key, _ in cluster.state.partitions()]
+        assert len(keys) == 20_000
+        registrar._context = replace(registrar._context, state=cluster.state, incarnation=None)
+        for held in (frozenset[PartitionKey](), frozenset(keys)):
+            registrar._registration = replace(registrar._registration, held=held)
+            broker.logs = dict.fromkeys(held, LogEnd(LeaderEpoch(1), Offset(7)))
+            command, lines, done = Turns(registrar._command()), Lines(), False
+            while not done:
+                lines.begin()
+                done = command.turn(LOOKS)
+                assert lines.end() < 60_000, "some 10 ms"
+            told = command.finish().register_broker
+            assert [key for logs in told.unsound_logs for key in logs_of(logs)] == ([] if held else keys)
+            assert {key for logs in told.logs for key, _ in log_ends_of(logs)} == held
 
 
 async def test_a_broker_that_has_lost_very_many_logs_can_tell_all_of_them() -> None:
@@ -232,7 +266,7 @@ async def test_a_broker_that_has_lost_very_many_logs_can_tell_all_of_them() -> N
         world.brokers["a"].logs = {key: LogEnd(LeaderEpoch(300), Offset(10**12)) for key in keys[50_000:]}
         for lost in (keys[:50_000], keys):
             registrar._unsound = partial(list, lost)
-            command = registrar._command()
+            command = Turns(registrar._command()).finish()
             told = command.register_broker
             assert command.ByteSize() < MAX_COMMAND_BYTES - 1024
             assert sorted(key for logs in told.unsound_logs for key in logs_of(logs)) == sorted(lost)

@@ -145,12 +145,23 @@ def test_a_state_machine_that_refuses_ends_the_process(tmp_path: Path, monkeypat
         made.deserialize()
 
 
-def test_it_travels_in_chunks(tmp_path: Path) -> None:
+def test_it_travels_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, unsynced, received = os.fsync, [], 0
+
+    def measured(descriptor: int) -> None:
+        nonlocal received
+        size = os.fstat(descriptor).st_size
+        if size > received:
+            unsynced.append(size - received)
+            received = size
+        sync(descriptor)
+
     state = os.urandom(3 * snapshots.CHUNK_BYTES)
     source, target_machine = store(tmp_path / "source", Machine(state)), Machine()
     take(source)
     target = store(tmp_path / "target", target_machine)
     installed: list[bool] = []
+    monkeypatch.setattr(os, "fsync", measured)
     while not installed or not installed[-1]:
         chunk = source.getTransmissionData("node")
         assert chunk is not None
@@ -158,6 +169,7 @@ def test_it_travels_in_chunks(tmp_path: Path) -> None:
             assert offered_entry(chunk[0]) == (42, 3)
         installed.append(target.setTransmissionData(chunk))
     assert len(installed) == 5
+    assert max(unsynced) == snapshots.CHUNK_BYTES, "no step of the loop waits for more"
     take_up(target)
     assert target_machine.state == state
 
