@@ -12,12 +12,11 @@ broker comes back when the disk answers.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -33,7 +32,6 @@ from tests.integration.small_disks import partition, until_isr, until_led_by_ano
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tests.power_loss.cluster import PowerLossCluster, why_not
-from tests.power_loss.mount import HANGS
 from tidelog.server.devcluster import DevCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -57,25 +55,22 @@ class Disks:
 
 @contextmanager
 def disks(folder: Path, kind: str) -> Iterator[Disks]:
-    if kind == "everything":
-        reason = why_not()
-        if reason is not None:
-            pytest.skip(reason)
-        with PowerLossCluster(folder, rng=Random(1), settings=SETTINGS) as cluster:
-            places = cluster.brokers.broker_dir
-            yield Disks(cluster.brokers, lambda broker, hangs: os.setxattr(places(broker), HANGS, b"%d" % hangs))
-        return
+    if kind == "everything" and (reason := why_not()) is not None:
+        pytest.skip(reason)
 
-    command = ["-m", "tests.integration.hanging_broker", *(["--journal"] if kind == "journal" else [])]
-    with dev_cluster(folder, settings=SETTINGS, server_command=command) as running:
+    def let_hang(broker: str, hangs: bool) -> None:
+        file = hanging_file(folder / f"{broker}.toml")
+        if hangs:
+            file.touch()
+        else:
+            file.unlink(missing_ok=True)
 
-        def let_hang(broker: str, hangs: bool) -> None:
-            file = hanging_file(folder / f"{broker}.toml")
-            if hangs:
-                file.touch()
-            else:
-                file.unlink(missing_ok=True)
-
+    with ExitStack() as stack:
+        if kind == "everything":
+            running = stack.enter_context(PowerLossCluster(folder, rng=Random(1), settings=SETTINGS)).brokers
+        else:
+            command = ["-m", "tests.integration.hanging_broker", *(["--journal"] if kind == "journal" else [])]
+            running = stack.enter_context(dev_cluster(folder, settings=SETTINGS, server_command=command))
         try:
             yield Disks(running, let_hang)
         finally:

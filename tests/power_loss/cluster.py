@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
+from tests.integration.hanging_broker import hanging_file
 from tests.integration.waiting import LIMIT
 from tests.power_loss.broker import boot_id_file
 from tests.power_loss.disk import Losses
@@ -114,10 +115,11 @@ class PowerLossCluster:
 
     def _mount(self, broker: str) -> None:
         folder = self.brokers.broker_dir(broker)
+        hangs_while = hanging_file(self.brokers.data_dir / f"{broker}.toml")
         folder.mkdir(parents=True)
         with (self.brokers.data_dir / f"{broker}-disk.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.power_loss.mount", str(folder)],
+                [sys.executable, "-m", "tests.power_loss.mount", str(folder), "--hangs-while", str(hangs_while)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,13 +1,15 @@
 """The disk of one broker, mounted: a FUSE file system in a process of its own that loses power on command.
 
-    python -m tests.power_loss.mount FOLDER [--sync-ms 2]         serves until it is unmounted
+    python -m tests.power_loss.mount FOLDER [--sync-ms 2] [--hangs-while FILE]         serves until it is unmounted
 
 Its power is cut by writing the extended attribute POWER of the mounted folder: `b"nothing 17"` names the survival (see
 `tests.simulation.disk.Survival`) and the seed. All users of the disk must be dead by then. Reading the attribute gives,
 as JSON, the losses of the last cut.
 
-It hangs while the extended attribute HANGS of the mounted folder is `b"1"`: no sync that begins returns before it is
-`b"0"`. A few at a time only: each holds a thread of libfuse.
+It hangs while FILE is there: no sync that begins returns before it is gone. A few at a time only: each holds a thread
+of libfuse, and there are ten. FILE does not lie on the disk itself: while a folder is synced the kernel locks it, so
+whoever told the disk by an attribute of that folder to answer again would wait for the sync, and the sync for him; no
+signal ends such a wait, not even SIGKILL. So nobody but brokers may use the disk while it hangs.
 
 The kernel caches nothing of it: reads after a cut return the state that the cut has left.
 """
@@ -23,6 +25,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
@@ -32,7 +35,8 @@ from tests.power_loss.disk import Disk, File, Finish, Folder, Losses, Node
 from tests.simulation.disk import SURVIVALS
 
 POWER: Final = "user.tidelog.power"
-HANGS: Final = "user.tidelog.hangs"
+_POLL = 0.02
+"""Seconds after which a disk that hangs looks whether it may answer."""
 _BLOCK = 4096
 _BLOCKS = 1 << 24
 """64 GiB, as reported to statfs."""
@@ -45,15 +49,14 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
     flag_nopath = True
     flag_nullpath_ok = True
 
-    def __init__(self, sync_seconds: float) -> None:
+    def __init__(self, sync_seconds: float, hangs_while: Path | None) -> None:
         self._disk = Disk()
         self._lock = threading.Lock()
         self._open: dict[int, Node] = {}
         self._handles = itertools.count(1)
         self._sync_seconds = sync_seconds
         self._losses = Losses(0, 0)
-        self._answers = threading.Event()
-        self._answers.set()
+        self._hangs_while = hangs_while
 
     def init_with_config(self, conn_info: Any, config_3: Any) -> None:
         config_3.entry_timeout = config_3.attr_timeout = config_3.negative_timeout = 0.0
@@ -185,7 +188,8 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
         """Takes its time, while others write on: their writes are not part of this sync."""
         with self._lock:
             finish = begin()
-        self._answers.wait()
+        while self._hangs_while is not None and self._hangs_while.exists():
+            time.sleep(_POLL)
         time.sleep(self._sync_seconds)
         with self._lock:
             finish()
@@ -194,12 +198,6 @@ class PowerLossFiles(Operations):  # type: ignore[misc] # untyped
     # ---- power
 
     def setxattr(self, path: str, name: str, value: bytes, options: int, position: int = 0) -> int:
-        if (name, path) == (HANGS, "/"):
-            if value == b"1":
-                self._answers.clear()
-            else:
-                self._answers.set()
-            return 0
         how, _, seed = value.decode("ascii").rpartition(" ")
         if name != POWER or path != "/" or how not in SURVIVALS:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -241,9 +239,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A file system that loses power on command.")
     parser.add_argument("folder")
     parser.add_argument("--sync-ms", type=float, default=2.0, help="how long a sync takes (default 2)")
+    parser.add_argument("--hangs-while", type=Path, metavar="FILE", help="no sync returns while this file is there")
     given = parser.parse_args()
+    hangs_while = given.hangs_while and given.hangs_while.absolute()  # libfuse leaves the working directory
     _Fuse(
-        PowerLossFiles(given.sync_ms / 1000),
+        PowerLossFiles(given.sync_ms / 1000, hangs_while),
         given.folder,
         foreground=True,
         fsname="tidelog-power-loss",
