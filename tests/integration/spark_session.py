@@ -30,6 +30,7 @@ def local_spark(name: str, **settings: str) -> Iterator[SparkSession]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.streaming.stopTimeout", "300s")  # for ever, else
         )
         for key, value in settings.items():
             builder = builder.config(key.replace("__", "."), value)

@@ -498,6 +498,7 @@ class Cluster:
         for key, history in self.invariants.history.of.items():
             if truth.partition(key) is not None and key.stream in consumed:
                 read = consumed[key.stream].get((key.stream_incarnation, key.partition), 0)
+                read = max(read, history.removed_to)
                 if read < history.end and not self._is_empty(key) and not history.holds_nothing(read, history.end):
                     return f"the consumer of {key} is at {read}, committed is {history.end}"
         for programs in (self.transactors, self.readers):

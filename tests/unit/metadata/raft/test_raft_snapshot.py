@@ -201,11 +201,12 @@ def test_it_is_made_in_turns_of_the_state_at_its_beginning(tmp_path: Path) -> No
     assert decode_snapshot((tmp_path / "snapshot").read_bytes(), tmp_path) == (HEAD, b"state")
 
 
-def test_a_process_that_ends_half_way_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_process_that_ends_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(b"old")
     made = store(tmp_path, machine)
     take(made)
     machine.state = b"new"
+    monkeypatch.setattr(snapshots._Writing, "is_alive", lambda _: True)
     made.serialize((None, HEAD.last, HEAD.before_last, None), 41)
     while made._writing is None:
         made.checkSerializing()
