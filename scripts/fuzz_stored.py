@@ -41,7 +41,7 @@ from tidelog.client.positions import AtTime
 from tidelog.server.devcluster import DevCluster
 from wire import liftbridge_pb2 as pb
 from wire.append import encode_append
-from wire.batch import BatchBuilder, Compression, encode_headers, header_items, parse_header
+from wire.batch import BatchBuilder, Compression, encode_headers, header_items
 from wire.batch.header import encode_header
 from wire.envelope import decode_ack, encode_publish
 from wire.errors import CorruptData, TidelogError
@@ -60,6 +60,7 @@ _BLOCKS = (
     b"NATS/1.0\r\n" + b"n" * 65_535 + b": v\r\n\r\n", b"NATS/1.0\r\n" + b"n" * 65_536 + b": v\r\n\r\n",
     b"NATS/1.0\r\n" + b"\xff" * 30_000 + b": v\r\n\r\n",
 )  # fmt: skip
+_MESSAGE_ID = "Nats-Msg-Id"
 _TIMES = (None, None, 0, 1, -1, (1 << 63) - 1, -(1 << 63), 1_700_000_000_000_000_000)
 
 
@@ -105,10 +106,11 @@ class Appendables:
             element = element[: rng.randrange(len(element))]
         return element
 
-    def envelope(self, value: bytes, inbox: str) -> tuple[bytes, bool]:
-        """And whether it was changed afterwards."""
+    def envelope(self, value: bytes, inbox: str) -> tuple[bytes, bytes, bool]:
+        """And its message id, and whether it was changed afterwards."""
         rng = self.rng
         headers = {name: b"".join(values) for name, values in self.headers().items()}
+        message_id = headers.get(_MESSAGE_ID, b"")
         if rng.random() < 0.1:
             headers |= {f"h{number}": b"" for number in range(rng.choice((4096, 4097)))}
         message = Message(
@@ -124,10 +126,10 @@ class Appendables:
         is_changed = rng.random() < 0.2
         if is_changed:
             payload[rng.randrange(4, min(40, len(payload)))] ^= 1 << rng.randrange(8)
-        return bytes(payload), is_changed
+        return bytes(payload), message_id, is_changed
 
-    def batch(self, values: list[bytes], **producer: Any) -> bytes:
-        """One batch with right CRCs, whose contents may be wrong."""
+    def batch(self, values: list[bytes], **producer: Any) -> tuple[bytes, bool]:
+        """One batch with right CRCs, and whether it was changed afterwards."""
         rng = self.rng
         builder = BatchBuilder()
         builder.has_message_ids = rng.random() < 0.3
@@ -137,7 +139,8 @@ class Appendables:
         built = builder.build(7, compression=rng.choice([*Compression]), **producer)
         parts, header = built.stamp(Offset(0), LeaderEpoch(0))
         body = bytearray(b"".join(map(bytes, parts[1:])))
-        if rng.random() < 0.4:
+        is_changed = rng.random() < 0.4
+        if is_changed:
             if body and rng.random() < 0.7:
                 # Offsets lie at the front of the columns.
                 struct.pack_into("<B", body, rng.randrange(min(len(body), 200)), rng.choice((0, 1, 0x7F, 0xFF)))
@@ -151,7 +154,7 @@ class Appendables:
                 ]
                 header = header._replace(**rng.choice(changes))
         header = header._replace(body_crc=crc32c(bytes(body)))
-        return encode_header(header) + bytes(body)
+        return encode_header(header) + bytes(body), is_changed
 
 
 Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
@@ -166,8 +169,9 @@ class StoredFuzz:
         self._seed = seed
         self._some = Appendables(seed)
         self._rng = self._some.rng
-        self._acknowledged: dict[bytes, int | None] = {}
-        """By value: its offset, where that was told."""
+        self._acknowledged: dict[bytes, tuple[int | None, bytes]] = {}
+        """By value: its offset, where that was told, and its message id. Acknowledgements of Liftbridge's do not say
+        that the record repeats an earlier one."""
         self._names = 0
         self.refused = 0
 
@@ -200,8 +204,8 @@ class StoredFuzz:
         self._names += 1
         return b"append %d" % self._names
 
-    def _stored(self, value: bytes, offset: int | None) -> None:
-        self._acknowledged[value] = offset
+    def _stored(self, value: bytes, offset: int | None, message_id: bytes = b"") -> None:
+        self._acknowledged[value] = offset, message_id
 
     # ------------------------------------------------------------------ appends
     async def _publish(self, stranger: NatsClient) -> None:
@@ -233,7 +237,7 @@ class StoredFuzz:
         value, inbox = self._name(), stranger.new_inbox()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         subscription = await stranger.subscribe(inbox, cb=_into(answer), max_msgs=1)
-        payload, is_changed = self._some.envelope(value, inbox)
+        payload, message_id, is_changed = self._some.envelope(value, inbox)
         await stranger.publish(STREAM, payload, reply=inbox)  # where a damaged one is refused
         try:
             async with asyncio.timeout(1 if is_changed else 10):  # the inbox may be what was changed
@@ -244,12 +248,12 @@ class StoredFuzz:
             if ack.ackError:
                 self.refused += 1
             elif not is_changed:
-                self._stored(value, ack.offset)
+                self._stored(value, ack.offset, message_id)
         await _unsubscribed(subscription)
 
     async def _append(self, stranger: NatsClient, **producer: Any) -> AppendResponse | TidelogError:
         values = [self._name() for _ in range(self._rng.randint(1, 4))]
-        batch = self._some.batch(values, **producer)
+        batch, is_changed = self._some.batch(values, **producer)
         request = AppendRequest(acks=AppendRequest.ALL)
         answer = await stranger.request(
             f"tidelog.{STREAM}.0.append", b"".join(map(bytes, encode_append(request, [batch]))), timeout=10
@@ -259,11 +263,9 @@ class StoredFuzz:
             self.refused += len(values)
             return error
         response = AppendResponse.FromString(answer.data)
-        header = parse_header(batch)
-        if header.record_count == len(values) and not response.repeated_records and not response.duplicate:
+        if not is_changed and not response.repeated_records and not response.duplicate:
             for place, value in enumerate(values):
-                if value in batch:  # not compressed, and not changed
-                    self._stored(value, response.base_offset + place)
+                self._stored(value, response.base_offset + place)
         return response
 
     async def _call(self, channel: aio.Channel) -> None:
@@ -276,7 +278,8 @@ class StoredFuzz:
         except aio.AioRpcError:
             self.refused += 1
             return
-        self._stored(value, pb.PublishResponse.FromString(data).ack.offset)
+        offset = pb.PublishResponse.FromString(data).ack.offset
+        self._stored(value, offset, headers.get(_MESSAGE_ID, b""))
 
     async def _transact(self, client: Client) -> None:
         values = [self._name() for _ in range(3)]
@@ -330,12 +333,16 @@ class StoredFuzz:
         except Exception as error:  # noqa: BLE001 - it is what is looked for
             print(f"FAIL: reader records: {type(error).__name__}: {error}"[:500])
             return False
-        by_offset = {row[0]: row[2] for row in rows}
+        by_offset = {row[0]: row for row in rows}
         values = {row[2] for row in rows}
         is_fine = True
-        for value, offset in self._acknowledged.items():
-            if (value not in values) if offset is None else (by_offset.get(offset) != value):
-                print(f"FAIL: {value!r} was acknowledged at {offset}, and there is {by_offset.get(offset or -1)!r}")
+        for value, (offset, message_id) in self._acknowledged.items():
+            found = by_offset.get(-1 if offset is None else offset)
+            is_repetition = bool(message_id) and (
+                offset == -1 or (found is not None and dict(found[3]).get(_MESSAGE_ID) == message_id)
+            )
+            if (value not in values) if offset is None else not (is_repetition or (found and found[2] == value)):
+                print(f"FAIL: {value!r} was acknowledged at {offset}, and there is {found!r}"[:500])
                 is_fine = False
         readers: dict[str, Callable[[], Any]] = {
             "batches": lambda: self._batches(client),

@@ -628,6 +628,7 @@ class Client:
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["crc32c", "murmur2"] | None = None,
+        dedup: bool = True,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V]: ...

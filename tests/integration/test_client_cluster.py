@@ -220,6 +220,16 @@ async def test_bytes_on_disk_and_traffic_are_told(cluster: DevCluster) -> None:
     wait_until(shown, "the records that went in and out")
 
 
+def test_records_with_one_message_id_are_published_where_that_is_asked(cluster: DevCluster) -> None:
+    command(cluster, "stream", "create", "ids")
+    lines = "".join(json.dumps({"value": str(number), "msg_id": "again"}) + "\n" for number in range(3))
+    for option, duplicates, records in (("--dedup", 2, 1), ("--no-dedup", 0, 4)):
+        told = printed(cluster, "publish", "ids", "--file", "-", "--format", "jsonl", option, stdin=lines)
+        assert (told["records"], told["duplicates"]) == (3, duplicates)
+        status, out, _ = command(cluster, "subscribe", "ids", "--stop", "latest", "--json")
+        assert (status, len(out.splitlines())) == (0, records)
+
+
 async def test_every_producer_goes_by_the_partitioner_of_the_stream(cluster: DevCluster) -> None:
     create = ("stream", "create", "kafka", "--partitions", "6", "--partitioner", "murmur2")
     assert (await asyncio.to_thread(printed, cluster, *create))["partitioner"] == "murmur2"

@@ -108,6 +108,21 @@ async def test_a_copy_with_other_partitions_keeps_the_order_of_each_key(cluster:
         assert [row for row in there if row in set(without)] == without
 
 
+async def test_a_copy_has_all_records_whose_message_id_came_again(cluster: ReplicatedCluster) -> None:
+    """The source knew the id no more when it came again; the copy, which is made in a moment, would know it."""
+    client = cluster.client
+    await client.create_stream("source", config={"dedup_window_ms": "0"})
+    async with client.producer("source") as producer:
+        for number in range(3):
+            await producer.send(b"%d" % number, msg_id="again")
+    copied = await client.copy_stream("source", "target", config={"dedup_window_ms": 60_000})
+    assert copied.records == 3
+    assert await contents(client, "target") == await contents(client, "source")
+    async with client.producer("target") as producer:
+        assert not (await producer.send(b"3", msg_id="again")).duplicate, "ids that were copied are not known"
+        assert (await producer.send(b"4", msg_id="again")).duplicate
+
+
 async def test_a_copy_of_a_repartitioned_stream_has_each_key_in_one_partition(cluster: ReplicatedCluster) -> None:
     """Its partitions hold records of layouts that the copy does not have."""
     client = cluster.client

@@ -117,6 +117,11 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
     help="Of VALUE: where a record with this id was stored in the same partition within the stream's dedup_window_ms,"
     " nothing is written.",
 )
+@click.option(
+    "--dedup/--no-dedup",
+    default=True,
+    help="--no-dedup also writes records whose message id the stream knows, as a copy of a stream asks.",
+)
 @cluster_options
 def publish(
     stream: str,
@@ -132,6 +137,7 @@ def publish(
     partitioner: str | None,
     partition: int | None,
     msg_id: str | None,
+    dedup: bool,
     server: str | None,
     namespace: str,
     as_json: bool,
@@ -171,6 +177,7 @@ def publish(
             confirm_timeout=confirm_timeout,
             compression=codec,
             partitioner=cast("Literal['crc32c', 'murmur2'] | None", partitioner),
+            dedup=dedup,
         ) as producer:
             async with _delays_told(producer):
                 if file is not None:

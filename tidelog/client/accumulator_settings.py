@@ -21,6 +21,8 @@ class AccumulatorSettings:
     """How long the producer has said that a publish waits: a leader's CONFIRM_TIMEOUT ends a batch, and so do refusals
     that pass (a quota, too few replicas) once they have lasted so long. None: the batch is sent again until
     `delivery_timeout`."""
+    dedup: bool = True
+    """False: headers that could be message ids are stored as any others."""
     probe_after: float = 0.1
     probe_every: float = 0.1
     resend_after: float = 2.0

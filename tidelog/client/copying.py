@@ -6,9 +6,10 @@ its partition, so the end of a partition of the copy says how many of its record
 goes on behind them (`resume`). With another number, records with a key go where producers put that key, and records
 without one stay together by the partition that they come from.
 
-An idempotent producer writes, so no record is there twice, whatever is sent again. The first record that fails ends the
-copy; records behind it may have been written. When a copy goes on, the last record that is there is compared with the
-one that should be.
+An idempotent producer writes, so no record is there twice, whatever is sent again. Message ids are copied and not
+compared: the source may have two records with one id, once the time is over for which a stream knows it. The first
+record that fails ends the copy; records behind it may have been written. When a copy goes on, the last record that is
+there is compared with the one that should be.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ async def copy_stream(client: Client, request: CopyRequest) -> CopiedStream:
         await consumer.start()
         begin = dict(consumer.positions)
         total = sum(max(0, stop[p] - begin[p]) for p in begin) if isinstance(stop, dict) else 0
-        async with client.producer(target) as producer:
+        async with client.producer(target, dedup=False) as producer:
             spread_over = None if count == before and not is_repartitioned else count
             copy = _Copy(client, target, producer, there, spread_over)
             try:

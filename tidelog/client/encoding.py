@@ -91,9 +91,9 @@ def identified(headers: bytes | None, msg_id: str | bytes) -> bytes:
         raise bad(f"msg_id={shown(msg_id)} cannot be UTF-8: {error}") from None
 
 
-def encode_batch(batch: PendingBatch, compression: Compression) -> EncodedBatch:
+def encode_batch(batch: PendingBatch, compression: Compression, *, dedup: bool) -> EncodedBatch:
     builder = BatchBuilder()
-    builder.has_message_ids = batch.has_message_ids
+    builder.has_message_ids = batch.has_message_ids and dedup
     if batch.has_values_only and None not in batch.values:
         builder.add_values(cast("list[bytes]", batch.values))
     else:

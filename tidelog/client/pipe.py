@@ -69,6 +69,7 @@ class Pipe:
         request: AppendRequest,
         *,
         compression: Compression,
+        dedup: bool,
         append_subject: str,
         leader_subject: str,
         proof_target: str,
@@ -80,6 +81,7 @@ class Pipe:
         """When the records of this turn of the loop began to come in."""
         self._sender = sender
         self._compression = compression
+        self._dedup = dedup
         self._upkeep = upkeep
         self._request = request
         self._transport = transport
@@ -198,7 +200,8 @@ class Pipe:
         if batch.encoded is None:
             if batch.timestamp == 0:
                 batch.timestamp = time.time_ns()
-            batch.encoded = encode_batch(batch, self._compression).stamp(Offset(0), LeaderEpoch(0))[0]
+            encoded = encode_batch(batch, self._compression, dedup=self._dedup)
+            batch.encoded = encoded.stamp(Offset(0), LeaderEpoch(0))[0]
         self._request.leader_epoch = self.core.leader_epoch
         if batch.expected_offset is None:
             self._request.ClearField("expected_last_offset")

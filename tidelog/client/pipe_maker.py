@@ -53,6 +53,7 @@ class PipeMaker:
             PartitionAccumulator(f"{layout.name}/{known.partition}", self.settings, known.leader_epoch),
             request,
             compression=self.compression,
+            dedup=self.settings.dedup,
             append_subject=self.subjects.append(layout.name, known.partition),
             leader_subject=self.subjects.leader(layout.name, known.partition),
             proof_target=partition_target(layout.name, layout.incarnation, known.partition, known.incarnation),

@@ -75,6 +75,7 @@ class ProducerCalls(ABC):
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["crc32c", "murmur2"] | None = None,
+        dedup: bool = True,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V]: ...
@@ -114,6 +115,7 @@ class ProducerCalls(ABC):
         delivery_timeout_ms: float = 30_000,
         compression: Literal["none", "lz4", "zstd"] | None = None,
         partitioner: Literal["crc32c", "murmur2"] | None = None,
+        dedup: bool = True,
         key_serializer: Callable[[K], bytes] | None = None,
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> Producer[K, V] | TransactionalProducer[K, V]:
@@ -133,15 +135,18 @@ class ProducerCalls(ABC):
         with what its leader refuses it for. `compression` of batches; None: the stream's setting. `partitioner`: the
         hash of a key, modulo the number of partitions, is the partition of its records; "murmur2" is that of Kafka's
         Java clients (librdkafka's murmur2_random). None: the stream's (`create_stream`). A producer that chooses
-        another one than its peers gives a key two homes, and the key's records have no order.
+        another one than its peers gives a key two homes, and the key's records have no order. `dedup=False`: message
+        ids (`Nats-Msg-Id`) are stored as any other headers, so that a record is written though the stream has one with
+        its id, as copies of streams ask.
         `key_serializer`, `value_serializer`: called with each key and value that is not None, to make bytes of it;
         what they refuse, `send` and its like raise as SerializationFailed. None: keys and values are bytes.
 
         `transactional_id`: a name that the producer keeps when its program is started anew, and that no other has at
         the same time: a newer producer of that name fences the older one. `streams`: that it is to know from its start,
         for `send_nowait`. `transaction_timeout`: seconds, 0.1 to 900; the coordinator aborts a transaction that is open
-        for longer. `acks`, `durability` and `confirm_timeout` are not for it: each of its records is committed as its
-        stream asks before the transaction is. `delivery_timeout_ms` bounds its requests to the coordinator as well.
+        for longer. `acks`, `durability`, `confirm_timeout` and `dedup` are not for it: each of its records is committed
+        as its stream asks before the transaction is. `delivery_timeout_ms` bounds its requests to the coordinator as
+        well.
         """
         self._check_open()
         level = _acks(acks)
@@ -161,6 +166,7 @@ class ProducerCalls(ABC):
                 max_in_flight=max_in_flight,
                 delivery_timeout=delivery_timeout_ms / 1000,
                 confirm_timeout=confirm_timeout,
+                dedup=dedup,
             ),
             buffer_bytes=buffer_bytes,
             compression=compression,
@@ -179,10 +185,10 @@ class ProducerCalls(ABC):
             raise bad(
                 f"a transactional producer writes to any streams: name {stream!r} in its send(), or in streams=[...]"
             )
-        if level is not Acks.ALL or asked is not None or confirm_timeout is not None:
+        if level is not Acks.ALL or asked is not None or confirm_timeout is not None or not dedup:
             raise bad(
-                "acks, durability and confirm_timeout are not for a transactional producer, whose records are committed"
-                " as their stream asks; leave them out"
+                "acks, durability, confirm_timeout and dedup are not for a transactional producer, whose records are"
+                " committed as their stream asks, and are not compared by message id; leave them out"
             )
         check_number("transaction_timeout", transaction_timeout, MIN_TIMEOUT_MS / 1000, MAX_TIMEOUT_MS / 1000)
         return self._of_transactions(transactional_id, streams, round(transaction_timeout * 1000), options)

@@ -33,7 +33,7 @@ def test_records_wait_for_the_session_of_a_transaction() -> None:
     acc.on_session(SESSION)
     (batch,) = sent(acc)
     assert batch.base_sequence == 0
-    header = encode_batch(batch, Compression.NONE).header
+    header = encode_batch(batch, Compression.NONE, dedup=True).header
     assert header.is_transactional
     assert (header.producer_id, header.producer_epoch) == SESSION[:2]
     acc.on_acknowledged(batch, 0, 1)

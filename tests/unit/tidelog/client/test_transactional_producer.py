@@ -174,7 +174,7 @@ async def test_wrong_use_is_refused_in_a_sentence(world: World) -> None:
         world.client.producer("s", transactional_id="billing")  # type: ignore[call-overload]
     with pytest.raises(BadRequest, match=r"transaction_timeout=0\.01 is outside"):
         world.producer(transaction_timeout=0.01)
-    with pytest.raises(BadRequest, match="acks, durability and confirm_timeout"):
+    with pytest.raises(BadRequest, match="acks, durability, confirm_timeout and dedup"):
         world.client.producer(transactional_id="billing", acks="leader")  # type: ignore[call-overload]
     with pytest.raises(BadRequest, match="streams and transaction_timeout"):
         world.client.producer("s", transaction_timeout=1.0)  # type: ignore[call-overload]
