@@ -314,10 +314,14 @@ class SnapshotStore:
         except (OSError, RaftStorageError) as error:
             _log.error("A snapshot from the Raft leader was not installed (%s); it will be sent again.", error)
             self._drop_incoming()
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)  # a full disk has no room for it
             return False
         return True
 
     def _drop_incoming(self) -> None:
-        if self._incoming is not None:
-            self._incoming.close()
-            self._incoming = None
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            # What is in it is synced, or given up: then to close it writes once more what could not be written.
+            with suppress(OSError):
+                incoming.close()

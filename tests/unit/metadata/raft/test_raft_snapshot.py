@@ -219,6 +219,19 @@ def test_a_process_that_ends_half_way_leaves_the_old_one(tmp_path: Path, monkeyp
     assert machine.state == b"old"
 
 
+def test_one_for_which_the_disk_has_no_room_is_given_up_and_taken_when_it_comes_again(tmp_path: Path) -> None:
+    """What is smaller than the buffer of a file fails once more when that file is closed."""
+    received = encode_snapshot(HEAD, b"new")
+    made, incoming = store(tmp_path, Machine()), tmp_path / "snapshot.incoming"
+    incoming.symlink_to("/dev/full")
+    assert not made.setTransmissionData((received, True, False))
+    assert not made.setTransmissionData((b"", False, True))
+    assert not incoming.is_symlink(), "it takes no room"
+    assert not made.setTransmissionData((received, True, False))
+    assert made.setTransmissionData((b"", False, True))
+    assert made.head() == HEAD
+
+
 @pytest.mark.parametrize("turns", [0, 2, 6])
 def test_one_that_is_received_meanwhile_stays(tmp_path: Path, turns: int) -> None:
     later = SnapshotHead(Entry(b"\0later", 90, 4), Entry(b"\0before", 89, 4))
