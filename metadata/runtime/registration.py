@@ -205,11 +205,14 @@ class Registrar:
 
     def _command(self) -> Steps[pb.Command]:
         context, known = self._context, self._registration
-        again = context.incarnation is not None
-        lost = [] if again else (yield from logs_to_pb([*known.unsound, *(yield from self._not_held())]))
+        lost: list[pb.LogEnds] = []
+        if context.incarnation is None:
+            lost = yield from logs_to_pb([*known.unsound, *(yield from self._not_held())])
         ends = yield from log_ends_to_pb((yield from context.port.log_ends()))
-        # Others have no turn from here on, so none is found unsound that is not named.
-        unsound = [*lost, *Turns(logs_to_pb(self._unsound())).finish()]
+        # Others have no turn from here on, so none is found unsound that is not named. An attempt whose outcome was
+        # unknown may have been applied since the beginning.
+        again = context.incarnation is not None
+        unsound = [*(() if again else lost), *Turns(logs_to_pb(self._unsound())).finish()]
         named = sum(logs.ByteSize() for logs in unsound)
         return pb.Command(
             register_broker=pb.RegisterBroker(

@@ -438,6 +438,24 @@ async def test_a_broker_that_cannot_tell_which_logs_it_has_lost_leaves_the_isr_o
         assert "c" in world.view(held.partition).isr
 
 
+async def test_a_broker_that_hears_of_its_registration_while_it_makes_another_one_proves_that_it_is_the_same() -> None:
+    """The outcome of the first was unknown. With the second it would count as one with another folder, were it declared
+    dead in between; what it had lost is named already."""
+    async with running("a") as world:
+        registrar = world.brokers["a"].service._registrar
+        lost = PartitionKey(StreamName("lost"), Incarnation(1), 0, Incarnation(1))
+        context = replace(registrar._context, incarnation=None)
+        registrar._context = context
+        registrar._registration = replace(registrar._registration, folder_same=False, unsound=(lost,))
+        command = Turns(registrar._command())
+        assert not command.turn(1)
+        context.incarnation = Incarnation(7)
+        told = command.finish().register_broker
+        assert (told.folder_same, told.page_cache_survived, told.last_incarnation) == (True, True, 7)
+        assert told.cluster_id == world.brokers["a"].service.state.cluster_id
+        assert not told.unsound_logs
+
+
 async def test_a_registration_that_takes_long_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
