@@ -119,6 +119,8 @@ class OutboundRequests:
         """A heap."""
         self._numbers = count()
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._is_soon = False
+        """`_wake` comes with the next turn of the loop, and is not put off for those who ask meanwhile."""
 
     def __len__(self) -> int:
         return sum(len(kind.open) for kind in self._kinds)
@@ -167,6 +169,7 @@ class OutboundRequests:
         self._reports.clear()
         if self._wake is not None:
             self._wake.cancel()
+        self._is_soon = False
 
     def _ask(self, kind: _Kind[_Request, Any], key: PartitionKey, request: _Request) -> None:
         known = kind.open.get(key)
@@ -181,14 +184,28 @@ class OutboundRequests:
 
     def _send_soon(self) -> None:
         """Requests of one turn of the loop are sent together."""
+        if self._is_soon:
+            return
         if self._wake is not None:
             self._wake.cancel()
-        self._wake = asyncio.get_running_loop().call_soon(self._send)
+        self._wake, self._is_soon = asyncio.get_running_loop().call_soon(self._send), True
 
     def _send(self) -> None:
         """A turn."""
-        self._wake = None
-        now, shortest = self._context.monotonic(), self._context.settings.retry_interval_s
+        self._wake, self._is_soon = None, False
+        now = self._context.monotonic()
+        try:
+            self._send_due(now)
+            self._send_reports()
+        finally:
+            # After an error, too: what has not been sent is due again.
+            if self._reports:
+                self._send_later(TURN_PAUSE_S)
+            elif self._times:
+                self._send_later(max(TURN_PAUSE_S, self._times[0].at - now))
+
+    def _send_due(self, now: float) -> None:
+        shortest = self._context.settings.retry_interval_s
         due: dict[_Kind[Any, Any], list[Any]] = {}
         looks = 0
         while self._times and self._times[0].at <= now and looks < TURN:
@@ -200,16 +217,11 @@ class OutboundRequests:
             if kind.is_over(opened.request):
                 del kind.open[key]
                 continue
-            due.setdefault(kind, []).append(kind.item(opened.request))
             opened.pause_s = min(LONGEST_PAUSE_S, max(shortest, 2 * opened.pause_s))
             self._send_at(now + opened.pause_s, kind, key, opened)
+            due.setdefault(kind, []).append(kind.item(opened.request))
         for kind, items in due.items():
             kind.publish(items)
-        self._send_reports()
-        if self._reports:
-            self._send_later(TURN_PAUSE_S)
-        elif self._times:
-            self._send_later(max(TURN_PAUSE_S, self._times[0].at - now))
 
     def _send_later(self, pause_s: float) -> None:
         self._wake = asyncio.get_running_loop().call_later(pause_s, self._send)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from metadata.metadata_settings import MetadataSettings
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.messages import Messages
@@ -144,6 +146,54 @@ async def test_a_request_that_is_not_answered_is_repeated_with_longer_pauses() -
     cluster.alter(cluster.alteration("a"))
     requests.settle([cluster.key()])
     assert len(requests) == 0
+    requests.close()
+
+
+async def test_those_who_ask_in_each_turn_of_the_loop_do_not_keep_requests_from_being_sent() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"] * 100)
+    wire = FakeTransport()
+    requests = requests_of(cluster, wire, Incarnation(1))
+    loop = asyncio.get_running_loop()
+    asked = 0
+
+    def ask() -> None:
+        nonlocal asked
+        if asked < 100:
+            loop.call_soon(ask)
+            requests.alter_isr(of_isr(cluster, asked, "a"))
+            asked += 1
+
+    ask()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert wire.sent
+    assert asked < 100
+    requests.close()
+
+
+async def test_requests_that_met_an_error_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"] * 2)
+    wire = FakeTransport()
+    loop = asyncio.get_running_loop()
+    requests = requests_of(cluster, wire, Incarnation(1), loop.time)
+    met: list[str] = []
+    loop.set_exception_handler(lambda _, context: met.append(str(context["exception"])))
+
+    def fails(*_: object) -> None:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(requests._changes, "item", fails)
+        requests.alter_isr(of_isr(cluster, 0, "a"))
+        await until(lambda: len(met) == 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(requests._changes, "publish", fails)
+        requests.alter_isr(of_isr(cluster, 1, "a"))
+        await until(lambda: len(met) == 2)
+    await until(lambda: {number for numbers in alterations(wire) for number in numbers} == {0, 1})
     requests.close()
 
 
