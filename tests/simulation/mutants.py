@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "logs that were lost with the manifest count as logs that were never here",
         (broker._replica, "if data_dir.manifest.is_lost:", "if False:"),
-        (Registrar._not_held, "held = self._registration.held", "held = None"),
+        (Registrar._not_held, "if held is not None:", "if False:"),
         scenario="lost files",
     ),
     _mutant(
