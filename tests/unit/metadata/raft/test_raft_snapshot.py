@@ -156,7 +156,8 @@ def test_it_travels_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             received = size
         sync(descriptor)
 
-    state = os.urandom(3 * snapshots.CHUNK_BYTES)
+    monkeypatch.setattr(snapshots, "SYNC_BYTES", 2 * snapshots.CHUNK_BYTES)
+    state = os.urandom(5 * snapshots.CHUNK_BYTES)
     source, target_machine = store(tmp_path / "source", Machine(state)), Machine()
     take(source)
     target = store(tmp_path / "target", target_machine)
@@ -168,8 +169,9 @@ def test_it_travels_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if chunk[1]:
             assert offered_entry(chunk[0]) == (42, 3)
         installed.append(target.setTransmissionData(chunk))
-    assert len(installed) == 5
-    assert max(unsynced) == snapshots.CHUNK_BYTES, "no step of the loop waits for more"
+    assert len(installed) == 7
+    assert max(unsynced) == snapshots.SYNC_BYTES, "no sync has to wait for more"
+    assert len(unsynced) == 3, "a step of the loop may take in many chunks"
     take_up(target)
     assert target_machine.state == state
 
