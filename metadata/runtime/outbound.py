@@ -3,9 +3,9 @@
 An ISR change, a pause, or the report of a retired partition is over when the partition has another LeaderEpoch, or an
 epoch above the one it expected; the report of a cutover when the partition has another LeaderEpoch, the stream another
 version, or the cutover is known; the report of a leader that lacks committed records when its LeaderEpoch is over; a
-withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch
-that it names is over, or when it is marked as withdrawn. The state is the answer: none is waited for, and a copy that
-arrives late fails its compare-and-set. A report of a leader is sent once; its follower repeats it.
+withdrawal when the replica is neither in the ISR nor eligible and the LeaderEpoch that it names is over, or when it is
+marked as withdrawn. The state is the answer: none is waited for, and a copy that arrives late fails its compare-and-
+set. A report of a leader is sent once; its follower repeats it.
 
 Bounded: one request of each kind per partition. They are sent in turns of the event loop, in the order in which they
 are due. Pauses double up to `LONGEST_PAUSE_S`.
