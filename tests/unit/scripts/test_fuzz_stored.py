@@ -82,8 +82,9 @@ def taken(seed: int) -> tuple[list[bytes], int]:
             case 1:
                 ingest.on_messages([some.envelope(value, "inbox")[0]], [None], [None])
             case _:
+                batch, _ = some.batch([value] * 3)
                 try:
-                    keep(EncodedBatch.from_bytes(some.batch([value] * 3), max_body_bytes=1 << 20, record_limit=LIMIT))
+                    keep(EncodedBatch.from_bytes(batch, max_body_bytes=1 << 20, record_limit=LIMIT))
                 except (CorruptData, TidelogError):
                     count()
         ingest.chunk_done()
