@@ -210,7 +210,10 @@ def test_a_mutant_still_applies(mutant: Mutant) -> None:
     [
         ("a leader acknowledges before the commit", {"AckedIsCommitted"}),
         ("a leader commits below min ISR", {"NoCommitBelowMinIsr"}),
-        ("a leader takes batches of an older partitioning version", {"CutoversAreExact", "KeysAreStoredInOrder"}),
+        (
+            "a leader takes batches of an older partitioning version",
+            {"CutoversAreExact", "KeysAreStoredInOrder", "KeysAreGivenInOrder"},
+        ),
         ("fsync is skipped", {"CommittedIsHeldByIsr", "SyncedStays", "Liveness"}),
         ("a member takes an assignment that comes after the session of its heartbeat", {"OnlyHoldersCommit"}),
         ("offsets that a transaction has committed are not told before its end is", {"OffsetsMoveWithTransactions"}),
