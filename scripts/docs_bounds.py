@@ -1,7 +1,4 @@
-"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code.
-
-The module has more than 600 lines because it is one table.
-"""
+"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code."""
 
 from __future__ import annotations
 

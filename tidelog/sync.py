@@ -13,8 +13,6 @@ thread at a time.
 
 A call that a signal handler interrupts by an exception (Ctrl-C, an alarm) has given nothing: records that were not
 returned come again, and what was begun for a `with` that was not entered is ended. See `client.loop_thread`.
-
-The module has more than 600 lines because all classes of the package that wait are here once more.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ writes, and which stream it is about. The rest is made from that: the server's e
 decode requests and answers by `wire.json_codec`, and the table in docs/operations.md. Requests are dataclasses; answers
 are TypedDicts, because users of the client and of `--json` see their JSON.
 
-The module has more than 600 lines because all operations are declared in it, so that a reader sees the whole API.
-
 To add an operation: an entry here, a method of `metadata.runtime.admin` with `@handles`, a method of the client, a
 command, its test. A field that is added to an answer later is NotRequired: a broker of an earlier version leaves it
 out.

@@ -46,8 +46,7 @@ _TOKENS_OF_METADATA: Final = 4
 
 
 class Subjects:
-    """The subjects of one cluster. Raises TidelogError(BAD_NAME) for a bad namespace. The class has more than thirty
-    methods because it has one for each subject."""
+    """The subjects of one cluster. Raises TidelogError(BAD_NAME) for a bad namespace."""
 
     __slots__ = ("_of_brokers", "_of_clients", "_topology", "namespace")
 

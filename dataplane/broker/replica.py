@@ -82,8 +82,8 @@ class Owed(Enum):
 
 
 class Replica:
-    """The class has more than thirty methods because it stands between two others: each kind of news from the broker
-    and each effect of the life has a method, and the broker asks it about its log, its role and its health alike."""
+    """Hands the broker's events to the state machine of the replica and carries out its effects; answers the broker's
+    questions about log, role and health."""
 
     def __init__(
         self,

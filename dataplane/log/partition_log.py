@@ -101,8 +101,7 @@ class PartitionLog:
     """See the module's text for the invariants and the threads of each call.
 
     `OSError` does not leave this class or its parts: it becomes NoSpace or LogDamaged. The promise of each method is
-    told where it is done. The class has more than thirty methods because callers see a log only through it: most of
-    them hand over to the part that does the work, or tell one fact of the common state.
+    told where it is done.
     """
 
     def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:

@@ -194,8 +194,7 @@ LifeEffect: TypeAlias = Step | RecordDamage | Withdraw | TellRole | StopRole | F
 
 
 class ReplicaLife:
-    """The class has more than thirty methods because each event of the life is one (eighteen of them), and all of them
-    change the same health, role and step."""
+    """See the module: one method for each event; all of them change the same health, role and step."""
 
     def __init__(self, key: PartitionKey) -> None:
         self.key = key

@@ -49,8 +49,6 @@ know the first one alone, or the first two or three:
     of transactional producers: as the first piece, and then as the last line of the second
 
     u32 for each batch of the first piece, then of the third, in the same order: its CRC as it was sent; 0: not known
-
-The module has more than 600 lines because the table and its pieces on disk are one format.
 """
 
 from __future__ import annotations

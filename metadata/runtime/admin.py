@@ -82,7 +82,7 @@ READY_TIMEOUT_S = 3.0
 class Admin:
     """See the module. `commit` raises TidelogError when a command's outcome cannot be had; `labels`: of all brokers
     that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: that were heard in
-    the namespace. It has more than thirty methods because each operation is one."""
+    the namespace."""
 
     def __init__(
         self,

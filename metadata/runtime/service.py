@@ -62,8 +62,7 @@ ROOM_RETRY_S = 0.5
 
 
 class MetadataService:
-    """See the module. All methods run on one event loop. It has more than thirty methods because it is all of the
-    metadata plane that the rest of a broker sees."""
+    """See the module. All methods run on one event loop."""
 
     def __init__(
         self,

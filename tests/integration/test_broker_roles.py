@@ -1,8 +1,7 @@
 """Roles of replicas on real brokers, disks and a real nats-server; metadata is played by the test, view by view.
 
 The tests try changes of role at the worst moment, disks that fail, and invalid requests. Always: a replica that cannot
-go on says so (it withdraws) and stops; no caller waits for ever; reported records are on disk. The
-module has more than 600 lines because all its tests play the metadata to the same node.
+go on says so (it withdraws) and stops; no caller waits for ever; reported records are on disk.
 """
 
 from __future__ import annotations

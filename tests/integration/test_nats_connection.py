@@ -1,7 +1,4 @@
-"""The NATS connection on a real nats-server: delivery, losses, reconnects, limits, services.
-
-The module has more than 600 lines because all its tests are of the one adapter, with one collector of its events.
-"""
+"""The NATS connection on a real nats-server: delivery, losses, reconnects, limits, services."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def _is_network(message: Message) -> bool:
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """Rules and invariants. It has more than thirty methods because Hypothesis takes all of a machine from one
-    class."""
+    """Rules and invariants."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,8 +57,6 @@ With the controller's core, whose probes are answered as told:
                                            delivered again
 
 `p4` is a partition epoch, `e2` a LeaderEpoch, `b/7` life 7 of broker b.
-
-The module has more than 600 lines because each command is a method here.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ from wire.types import (
 
 
 class MetadataScript:
-    """It has more than thirty methods because each command is one."""
+    """One method for each command."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

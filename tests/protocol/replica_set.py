@@ -15,8 +15,6 @@ Each broker has a process of its own, whose loop runs to quiet after every event
 Requests of clients are made at once, and are answered on inboxes that only `told` reads. Three things are simpler than
 in a broker: no periodic work runs (checkpoints, housekeeping, the watches of the disk), no sync is quick enough to be
 made on the loop, and timers are exact, where a broker puts those that are far off to a common beat.
-
-The module has more than 600 lines because each event that a test can cause is a method.
 """
 
 from __future__ import annotations
@@ -107,8 +105,6 @@ from wire.types import (
 class ReplicaSet:
     """`told(broker, effect or text)` is called with what happens, before an effect is carried out; `arrived(message,
     outcome)` with each message before anything comes of it, and with the outcome of a disk call.
-
-    It has more than thirty methods because each event that a test can cause is one.
     """
 
     def __init__(

@@ -58,7 +58,7 @@
     state                                  all replicas, and the view of the metadata
 
 Each line printed is a message that arrives, or (indented) what a replica then does. Disks are slow only when held: `b`
-alone as a link is its disk. The module has more than 600 lines because each command is one method.
+alone as a link is its disk.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _three_numbers(text: str) -> tuple[int, int, int]:
 
 
 class ReplicationScript:
-    """It has more than thirty methods because each command is one."""
+    """One method for each command."""
 
     def __init__(self) -> None:
         self._world: ReplicaSet | None = None

@@ -86,8 +86,7 @@ def _line(error: Exception) -> str:
 
 
 class Workload:
-    """One client process with its producers and consumers of one stream. It has more than thirty methods because each
-    of its programs, and each step of them, is one."""
+    """One client process with its producers and consumers of one stream."""
 
     def __init__(
         self,

@@ -165,8 +165,7 @@ class _Folder:
 
 
 class SimDisk:
-    """See the module. `crash`: the exception raised by a call in which power is lost. It has more than thirty methods
-    because it implements all calls of `FileSystem` on the same files on which the faults act."""
+    """See the module. `crash`: the exception raised by a call in which power is lost."""
 
     def __init__(self, *, crash: type[BaseException] = PowerLoss) -> None:
         self._crash = crash

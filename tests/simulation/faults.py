@@ -3,8 +3,6 @@ printed, replayed and made smaller.
 
 A fault that would go beyond what the stream's durability promises to survive is not carried out: two disks lost before
 the first one's replica is back, or, on a stream that acknowledges from the page cache, the power of two machines.
-
-The module has more than 600 lines because each kind of fault is a small function of its own here, in one table.
 """
 
 from __future__ import annotations

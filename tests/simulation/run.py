@@ -5,8 +5,6 @@ faults    for some seconds, while producers write and consumers read
 calm      all is healed and restarted, producers stop; until all replicas are in the ISR, everything sent is
           answered and everything committed is read, within CALM_LIMIT simulated seconds
 last      a few more records, acknowledged at once; then every log is compared with the committed batches
-
-The module has more than 600 lines because all that takes part in a run is started, calmed and judged here.
 """
 
 from __future__ import annotations

@@ -135,8 +135,7 @@ Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | WantTicket | R
 
 
 class PartitionAccumulator:
-    """The state machine of one partition; see the module's text. It has more than thirty methods because each event has
-    one, and each of the rules."""
+    """The state machine of one partition; see the module's text."""
 
     def __init__(self, name: str, settings: AccumulatorSettings, leader_epoch: int = 0) -> None:
         self.name = name

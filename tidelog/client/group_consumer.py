@@ -72,7 +72,7 @@ class Committed(NamedTuple):
 
 class GroupConsumer(Generic[K, V]):
     """Reads the partitions that the coordinator of its group assigns to it. Make it with `Client.subscribe`, and use it
-    with `async with`. It has more than thirty methods because it offers what a consumer does, and what a group adds.
+    with `async with`.
 
     Partitions are named (stream, partition). They come and go while records are taken: `on_assigned` and `on_revoked`
     tell, and `on_lost` where others may have them already. Those that stay are read on meanwhile. Records are for one

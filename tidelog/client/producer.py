@@ -9,8 +9,6 @@ the loop comes round, so records given in one go share batches without lingering
 
 Bounded by `buffer_bytes` of records that are not acknowledged: at the bound `send` and `send_many` wait,
 `send_nowait` raises BufferFull.
-
-The module has more than 600 lines because the calls of a program say here what they promise.
 """
 
 from __future__ import annotations
@@ -72,8 +70,6 @@ class Producer(Generic[K, V]):
     With acks "all" and "leader" a record that is sent again after a lost answer or a change of leader is written once.
     Records of one key, and of one partition, keep the order in which they were given; those of a key also while the
     stream is repartitioned.
-
-    It has more than thirty methods because it takes records in several forms, each as fast as it can be.
     """
 
     def __init__(

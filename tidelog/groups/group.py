@@ -20,8 +20,6 @@ Invariant: `assigned` of a member is part of its target, once `step` has run.
 
 What is written is what changed: the record of a member says its subscription and its partitions, and is not made anew
 only because the group has a new generation, which every member with nothing to give up has reached (`begin`).
-
-The module has more than 600 lines because assignment, offsets and their bounds are changed in one step, together.
 """
 
 from __future__ import annotations
@@ -127,8 +125,8 @@ class _Assigning:
 
 @dataclass(slots=True)
 class Group:
-    """It has more than thirty methods because members, assignment and offsets are one state: a commit asks who holds a
-    partition, and a step of the assignment changes what is held."""
+    """Members, assignment and offsets of a group as one state: a commit depends on who holds a partition, and a step of
+    the assignment changes who does."""
 
     name: str
     generation: int = 0

@@ -20,8 +20,6 @@ The event loop is shared: after so many requests, or so much work of requests, o
 the next call (MAX_REQUESTS, MAX_ASKED, MAX_WORK). A view that is new is looked at by each group in its step. A group
 whose targets are being computed comes first until they are, so that there is one computation at a time. Large groups
 are forgotten in several calls, and meanwhile no request is carried out: one may be about a new group of that name.
-
-The module has more than 600 lines because it carries out all kinds of requests to a coordinator of groups.
 """
 
 from __future__ import annotations
@@ -156,9 +154,7 @@ class _Forgotten(NamedTuple):
 
 class GroupShard(Shard):
     """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
-    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`.
-
-    It has more than thirty methods because each kind of request is carried out by one of them."""
+    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`."""
 
     def __init__(
         self, *, broker: str, partition: int, patience: float, retention: float, check_ticket: TicketCheck

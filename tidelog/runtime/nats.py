@@ -67,10 +67,7 @@ _BLOCK_BYTES = 256 << 10
 
 
 class NatsConnection:
-    """One connection to NATS that reconnects for ever. Make it with `connect`; all calls belong to its event loop.
-
-    It has more than thirty methods because it is the whole of `wire.transport.Transport`, and its parts are elsewhere.
-    """
+    """One connection to NATS that reconnects for ever. Make it with `connect`; all calls belong to its event loop."""
 
     def __init__(self, *, outgoing_limit: int, inbox_prefix: str) -> None:
         self._connection_handlers: list[Callable[[bool], None]] = []

@@ -23,8 +23,6 @@ are done in turns of so many requests (MAX_REQUESTS), or participants and ids (M
 next call. A new coordinator carries out no request before it has looked at all transactions, and none is carried out
 while the members of a family that were committed or aborted together are written in turns: the answer of that end is
 due when they are.
-
-The module has more than 600 lines because it carries out all kinds of requests to a coordinator of transactions.
 """
 
 from __future__ import annotations
@@ -148,9 +146,7 @@ TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
 
 class TransactionShard(Shard):
     """`patience`: seconds that a transaction stays open, if its timeout is not shorter, after a new coordinator has
-    begun; `broker` and `partition`: for descriptions and numbers of producers.
-
-    It has more than thirty methods because each kind of request is carried out by one of them."""
+    begun; `broker` and `partition`: for descriptions and numbers of producers."""
 
     def __init__(
         self,

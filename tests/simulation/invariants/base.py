@@ -144,7 +144,7 @@ class Scene:
 
 
 class Invariant:
-    """It has more than thirty methods because each of its hooks is one, and a subclass overrides few."""
+    """One hook for each event; a subclass overrides those it looks at."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene

@@ -202,7 +202,7 @@ def _state_of(replica: Replica) -> tuple[object, ...]:
 
 
 class Invariants:
-    """It has more than thirty methods because each event that an invariant can look at is one."""
+    """One method for each event that an invariant can look at."""
 
     def __init__(self, world: World, raft: RaftGroup, brokers: dict[str, SimBroker]) -> None:
         self.world = world

@@ -43,10 +43,7 @@ Scenario: TypeAlias = "Callable[[ScenarioRun], Steps]"
 
 
 class ScenarioRun:
-    """State that a scenario observes, and faults that it can cause, in the first partition of stream s.
-
-    It has more than thirty methods because scenarios find every observation and every fault in this one place.
-    """
+    """State that a scenario observes, and faults that it can cause, in the first partition of stream s."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -1,7 +1,4 @@
-"""The rules of ClusterState, one by one. `Cluster.shown`: leader | ISR | eligible | withdrawn @ LeaderEpoch.
-
-The module has more than 600 lines because all commands of the one machine are tried on the same clusters.
-"""
+"""The rules of ClusterState, one by one. `Cluster.shown`: leader | ISR | eligible | withdrawn @ LeaderEpoch."""
 
 from __future__ import annotations
 

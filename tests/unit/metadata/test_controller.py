@@ -1,7 +1,4 @@
-"""The controller's decisions.
-
-The module has more than 600 lines because it has all decisions of one machine.
-"""
+"""The controller's decisions."""
 
 from __future__ import annotations
 

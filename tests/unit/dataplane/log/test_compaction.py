@@ -1,7 +1,4 @@
-"""Compaction of a log, pass by pass, against a model in a dict.
-
-The module has more than 600 lines because all its tests compare a log with this one model.
-"""
+"""Compaction of a log, pass by pass, against a model in a dict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The leader's rules, one by one. Each test names the rule; breaking the rule in the code makes it fail.
-
-The module has more than 600 lines because it has all rules of one machine, in the order of its events.
-"""
+"""The leader's rules, one by one. Each test names the rule; breaking the rule in the code makes it fail."""
 
 from __future__ import annotations
 

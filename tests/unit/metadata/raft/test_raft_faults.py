@@ -2,7 +2,6 @@
 replaced by lists.
 
 The letters are the ones of metadata.raft.transport. Every test fails when the override it is about is taken out.
-The module has more than 600 lines because each fault is found there by its letter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The producer against a broker in memory.
-
-The module has more than 600 lines because all its tests drive the producer through this one broker.
-"""
+"""The producer against a broker in memory."""
 
 from __future__ import annotations
 
