@@ -4,7 +4,7 @@ Stock PySyncObj loses acknowledged commands when a process is killed, opens pick
 a second a command. This package keeps its Raft and replaces its surroundings: journal and snapshots (durable before
 anything is promised), frames (authenticated, never unpickled), transport (a barrier, and corrections of received
 messages), engine (events instead of ticks, pre-vote, quick failover) and node (the event loop). It is the
-only importer of pysyncobj, pinned by `assumptions`.
+only importer of pysyncobj, pinned by `assumptions`; the private names that it uses are in `pysyncobj_internals`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The facts about PySyncObj on which this package relies, in one place, checked at every start.
+"""Is the installed PySyncObj the one that this package relies on? Checked at every start.
 
 The hardening replaces private methods and attributes of `pysyncobj.SyncObj` by name and relies on the behaviour of the
-code around them, so it holds for exactly one text of that code. `verify` compares that text (well below a
-millisecond) and fails with a sentence; it also makes PySyncObj's unpickling raise, so that no path to it can be
-reached, now or after a mistake here.
+code around them (`metadata.raft.pysyncobj_internals`), so it holds for exactly one text of that code. `verify` compares
+that text (well below a millisecond) and fails with a sentence; it also makes PySyncObj's unpickling raise, so that no
+path to it can be reached, now or after a mistake here.
 """
 
 from __future__ import annotations
@@ -30,60 +30,19 @@ SOURCE_DIGESTS = {
 }
 """SHA-256 of the modules whose behaviour is relied on."""
 
-OVERRIDDEN_METHODS = (
-    "_SyncObj__applyLogEntries",
-    "_SyncObj__connectedToAnyone",
-    "_SyncObj__doApplyCommand",
-    "_applyCommand",
-    "_checkCommandsToApply",
-    "_onTick",
-)
-"""Methods of SyncObj that engine.RaftEngine overrides. They must exist there, or the override is never called."""
-
-CALLED_METHODS = (
-    "_SyncObj__getEntries",
-    "_SyncObj__onLeaderChanged",
-    "_SyncObj__sendAppendEntries",
-    "_SyncObj__setCurrentTerm",
-    "_SyncObj__setState",
-)
-"""Methods of SyncObj that the engine calls."""
-
-ATTRIBUTES = (
-    "_SyncObj__commandsWaitingCommit",
-    "_SyncObj__leaderCommitIndex",
-    "_SyncObj__lastResponseTime",
-    "_SyncObj__newAppendEntriesTime",
-    "_SyncObj__otherNodes",
-    "_SyncObj__raftCommitIndex",
-    "_SyncObj__raftCurrentTerm",
-    "_SyncObj__raftElectionDeadline",
-    "_SyncObj__raftLastApplied",
-    "_SyncObj__raftLeader",
-    "_SyncObj__raftLog",
-    "_SyncObj__raftMatchIndex",
-    "_SyncObj__raftNextIndex",
-    "_SyncObj__raftState",
-    "_SyncObj__selfNode",
-    "_SyncObj__serializer",
-    "_SyncObj__transport",
-    "_SyncObj__votedForNodeId",
-    "_poller",
-)
-"""Attributes that SyncObj.__init__ sets and the engine reads, sets or replaces."""
-
 
 def _unpickling_denied(*_arguments: object) -> NoReturn:
     raise ValueError("PySyncObj tried to unpickle something; the metadata group never does.")
 
 
-def verify() -> None:
-    """Raises RaftConfigurationError when the installed PySyncObj is not the one this package was written against."""
+def verify(overridden: tuple[str, ...], called: tuple[str, ...]) -> None:
+    """Raises RaftConfigurationError when the installed PySyncObj is not the one this package was written against, or
+    its SyncObj lacks a method of these names."""
     _check_version(VERSION)
     folder = Path(pysyncobj.__file__).parent
     for name, digest in SOURCE_DIGESTS.items():
         _check_source(name, (folder / name).read_bytes(), digest)
-    for name in (*OVERRIDDEN_METHODS, *CALLED_METHODS):
+    for name in (*overridden, *called):
         if not callable(getattr(pysyncobj.SyncObj, name, None)):
             raise RaftConfigurationError(
                 f"pysyncobj.SyncObj has no method {name}, which metadata.raft overrides or calls."
@@ -92,9 +51,9 @@ def verify() -> None:
     pysyncobj.pickle.load = _unpickling_denied
 
 
-def verify_instance(instance: object) -> None:
-    """Raises RaftConfigurationError when SyncObj.__init__ did not set the attributes that the engine uses."""
-    for name in ATTRIBUTES:
+def verify_instance(instance: object, attributes: tuple[str, ...]) -> None:
+    """Raises RaftConfigurationError when SyncObj.__init__ did not set one of the attributes."""
+    for name in attributes:
         if not hasattr(instance, name):
             raise RaftConfigurationError(f"pysyncobj.SyncObj sets no attribute {name}, which metadata.raft works with.")
 

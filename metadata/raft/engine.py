@@ -1,9 +1,5 @@
-"""PySyncObj's Raft, corrected. All names that PySyncObj mangles (`_SyncObj__*`) are used in this module only, which has
-more than 600 lines because of that.
-
-Parts that `SyncObj.__init__` creates and offers no option for are replaced by properties whose setters ignore the value
-assigned: the journal, the snapshot serializer and the poller. The rest are overrides of the methods that the tick
-calls:
+"""PySyncObj's Raft, corrected. Journal, snapshots and poller are ours (`metadata.raft.pysyncobj_internals` puts them
+in, and has all names of PySyncObj's private parts). The rest are overrides of the methods that the tick calls:
 
 * `tick` reads the sockets first when it comes late (a paused process must hear its leader before it asks for votes).
 * Commands are sent to the followers when they are added, not with the next heartbeat; a commit goes out when it
@@ -40,16 +36,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any
 
-from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj import FAIL_REASON, SyncObjConf
 from pysyncobj.monotonic import monotonic
 from pysyncobj.node import Node
 
-from metadata.raft import assumptions
 from metadata.raft.journal import Entry, Journal
 from metadata.raft.journal_mark import JournalMark, mark_path
 from metadata.raft.poller import EpollPoller
+from metadata.raft.pysyncobj_internals import CommandCallback, SyncObjInternals
 from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
 from metadata.raft.tls import RaftTls
@@ -59,7 +55,6 @@ from metadata.raft.types import (
     REGULAR,
     ExitProcess,
     RaftConfig,
-    RaftRole,
     RaftStatus,
     StateMachine,
 )
@@ -97,16 +92,8 @@ STALLED_RETRY_S = 0.1
 TIMER_SLACK_S = 0.0005
 """Added to a deadline so that the tick finds it passed."""
 
-_FOLLOWER: Final = 0
-_CANDIDATE: Final = 1
-_LEADER: Final = 2
-_ROLES = {_FOLLOWER: RaftRole.FOLLOWER, _CANDIDATE: RaftRole.CANDIDATE, _LEADER: RaftRole.LEADER}
-
 JOURNAL_FILE = "journal"
 SNAPSHOT_FILE = "snapshot"
-
-CommandCallback = Callable[[object, int], None]
-"""Called once, or never, with the result of `apply` and a FAIL_REASON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +122,12 @@ class _HarmlessTruncation(logging.Filter):
 _HARMLESS_TRUNCATION = _HarmlessTruncation()
 
 
-class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
+class RaftEngine(SyncObjInternals):
     """One node of the group, without an event loop: the owner calls `tick` at `next_deadline` and whenever the poller
     is readable.
 
-    The class has more than thirty methods because PySyncObj has one class for the node: parts without an option are
-    replaced by overriding that class's methods and attributes by name.
+    The class has more than thirty methods because PySyncObj has one class for the node, whose methods it overrides.
     """
-
-    _SyncObj__commandsWaitingCommit: dict[int, list[tuple[int, CommandCallback]]]
-    _SyncObj__lastResponseTime: dict[Node, float]
-    _SyncObj__newAppendEntriesTime: float
-    _SyncObj__otherNodes: set[Node]
-    _SyncObj__raftCommitIndex: int
-    _SyncObj__raftCurrentTerm: int
-    _SyncObj__raftElectionDeadline: float
-    _SyncObj__raftLastApplied: int
-    _SyncObj__raftLeader: Node | None
-    _SyncObj__raftMatchIndex: dict[Node, int]
-    _SyncObj__raftNextIndex: dict[Node, int]
-    _SyncObj__raftState: int
-    _SyncObj__selfNode: Node | None
-    _SyncObj__transport: HardenedTransport
-    _SyncObj__votedForNodeId: str | None
 
     monotonic = staticmethod(monotonic)
 
@@ -176,7 +146,6 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
         Raises RaftStorageError, RaftAddressError, RaftConfigurationError.
         """
-        assumptions.verify()
         logging.getLogger("pysyncobj.syncobj").addFilter(_HARMLESS_TRUNCATION)
         self._state_machine = state_machine
         self._rng = rng
@@ -194,22 +163,22 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         self._said_commit_index = 0
         """What the followers were told when this node led last."""
         self._has_set_aside = has_set_aside(config.directory)
-        self._snapshots = SnapshotStore(
+        snapshots = SnapshotStore(
             config.directory / SNAPSHOT_FILE,
             state_machine,
             exit_process=exit_process,
             may_send=self._may_send,
             monotonic=monotonic,
         )
-        self.journal = Journal(
+        journal = Journal(
             config.directory / JOURNAL_FILE,
-            snapshot=self._snapshots.head(),
+            snapshot=snapshots.head(),
             exit_process=exit_process,
             boot_id=config.boot_id,
             mark=JournalMark(mark_path(config.directory)),
         )
-        self.poller = EpollPoller()
-        transport = partial(
+        poller = EpollPoller()
+        make_transport = partial(
             HardenedTransport,
             secrets=config.secrets,
             tls=None if config.certificates is None else RaftTls(config.certificates),
@@ -220,97 +189,46 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         )
         try:
             super().__init__(
-                config.address, config.peers, conf=_pysyncobj_configuration(config), transportClass=transport
+                config.address,
+                config.peers,
+                configuration=_pysyncobj_configuration(config),
+                journal=journal,
+                snapshots=snapshots,
+                poller=poller,
+                make_transport=make_transport,
             )
-            assumptions.verify_instance(self)
         except BaseException:
-            self.journal._destroy()
-            self.poller.close()
+            journal._destroy()
+            poller.close()
             raise
+        self._loads_snapshot = True
+        """At the first tick."""
         if not config.peers:
             # Alone: no vote can be forgotten, and there is no peer to wait for.
             self.journal.mark_joined()
-            self._SyncObj__raftElectionDeadline = 0.0
-
-    # ---------------------------------------------------------------------------- replaced parts
-
-    @property
-    def _SyncObj__raftLog(self) -> Journal:
-        return self.journal
-
-    @_SyncObj__raftLog.setter
-    def _SyncObj__raftLog(self, _stock: object) -> None:
-        pass
-
-    @property
-    def _SyncObj__serializer(self) -> SnapshotStore:
-        return self._snapshots
-
-    @_SyncObj__serializer.setter
-    def _SyncObj__serializer(self, _stock: object) -> None:
-        pass
-
-    @property
-    def _poller(self) -> EpollPoller:
-        return self.poller
-
-    @_poller.setter
-    def _poller(self, _stock: object) -> None:
-        pass
+            self.election_deadline = 0.0
 
     # ---------------------------------------------------------------------------- status
 
-    @property
-    def term(self) -> int:
-        return self._SyncObj__raftCurrentTerm
-
-    @property
-    def commit_index(self) -> int:
-        return self._SyncObj__raftCommitIndex
-
-    @property
-    def is_leader(self) -> bool:
-        return self._SyncObj__raftState == _LEADER
-
-    @property
-    def voters(self) -> set[Node]:
-        """The other voters."""
-        return self._SyncObj__otherNodes
-
-    @property
-    def next_index(self) -> dict[Node, int]:
-        return self._SyncObj__raftNextIndex
-
-    @property
-    def match_index(self) -> dict[Node, int]:
-        return self._SyncObj__raftMatchIndex
-
     def status(self) -> RaftStatus:
-        leader = self._SyncObj__raftLeader
+        leader = self.leader
         return RaftStatus(
-            role=self._role(),
+            role=self.role,
             leader=None if leader is None else str(leader.id),
             term=self.term,
             commit_index=self.commit_index,
-            applied_index=self._SyncObj__raftLastApplied,
+            applied_index=self.applied_index,
             has_quorum=bool(self.hasQuorum) and not self.journal.stalled,
-            voters=len(self._SyncObj__otherNodes) + (self._SyncObj__selfNode is not None),
-            connected=tuple(sorted(node.address for node in self._SyncObj__otherNodes if self.isNodeConnected(node))),
-            dropped_introductions=self._SyncObj__transport.dropped_introductions,
-            unverified=tuple(sorted(self._SyncObj__transport.unverified.items())),
+            voters=len(self.voters) + (self.own_node is not None),
+            connected=tuple(sorted(node.address for node in self.voters if self.isNodeConnected(node))),
+            dropped_introductions=self.transport.dropped_introductions,
+            unverified=tuple(sorted(self.transport.unverified.items())),
             has_lost_files=not (self.journal.joined or self.is_new),
             is_new=self.is_new,
-            not_connected=tuple(
-                sorted(node.address for node in self._SyncObj__otherNodes if not self.isNodeConnected(node))
-            ),
+            not_connected=tuple(sorted(node.address for node in self.voters if not self.isNodeConnected(node))),
             new_peers=tuple(sorted(node.address for node, is_new in self._new_peers.items() if is_new)),
             old_peers=tuple(sorted(node.address for node, is_new in self._new_peers.items() if not is_new)),
         )
-
-    def _role(self) -> RaftRole:
-        if self._SyncObj__selfNode is None:
-            return RaftRole.OBSERVER
-        return _ROLES[self._SyncObj__raftState]
 
     # ---------------------------------------------------------------------------- ticking
 
@@ -329,22 +247,26 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         now = monotonic()
         if now - self._last_tick > self.conf.raftMinTimeout / 2:
             self.poller.poll(0.0)
-        if self.journal.entry_bytes > COMPACTION_BYTES and not self._snapshots.takes_turns:
+        if self.journal.entry_bytes > COMPACTION_BYTES and not self.snapshots.takes_turns:
             self.forceLogCompaction()
+        if self._loads_snapshot:
+            self._loads_snapshot = False
+            if self.snapshots.exists():
+                self.load_snapshot()
         super()._onTick(timeToWait)
         self._last_tick = monotonic()
 
     @property
     def takes_turns(self) -> bool:
         """The next tick has a turn of work to do that may be as long as anything may hold the loop."""
-        return self._is_applying or self._snapshots.takes_turns
+        return self._is_applying or self.snapshots.takes_turns
 
     @property
     def wants_tick(self) -> bool:
         """The last tick left something to do now."""
         if self.journal.stalled:
             return False
-        alone = not self._SyncObj__otherNodes and self.is_leader
+        alone = not self.voters and self.is_leader
         return self.takes_turns or self.poller.handled > 0 or (alone and self.commit_index < self.journal.last.index)
 
     def next_deadline(self) -> float:
@@ -354,9 +276,9 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             return now + STALLED_RETRY_S
         latest: float = now + float(self.conf.appendEntriesPeriod)
         if self.is_leader:
-            return min(latest, self._SyncObj__newAppendEntriesTime + TIMER_SLACK_S)
-        if self._SyncObj__raftElectionDeadline > now:
-            return min(latest, self._SyncObj__raftElectionDeadline + TIMER_SLACK_S)
+            return min(latest, self.append_entries_time + TIMER_SLACK_S)
+        if self.election_deadline > now:
+            return min(latest, self.election_deadline + TIMER_SLACK_S)
         if self._pre_vote is not None:
             return min(latest, self._pre_vote.ends_at + TIMER_SLACK_S)
         return latest
@@ -365,9 +287,9 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         before = self.journal.last.index
         super()._checkCommandsToApply()
         if self.is_leader and self.journal.last.index != before:
-            self._SyncObj__sendAppendEntries()
+            self.send_append_entries()
 
-    def _SyncObj__applyLogEntries(self) -> bool:
+    def apply_committed(self) -> bool:
         """True asks the leader's tick to send the commit index at once."""
         self._is_applying = False
         if self.is_leader:
@@ -386,24 +308,24 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def _apply_some(self) -> bool:
         """False: something is left for the next tick."""
-        if not self._snapshots.restored():
+        if not self.snapshots.restored():
             return False
         for _ in range(APPLIED_PER_TICK):
-            index = self._SyncObj__raftLastApplied + 1
-            committed = self._SyncObj__getEntries(index, 1) if index <= self.commit_index else []
+            index = self.applied_index + 1
+            committed = self.entries(index, 1) if index <= self.commit_index else []
             entry = Entry(*committed[0]) if committed else None
             if not self._is_prepared(None if entry is None else entry.command):
                 return False
             if entry is None:
                 return True
-            callbacks = self._SyncObj__commandsWaitingCommit.pop(index, [])
-            result = self._SyncObj__doApplyCommand(entry.command)
+            callbacks = self.commands_waiting.pop(index, [])
+            result = self.execute(entry.command)
             for term, callback in callbacks:
                 if term == entry.term:
                     callback(result, FAIL_REASON.SUCCESS)
                 else:
                     callback(None, FAIL_REASON.DISCARDED)
-            self._SyncObj__raftLastApplied = index
+            self.applied_index = index
         return False
 
     def _is_prepared(self, entry: bytes | None) -> bool:
@@ -417,7 +339,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def send_soon(self) -> None:
         """The leader sends to its followers in the next tick."""
-        self._SyncObj__newAppendEntriesTime = 0.0
+        self.append_entries_time = 0.0
 
     # ---------------------------------------------------------------------------- commands
 
@@ -437,7 +359,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         super()._applyCommand(command, callback, commandType)
         self.poller.wake()
 
-    def _SyncObj__doApplyCommand(self, command: bytes) -> object:
+    def execute(self, command: bytes) -> object:
         if command[0] != REGULAR:
             return None
         try:
@@ -453,9 +375,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def may_vote(self) -> bool:
         """False while this node may have forgotten a vote, or entries that it confirmed."""
-        return self.journal.joined or (
-            self.is_new and all(self._new_peers.get(node, False) for node in self._SyncObj__otherNodes)
-        )
+        return self.journal.joined or (self.is_new and all(self._new_peers.get(node, False) for node in self.voters))
 
     @property
     def is_new(self) -> bool:
@@ -470,15 +390,15 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         """A leader was heard. When all it has committed is here, this node may vote from the next term on."""
         if self.journal.joined or self.journal.last.index < leader_commit_index:
             return
-        if self._SyncObj__selfNode is not None and self._SyncObj__votedForNodeId is None:
-            self._SyncObj__setCurrentTerm(self.term, leader)
+        if self.own_node is not None and self.voted_for is None:
+            self.set_term(self.term, leader)
         self.journal.mark_joined()
 
-    def _SyncObj__connectedToAnyone(self) -> bool:
+    def may_begin_election(self) -> bool:
         """Stock asks this when the election deadline has passed: True begins the election."""
-        if not self._SyncObj__otherNodes:
+        if not self.voters:
             return True
-        now, majority = monotonic(), (len(self._SyncObj__otherNodes) + 1) // 2 + 1
+        now, majority = monotonic(), (len(self.voters) + 1) // 2 + 1
         running = self._pre_vote
         if running is not None and running.term == self.term and now < running.ends_at:
             if len(running.granted_by) + 1 < majority:
@@ -495,8 +415,8 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
             "last_log_term": last.term,
             "is_new": self.is_new,
         }
-        for node in self._SyncObj__otherNodes:
-            self._SyncObj__transport.send(node, question)
+        for node in self.voters:
+            self.transport.send(node, question)
         return False
 
     def _say_why_leaderless(self, now: float) -> None:
@@ -513,7 +433,7 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         heard_recently = monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
         up_to_date = (last_log_term, last_log_index) >= (last.term, last.index)
         return (
-            self._SyncObj__selfNode is not None
+            self.own_node is not None
             and term >= self.term
             and up_to_date
             and not self.is_leader
@@ -527,21 +447,19 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
 
     def step_down(self, term: int) -> None:
         """Another node knows of a later term."""
-        self._SyncObj__setCurrentTerm(term, None)
-        self._SyncObj__setState(_FOLLOWER)
-        self._SyncObj__raftLeader = None
+        self.set_term(term, None)
+        self.become_follower()
 
     def hand_over(self) -> bool:
         """Stop leading, and let the others elect one of themselves first. False: this node does not lead, or nobody
         else could.
         """
-        if not self.is_leader or not self.hasQuorum or not self._SyncObj__otherNodes:
+        if not self.is_leader or not self.hasQuorum or not self.voters:
             return False
-        self._SyncObj__setState(_FOLLOWER)
-        self._SyncObj__raftLeader = None
-        self._SyncObj__onLeaderChanged()
+        self.become_follower()
+        self.fail_forwarded_commands()
         # The others notice that heartbeats end, and one of them is elected, within election_max_s and some.
-        self._SyncObj__raftElectionDeadline = monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
+        self.election_deadline = monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
         return True
 
     # ---------------------------------------------------------------------------- peers
@@ -550,45 +468,43 @@ class RaftEngine(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
         """A peer's acknowledgement of an earlier life counts again only when the peer repeats it: its disk may have
         been emptied.
         """
-        if node in self._SyncObj__raftMatchIndex:
-            self._SyncObj__raftMatchIndex[node] = 0
+        if node in self.match_index:
+            self.match_index[node] = 0
         self.send_soon()
 
     def peer_disconnected(self, node: Node) -> None:
         """When it was the leader: fail the commands that were forwarded to it and run for leader soon."""
         self._new_peers.pop(node, None)
-        if node != self._SyncObj__raftLeader:
+        if node != self.leader:
             return
-        self._SyncObj__raftLeader = None
-        self._SyncObj__onLeaderChanged()
+        self.forget_leader()
+        self.fail_forwarded_commands()
         self._leader_heard_at = float("-inf")
-        if self._SyncObj__selfNode is None:
+        if self.own_node is None:
             return
-        candidates = sorted(
-            other.id for other in self._SyncObj__otherNodes | {self._SyncObj__selfNode} if other != node
-        )
-        rank = candidates.index(self._SyncObj__selfNode.id)
+        candidates = sorted(other.id for other in self.voters | {self.own_node} if other != node)
+        rank = candidates.index(self.own_node.id)
         early = monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
-        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, early)
+        self.election_deadline = min(self.election_deadline, early)
 
     def _may_send(self, node: object) -> bool:
-        return self._SyncObj__transport.may_send(node)
+        return self.transport.may_send(node)
 
     def snapshot_received(self) -> None:
         """After the last chunk: all that the installed snapshot covers is committed, and proposers will not be told
         how."""
-        applied = self._SyncObj__raftLastApplied
-        self._SyncObj__raftCommitIndex = max(self.commit_index, applied)
+        applied = self.applied_index
+        self.commit_index = max(self.commit_index, applied)
         self.journal.setRaftCommitIndex(self.commit_index)
-        skipped = [index for index in self._SyncObj__commandsWaitingCommit if index <= applied]
+        skipped = [index for index in self.commands_waiting if index <= applied]
         for index in skipped:
-            for _, callback in self._SyncObj__commandsWaitingCommit.pop(index):
+            for _, callback in self.commands_waiting.pop(index):
                 callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
 
     def close(self) -> None:
         """Sync the journal and give up sockets and files."""
         self.destroy()
-        self._snapshots.close()
+        self.snapshots.close()
         self.poller.close()
 
 
@@ -606,7 +522,7 @@ def _pysyncobj_configuration(config: RaftConfig) -> SyncObjConf:
         commandsQueueSize=MAX_QUEUED_COMMANDS,
         commandsWaitLeader=False,
         dynamicMembershipChange=False,
-        fullDumpFile=str(config.directory / SNAPSHOT_FILE),
+        fullDumpFile=None,
         journalFile=None,
         useFork=False,
         logCompactionBatchSize=CHUNK_BYTES,

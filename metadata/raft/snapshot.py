@@ -175,6 +175,10 @@ class SnapshotStore:
             return None
         return decode_snapshot(data, self._path)[0]
 
+    def exists(self) -> bool:
+        """There is one to load."""
+        return self._path.is_file()
+
     def _install(self, temporary: Path) -> None:
         temporary.replace(self._path)
         sync_directory(self._path.parent)

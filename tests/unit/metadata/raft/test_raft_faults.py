@@ -86,14 +86,14 @@ class Bench:
         self.peer, self.other = TCPNode(PEER), TCPNode(OTHER)
         self.wires: dict[Node, Wire] = {self.peer: Wire(), self.other: Wire()}
         for node in self.wires:
-            self.engine._SyncObj__transport._connections[node] = self.wires[node]
-            self.engine._SyncObj__transport._onNodeConnected(node)
+            self.engine.transport._connections[node] = self.wires[node]
+            self.engine.transport._onNodeConnected(node)
 
     def close(self) -> None:
         self.engine.close()
 
     def receive(self, node: Node, message: Message) -> None:
-        self.engine._SyncObj__transport._onMessageReceived(node, message)
+        self.engine.transport._onMessageReceived(node, message)
 
     def entries(
         self, node: Node, *, term: int, previous: int, previous_term: int, commands: list[bytes], commit: int
@@ -126,14 +126,14 @@ class Bench:
         """Take a snapshot, and let the log be trimmed."""
         self.engine.forceLogCompaction()
         self.engine.tick()
-        while self.engine._snapshots._head is not None:
-            if self.engine._snapshots._writing is not None:
-                self.engine._snapshots._writing.join()
+        while self.engine.snapshots._head is not None:
+            if self.engine.snapshots._writing is not None:
+                self.engine.snapshots._writing.join()
             self.engine.tick()
 
     def lead(self) -> None:
         """Run for leader, be granted everything, and have the first entry committed."""
-        self.engine._SyncObj__raftElectionDeadline = 0.0
+        self.engine.election_deadline = 0.0
         self.engine.tick()
         assert self.engine._pre_vote is not None
         self.engine._pre_vote.ends_at = inf  # however long this machine stands still meanwhile
@@ -197,7 +197,7 @@ def test_a_late_reset_below_acknowledged_entries_is_dropped(bench: Bench) -> Non
 
 def test_a_a_peer_whose_disk_was_emptied_can_reset_after_it_connects_again(bench: Bench) -> None:
     bench.lead()
-    bench.engine._SyncObj__transport._onNodeConnected(bench.peer)
+    bench.engine.transport._onNodeConnected(bench.peer)
     bench.acknowledge(bench.peer, 2, term=bench.engine.term, reset=True)
     assert bench.engine.next_index[bench.peer] == 2
 
@@ -260,7 +260,7 @@ def test_d_a_kill_between_snapshot_and_trimming_loses_nothing(tmp_path: Path, mo
     bench.compact()
     assert len(bench.engine.journal) == 50
     bench.numbered(51, 100, commit=100)
-    bench.engine._SyncObj__transport.flush()
+    bench.engine.transport.flush()
     shutil.copytree(tmp_path / "raft", tmp_path / "killed")
     bench.close()
 
@@ -339,9 +339,8 @@ def test_j_a_snapshot_that_cannot_be_loaded_ends_the_process(bench: Bench, monke
 
     snapshot = compacted(bench, 30)
     (bench.directory / "snapshot").write_bytes(snapshot[:-1] + b"?")
-    monkeypatch.setattr(bench.engine._snapshots, "_exit_process", note)
-    bench.engine._SyncObj__needLoadDumpFile = True
-    bench.engine.tick()
+    monkeypatch.setattr(bench.engine.snapshots, "_exit_process", note)
+    bench.engine.load_snapshot()
     assert "cannot be loaded" in reasons[0]
 
 
@@ -429,7 +428,7 @@ def test_k_membership_and_version_commands_of_the_log_are_not_executed(bench: Be
 
 
 def test_l_no_election_without_a_majority_of_pre_votes(bench: Bench) -> None:
-    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    bench.engine.election_deadline = 0.0
     bench.engine.tick()
     assert bench.engine.term == 0
     assert bench.wires[bench.peer].of("pre_vote")
@@ -472,7 +471,7 @@ def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench, monkeypatch
 
     monkeypatch.setattr(bench.engine.poller, "poll", leader_speaks)
     bench.engine._last_tick -= 10
-    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    bench.engine.election_deadline = 0.0
     bench.engine.tick()
     assert not bench.wires[bench.other].of("pre_vote")
 
@@ -480,9 +479,9 @@ def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench, monkeypatch
 def test_a_closed_connection_of_the_leader_brings_the_election_forward(bench: Bench) -> None:
     before = monotonic()
     bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[], commit=1)
-    assert bench.engine._SyncObj__raftElectionDeadline - before > 0.3
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
-    assert bench.engine._SyncObj__raftElectionDeadline - monotonic() < 0.05
+    assert bench.engine.election_deadline - before > 0.3
+    bench.engine.transport._onNodeDisconnected(bench.peer)
+    assert bench.engine.election_deadline - monotonic() < 0.05
     assert bench.engine.status().leader is None
     assert bench.lost_peers == [PEER]
 
@@ -492,7 +491,7 @@ def test_a_command_forwarded_to_a_lost_leader_ends_as_unknown(bench: Bench) -> N
     outcomes: list[int] = []
     bench.engine.submit(REGULAR, b"forwarded", lambda _result, reason: outcomes.append(reason))
     bench.engine.tick()
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    bench.engine.transport._onNodeDisconnected(bench.peer)
     assert outcomes == [FAIL_REASON.LEADER_CHANGED]
 
 
@@ -557,7 +556,7 @@ def test_a_voter_that_was_new_may_come_back_with_another_disk(tmp_path: Path) ->
     bench = Bench(tmp_path / "raft", joined=False)
     for node in (bench.peer, bench.other):
         tells(bench, node, is_new=True)
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    bench.engine.transport._onNodeDisconnected(bench.peer)
     assert not vote(bench, term=1, last_index=1)
     bench.close()
 
@@ -578,7 +577,7 @@ def test_a_voter_says_which_folders_keep_a_leader_from_being_elected(tmp_path: P
     assert bench.engine.status().why_no_leader() == "", "the others are connected, and may not have started to look"
     tells(bench, bench.peer, is_new=False)
     assert f"data folder is empty, and {PEER} has one of a cluster" in bench.engine.status().why_no_leader()
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    bench.engine.transport._onNodeDisconnected(bench.peer)
     assert f"by all of its voters, with empty data folders, and {PEER} cannot" in bench.engine.status().why_no_leader()
     bench.engine.journal.mark_joined()
     assert bench.engine.status().why_no_leader() == ""
@@ -601,9 +600,9 @@ def test_a_voter_of_a_known_cluster_says_that_its_raft_files_are_missing(tmp_pat
 
 def test_a_voter_says_which_others_a_majority_lacks(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "raft", joined=True)
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.peer)
+    bench.engine.transport._onNodeDisconnected(bench.peer)
     assert bench.engine.status().why_no_leader() == "", "the other one and this voter are two of three"
-    bench.engine._SyncObj__transport._onNodeDisconnected(bench.other)
+    bench.engine.transport._onNodeDisconnected(bench.other)
     words = bench.engine.status().why_no_leader()
     assert f"{PEER} and {OTHER} cannot be reached, and a leader needs a majority of the 3" in words
     bench.close()
@@ -662,7 +661,7 @@ def test_malformed_messages_close_the_connection_and_reach_no_handler(bench: Ben
 def test_an_observer_cannot_speak_raft(bench: Bench) -> None:
     observer = Node("0")
     bench.wires[observer] = Wire()
-    bench.engine._SyncObj__transport._connections[observer] = bench.wires[observer]
+    bench.engine.transport._connections[observer] = bench.wires[observer]
     bench.entries(observer, term=9, previous=1, previous_term=0, commands=[b"evil"], commit=2)
     assert bench.engine.term == 0
     assert bench.wires[observer].closed
@@ -740,9 +739,9 @@ def test_a_follower_hears_its_leader_while_it_prepares_a_command(bench: Bench) -
         assert bench.engine.wants_tick
         assert bench.machine.commands == [b"e2"], "what is behind the command waits for it"
         assert wire.of("next_node_idx")[-1]["next_node_idx"] == 6 + turn, "it acknowledges what comes meanwhile"
-        deadline = bench.engine._SyncObj__raftElectionDeadline
+        deadline = bench.engine.election_deadline
         bench.numbered(6 + turn, 6 + turn, commit=6 + turn)
-        assert bench.engine._SyncObj__raftElectionDeadline != deadline
+        assert bench.engine.election_deadline != deadline
     bench.engine.tick()
     assert bench.machine.commands == [b"e2", b"e3", b"e4", b"e5", b"e6", b"e7", b"e8"]
     assert not bench.engine.takes_turns
@@ -759,7 +758,7 @@ def test_a_leader_sends_heartbeats_and_the_commit_while_it_prepares_a_command(be
     wire = bench.wires[bench.other]
     for _ in range(3):
         wire.sent.clear()
-        bench.engine._SyncObj__newAppendEntriesTime = 0.0  # a heartbeat is due
+        bench.engine.append_entries_time = 0.0  # a heartbeat is due
         bench.engine.tick()
         assert [message["commit_index"] for message in wire.of("append_entries")] == [bench.last_index]
         assert bench.engine.wants_tick
@@ -774,7 +773,7 @@ def test_a_commit_is_told_before_it_is_applied(bench: Bench) -> None:
     bench.engine.submit(REGULAR, b"slow", lambda *_: None)
     bench.engine.tick()
     bench.acknowledge(bench.peer, bench.last_index + 1, term=bench.engine.term)
-    bench.engine._SyncObj__newAppendEntriesTime = inf  # no heartbeat is due
+    bench.engine.append_entries_time = inf  # no heartbeat is due
     bench.engine.tick()
     assert bench.wires[bench.other].of("append_entries")[-1]["commit_index"] == bench.last_index
     assert bench.machine.commands == []
@@ -859,7 +858,7 @@ def test_a_received_snapshot_that_cannot_be_taken_up_ends_the_process(tmp_path: 
     def fails(_looks: int) -> bool:
         raise ValueError("a bug")
 
-    bench.engine._snapshots._restoring.turn = fails  # type: ignore[method-assign, union-attr]
+    bench.engine.snapshots._restoring.turn = fails  # type: ignore[method-assign, union-attr]
     with pytest.raises(ProcessEnded, match="a bug"):
         bench.engine.tick()
     bench.close()
@@ -947,7 +946,7 @@ def test_full_nothing_is_ticked_until_there_is_room(bench: Bench, disk: FullDisk
     disk.is_full = True
     bench.numbered(2, 3, commit=1, previous_term=0)
     bench.engine.tick()
-    bench.engine._SyncObj__raftElectionDeadline = 0.0
+    bench.engine.election_deadline = 0.0
     term = bench.engine.term
     bench.engine.tick()
     assert not bench.engine.wants_tick
