@@ -22,7 +22,8 @@ from collections.abc import Callable
 from typing import Final
 
 from metadata.raft.framing import NONCE_BYTES, FrameError, FrameSession, NotVerified
-from metadata.raft.poller import ERROR, READ, WRITE, EpollPoller
+from metadata.raft.poller import ERROR, READ, WRITE
+from metadata.raft.ports import Poller, StreamSocket
 from metadata.raft.tls import RaftTls, TlsError, TlsSession
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 
@@ -58,14 +59,15 @@ class FramedConnection:
 
     def __init__(
         self,
-        poller: EpollPoller,
+        poller: Poller,
         *,
         secrets: ClusterSecrets,
         acceptor_address: str,
         monotonic: Callable[[], float],
         group: str = "",
         tls: RaftTls | None = None,
-        accepted: socket.socket | None = None,
+        accepted: StreamSocket | None = None,
+        make_socket: Callable[[int, int], StreamSocket] = socket.socket,
         on_unverified: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_unverified`: called when the peer's first frame does not verify."""
@@ -73,6 +75,7 @@ class FramedConnection:
         self._secrets = secrets
         self._group = group
         self._acceptor_address = acceptor_address
+        self._make_socket = make_socket
         self._monotonic = monotonic
         self._initiator = accepted is None
         self._socket = accepted
@@ -137,7 +140,7 @@ class FramedConnection:
             self._tls = self._certificates.session(host=self._acceptor_address.rpartition(":")[0].strip("[]"))
         self._tcp_open = False
         self.last_received = self.last_sent = self._monotonic()
-        self._socket = socket.socket(
+        self._socket = self._make_socket(
             socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
         )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -281,10 +284,10 @@ class FrameServer:
 
     def __init__(
         self,
-        poller: EpollPoller,
-        listener: socket.socket,
+        poller: Poller,
+        listener: StreamSocket,
         *,
-        on_accepted: Callable[[socket.socket, str], None],
+        on_accepted: Callable[[StreamSocket, str], None],
         monotonic: Callable[[], float],
     ) -> None:
         """`listener`: bound, not yet listening. `on_accepted`: called with a connection and its peer's IP address."""

@@ -24,7 +24,7 @@ in, and has all names of PySyncObj's private parts). The rest are overrides of t
   began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
   in a term that it was not elected for.
 
-Times are seconds of PySyncObj's monotonic clock.
+Times are seconds of the node's monotonic clock (`metadata.raft.ports`).
 """
 
 # ruff: noqa: N802, N803 - the names are PySyncObj's
@@ -35,16 +35,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 from typing import Any
 
 from pysyncobj import FAIL_REASON, SyncObjConf
-from pysyncobj.monotonic import monotonic
 from pysyncobj.node import Node
 
 from metadata.raft.journal import Entry, Journal
 from metadata.raft.journal_mark import JournalMark, mark_path
-from metadata.raft.poller import EpollPoller
+from metadata.raft.ports import RaftPorts
 from metadata.raft.pysyncobj_internals import CommandCallback, SyncObjInternals
 from metadata.raft.set_aside import has_set_aside
 from metadata.raft.snapshot import CHUNK_BYTES, SnapshotStore
@@ -129,8 +127,6 @@ class RaftEngine(SyncObjInternals):
     The class has more than thirty methods because PySyncObj has one class for the node, whose methods it overrides.
     """
 
-    monotonic = staticmethod(monotonic)
-
     def __init__(
         self,
         config: RaftConfig,
@@ -140,7 +136,7 @@ class RaftEngine(SyncObjInternals):
         resolve: Callable[[str], str | None],
         on_peer_lost: Callable[[str], None],
         exit_process: ExitProcess,
-        rng: Random,
+        ports: RaftPorts,
     ) -> None:
         """Opens the files and binds the address. The directory must exist and be locked by the caller.
 
@@ -148,42 +144,44 @@ class RaftEngine(SyncObjInternals):
         """
         logging.getLogger("pysyncobj.syncobj").addFilter(_HARMLESS_TRUNCATION)
         self._state_machine = state_machine
-        self._rng = rng
+        self._rng = ports.rng
         self._leader_heard_at = float("-inf")
         self._pre_vote: _PreVoteRound | None = None
         self._new_peers: dict[Node, bool] = {}
         """Whether their disks are empty: the voters that are connected and have asked for pre-votes."""
         self._group = config.group
-        self._warn_leaderless_at = monotonic() + LEADERLESS_INTERVAL_S + LEADERLESS_PATIENCE_S
+        self._warn_leaderless_at = ports.monotonic() + LEADERLESS_INTERVAL_S + LEADERLESS_PATIENCE_S
         self._said = ""
         """Last, of the reasons for which no leader is elected."""
-        self._last_tick = monotonic()
+        self._last_tick = ports.monotonic()
         self._is_applying = False
         """Committed entries, or what the last one left to do, wait for the next tick."""
         self._said_commit_index = 0
         """What the followers were told when this node led last."""
-        self._has_set_aside = has_set_aside(config.directory)
+        self._has_set_aside = has_set_aside(config.directory, ports.files)
         snapshots = SnapshotStore(
             config.directory / SNAPSHOT_FILE,
             state_machine,
             exit_process=exit_process,
             may_send=self._may_send,
-            monotonic=monotonic,
+            ports=ports,
         )
         journal = Journal(
             config.directory / JOURNAL_FILE,
             snapshot=snapshots.head(),
             exit_process=exit_process,
             boot_id=config.boot_id,
-            mark=JournalMark(mark_path(config.directory)),
+            mark=JournalMark(mark_path(config.directory), ports.files),
+            files=ports.files,
         )
-        poller = EpollPoller()
+        poller = ports.make_poller()
         make_transport = partial(
             HardenedTransport,
             secrets=config.secrets,
             tls=None if config.certificates is None else RaftTls(config.certificates),
             group=config.group,
             bind_host=bind_host,
+            make_socket=ports.make_socket,
             resolve=resolve,
             on_peer_lost=on_peer_lost,
         )
@@ -195,6 +193,7 @@ class RaftEngine(SyncObjInternals):
                 journal=journal,
                 snapshots=snapshots,
                 poller=poller,
+                monotonic=ports.monotonic,
                 make_transport=make_transport,
             )
         except BaseException:
@@ -244,7 +243,7 @@ class RaftEngine(SyncObjInternals):
         self.doTick(0.0)
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
-        now = monotonic()
+        now = self.monotonic()
         if now - self._last_tick > self.conf.raftMinTimeout / 2:
             self.poller.poll(0.0)
         if self.journal.entry_bytes > COMPACTION_BYTES and not self.snapshots.takes_turns:
@@ -254,7 +253,7 @@ class RaftEngine(SyncObjInternals):
             if self.snapshots.exists():
                 self.load_snapshot()
         super()._onTick(timeToWait)
-        self._last_tick = monotonic()
+        self._last_tick = self.monotonic()
 
     @property
     def takes_turns(self) -> bool:
@@ -271,7 +270,7 @@ class RaftEngine(SyncObjInternals):
 
     def next_deadline(self) -> float:
         """The time at which `tick` must be called next, even without events of the poller."""
-        now: float = monotonic()
+        now: float = self.monotonic()
         if self.journal.stalled:
             return now + STALLED_RETRY_S
         latest: float = now + float(self.conf.appendEntriesPeriod)
@@ -359,6 +358,10 @@ class RaftEngine(SyncObjInternals):
         super()._applyCommand(command, callback, commandType)
         self.poller.wake()
 
+    def election_timeout(self) -> float:
+        shortest, longest = float(self.conf.raftMinTimeout), float(self.conf.raftMaxTimeout)
+        return shortest + (longest - shortest) * self._rng.random()
+
     def execute(self, command: bytes) -> object:
         if command[0] != REGULAR:
             return None
@@ -371,7 +374,7 @@ class RaftEngine(SyncObjInternals):
     # ---------------------------------------------------------------------------- elections
 
     def leader_heard(self) -> None:
-        self._leader_heard_at = monotonic()
+        self._leader_heard_at = self.monotonic()
 
     def may_vote(self) -> bool:
         """False while this node may have forgotten a vote, or entries that it confirmed."""
@@ -398,7 +401,7 @@ class RaftEngine(SyncObjInternals):
         """Stock asks this when the election deadline has passed: True begins the election."""
         if not self.voters:
             return True
-        now, majority = monotonic(), (len(self.voters) + 1) // 2 + 1
+        now, majority = self.monotonic(), (len(self.voters) + 1) // 2 + 1
         running = self._pre_vote
         if running is not None and running.term == self.term and now < running.ends_at:
             if len(running.granted_by) + 1 < majority:
@@ -430,7 +433,7 @@ class RaftEngine(SyncObjInternals):
         candidate lacks.
         """
         last = self.journal.last
-        heard_recently = monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
+        heard_recently = self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
         up_to_date = (last_log_term, last_log_index) >= (last.term, last.index)
         return (
             self.own_node is not None
@@ -459,7 +462,7 @@ class RaftEngine(SyncObjInternals):
         self.become_follower()
         self.fail_forwarded_commands()
         # The others notice that heartbeats end, and one of them is elected, within election_max_s and some.
-        self.election_deadline = monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
+        self.election_deadline = self.monotonic() + HAND_OVER_PATIENCE * self.conf.raftMaxTimeout
         return True
 
     # ---------------------------------------------------------------------------- peers
@@ -484,7 +487,7 @@ class RaftEngine(SyncObjInternals):
             return
         candidates = sorted(other.id for other in self.voters | {self.own_node} if other != node)
         rank = candidates.index(self.own_node.id)
-        early = monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
+        early = self.monotonic() + FAILOVER_DELAY_S + FAILOVER_STEP_S * rank
         self.election_deadline = min(self.election_deadline, early)
 
     def _may_send(self, node: object) -> bool:

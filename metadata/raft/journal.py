@@ -42,13 +42,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, overload
 
 import crc32c
 
+from metadata.raft.files import OS_FILES, RaftFiles, open_emptied
 from metadata.raft.journal_mark import JournalMark
 from metadata.raft.types import REGULAR, ExitProcess, InvariantViolation, RaftDamage, RaftStorageError
 
@@ -82,21 +82,6 @@ class SnapshotHead(NamedTuple):
 
     last: Entry
     before_last: Entry
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames and new files in `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _record(kind: bytes, body: bytes = b"") -> bytes:
@@ -146,6 +131,7 @@ class Journal:
         boot_id: str = "",
         mark: JournalMark | None = None,
         after: int = 0,
+        files: RaftFiles = OS_FILES,
     ) -> None:
         """Open or create the journal at `path`, cut a torn end and align the head with the snapshot. `mark`: is closed
         with it. `after`: the batches of a new file are numbered from there on.
@@ -156,6 +142,7 @@ class Journal:
         self._mark = mark
         self._begins_after = max(after, self._marked)
         self._path = path
+        self._files = files
         self._exit_process = exit_process
         self._entries: list[Entry] = []
         self._entry_bytes = 0
@@ -174,7 +161,7 @@ class Journal:
         """Bytes of whole batches in the file."""
         self.stalled = False
         """The pending records found no room on the disk."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._handle = files.open(path, write=True, create=True)
         try:
             self._load(has_snapshot=snapshot is not None)
             if snapshot is not None:
@@ -183,7 +170,7 @@ class Journal:
                 self._boot_id = boot_id
                 self._pending.append(_record(b"B", boot_id.encode()))  # nothing waits for it: it rides with the next
         except BaseException:
-            os.close(self._descriptor)
+            files.close(self._handle)
             if mark is not None:
                 mark.close()
             raise
@@ -192,14 +179,14 @@ class Journal:
 
     def _load(self, *, has_snapshot: bool) -> None:
         """Replay the file; begin it when there is none."""
-        data = self._path.read_bytes()
+        data = self._files.read(self._handle, self._files.size(self._handle), 0)
         if len(data) < len(FILE_MAGIC) and FILE_MAGIC.startswith(data):
             # Killed while the very first bytes were written: nothing was ever acknowledged from this file.
             try:
-                os.ftruncate(self._descriptor, 0)
-                write_all(self._descriptor, FILE_MAGIC)
-                os.fsync(self._descriptor)
-                sync_directory(self._path.parent)
+                self._files.truncate(self._handle, 0)
+                self._files.write(self._handle, (FILE_MAGIC,), 0)
+                self._files.sync_all(self._handle)
+                self._files.sync_directory(self._path.parent)
             except OSError as error:
                 raise RaftStorageError(
                     f"The Raft journal {self._path} cannot be begun ({error}); repair or free the disk."
@@ -223,9 +210,8 @@ class Journal:
                 f" written here, so this voter has forgotten what it told others since; {_REMEDY}"
             )
         if position < len(data):
-            os.ftruncate(self._descriptor, position)
-        os.lseek(self._descriptor, position, os.SEEK_SET)
-        os.fsync(self._descriptor)
+            self._files.truncate(self._handle, position)
+        self._files.sync_all(self._handle)
         self._size = position
 
     def _refuse_title(self, data: bytes) -> NoReturn:
@@ -379,7 +365,7 @@ class Journal:
         try:
             if not self._write(data):
                 return
-            os.fdatasync(self._descriptor)
+            self._files.sync_data(self._handle)
         except OSError as error:
             self._exit_process(
                 f"Writing the Raft journal {self._path} failed ({error}); what is on disk is unknown now, so this "
@@ -396,12 +382,11 @@ class Journal:
     def _write(self, data: bytes) -> bool:
         """False: there is no room, and the file is as it was."""
         try:
-            write_all(self._descriptor, data)
+            self._files.write(self._handle, (data,), self._size)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            os.ftruncate(self._descriptor, self._size)
-            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            self._files.truncate(self._handle, self._size)
             if not self.stalled:
                 self.stalled = True
                 _log.error(
@@ -471,11 +456,11 @@ class Journal:
         data = FILE_MAGIC + _batch(self._sequence + 1, b"".join(records))
         replacement = self._path.with_suffix(".new")
         try:
-            descriptor = self._written_beside(replacement, data)
-            if descriptor is None:
+            handle = self._written_beside(replacement, data)
+            if handle is None:
                 return
-            replacement.replace(self._path)
-            sync_directory(self._path.parent)
+            self._files.rename(replacement, self._path)
+            self._files.sync_directory(self._path.parent)
         except OSError as error:
             self._exit_process(
                 f"Compacting the Raft journal {self._path} failed ({error}); this process ends. Repair or free the "
@@ -483,8 +468,8 @@ class Journal:
             )
         self._synced()
         self._size = len(data)
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+        self._files.close(self._handle)
+        self._handle = handle
         self._entries = kept
         self._entry_bytes = sum(len(entry.command) for entry in kept)
         self._commit_hint_pending = False
@@ -492,20 +477,20 @@ class Journal:
     def _written_beside(self, path: Path, data: bytes) -> int | None:
         """The handle of a synced file with this content; None: there is no room for it, and the journal stays as long
         as it is. As after a kill between the snapshot and the compaction."""
-        descriptor = -1
+        handle = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            write_all(descriptor, data)
-            os.fsync(descriptor)
+            handle = open_emptied(self._files, path)
+            self._files.write(handle, (data,), 0)
+            self._files.sync_all(handle)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             _log.error("The Raft journal %s cannot be compacted (%s); it grows until it can.", self._path, error)
-            if descriptor >= 0:
-                os.close(descriptor)
-            path.unlink(missing_ok=True)
+            if handle >= 0:
+                self._files.close(handle)
+            self._files.remove(path)
             return None
-        return descriptor
+        return handle
 
     def clear(self) -> None:
         self._forget_all()
@@ -539,7 +524,7 @@ class Journal:
 
     def _destroy(self) -> None:
         self.sync()
-        os.close(self._descriptor)
+        self._files.close(self._handle)
         if self._mark is not None:
             self._mark.close()
 

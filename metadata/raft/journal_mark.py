@@ -14,11 +14,12 @@ earlier batch, after which less is noticed. A mark that is missing or damaged sa
 from __future__ import annotations
 
 import logging
-import os
 import struct
 from pathlib import Path
 
 import crc32c
+
+from metadata.raft.files import OS_FILES, RaftFiles
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +36,12 @@ def mark_path(directory: Path) -> Path:
 class JournalMark:
     """Blocking. `close` ends it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: RaftFiles = OS_FILES) -> None:
         """Raises OSError."""
         self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.sequence = _decode(os.pread(self._descriptor, _SEQUENCE.size + _CRC.size, 0))
+        self._files = files
+        self._handle = files.open(path, write=True, create=True)
+        self.sequence = _decode(files.read(self._handle, _SEQUENCE.size + _CRC.size, 0))
         """0: nothing is known."""
         self._has_failed = False
 
@@ -48,7 +50,7 @@ class JournalMark:
         self.sequence = sequence
         content = _SEQUENCE.pack(_MAGIC, sequence)
         try:
-            os.pwrite(self._descriptor, content + _CRC.pack(crc32c.crc32c(content)), 0)
+            self._files.write(self._handle, (content + _CRC.pack(crc32c.crc32c(content)),), 0)
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
@@ -59,7 +61,7 @@ class JournalMark:
                 )  # fmt: skip
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._files.close(self._handle)
 
 
 def _decode(content: bytes) -> int:

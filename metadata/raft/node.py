@@ -14,7 +14,6 @@ certainly never added to a log (no leader, a full queue); RaftOutcomeUnknown in 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import ipaddress
 import logging
 import os
@@ -22,13 +21,12 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from random import SystemRandom
 from typing import Any, NoReturn, TypeVar
 
 from pysyncobj import FAIL_REASON
-from pysyncobj.monotonic import monotonic
 
 from metadata.raft.engine import ApplyFailure, RaftEngine
+from metadata.raft.ports import RaftPorts
 from metadata.raft.set_aside import open_or_set_aside
 from metadata.raft.types import (
     MAX_COMMAND_BYTES,
@@ -90,10 +88,12 @@ class RaftNode:
         on_peer_lost: Callable[[str], None],
         exit_process: ExitProcess = end_process,
         on_no_space: Callable[[], None] = lambda: None,
+        ports: RaftPorts | None = None,
     ) -> None:
         """`on_status`: called when role, leader or quorum changed. `on_peer_lost(address)`: the connection with that
         voter has closed, which a killed process's does within milliseconds. Both are called on the loop, between ticks,
-        and must not block. `on_no_space`: the journal has no room; called until it has, to give it some.
+        and must not block. `on_no_space`: the journal has no room; called until it has, to give it some. `ports`: the
+        operating system's, unless given.
         """
         self._config = config
         self._state_machine = state_machine
@@ -101,10 +101,11 @@ class RaftNode:
         self._on_peer_lost = on_peer_lost
         self._exit_process = exit_process
         self._on_no_space = on_no_space
+        self._ports = RaftPorts() if ports is None else ports
         self._listens = False
         self._engine: RaftEngine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock_descriptor: int | None = None
+        self._lock_handle: int | None = None
         self._resolver: _Resolver | None = None
         self._timer: asyncio.Handle | None = None
         self._reported: tuple[object, ...] | None = None
@@ -125,7 +126,7 @@ class RaftNode:
         loop = asyncio.get_running_loop()
         bind_host = await self._check_addresses(loop)
         resolver = _Resolver(loop)
-        self._config.directory.mkdir(parents=True, exist_ok=True)
+        self._ports.files.make_directory(self._config.directory)
         self._lock()
         make_engine = partial(
             RaftEngine,
@@ -135,10 +136,10 @@ class RaftNode:
             resolve=resolver.lookup,
             on_peer_lost=self._lost.append,
             exit_process=self._exit_process,
-            rng=SystemRandom(),
+            ports=self._ports,
         )
         try:
-            engine = open_or_set_aside(self._config, make_engine)
+            engine = open_or_set_aside(self._config, make_engine, self._ports.files)
         except BaseException:
             self._unlock()
             raise
@@ -166,20 +167,17 @@ class RaftNode:
 
     def _lock(self) -> None:
         path = self._config.directory / LOCK_FILE
-        self._lock_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._unlock()
+        self._lock_handle = self._ports.files.lock(path)
+        if self._lock_handle is None:
             raise RaftStorageError(
                 f"The Raft directory {self._config.directory} is in use by another process; stop it or configure "
                 "another directory."
-            ) from None
+            )
 
     def _unlock(self) -> None:
-        if self._lock_descriptor is not None:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = None
+        if self._lock_handle is not None:
+            self._ports.files.close(self._lock_handle)
+            self._lock_handle = None
 
     async def _check_addresses(self, loop: asyncio.AbstractEventLoop) -> str | None:
         """Resolve the own address.
@@ -219,7 +217,7 @@ class RaftNode:
         if is_left:
             self._timer = self._loop.call_soon(self._wake)
         else:
-            self._timer = self._loop.call_later(max(0.0, engine.next_deadline() - monotonic()), self._wake)
+            self._timer = self._loop.call_later(max(0.0, engine.next_deadline() - engine.monotonic()), self._wake)
         self._report(engine)
 
     def _listen(self, engine: RaftEngine) -> None:

@@ -9,16 +9,21 @@ Three kinds of part, and each says here what of PySyncObj it relies on:
                 in its place. It calls a method with a plain name, which `metadata.raft.engine` defines
     used        attributes that are read or set, and methods that are called
 
+Stock reads the time by a function of its module, one for all nodes of the process. While a node's own code runs it is
+that node's clock (`_time_of`): stock reads it in `__init__`, in the tick, and in what the tick calls, the handlers of
+received messages among it.
+
 `metadata.raft.assumptions` compares the text of PySyncObj with the one that these sentences were written against, and
 the names with the ones that are there. Line numbers are those of `pysyncobj/syncobj.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj import SyncObj, SyncObjConf, syncobj
 from pysyncobj.node import Node
 
 from metadata.raft import assumptions
@@ -26,7 +31,7 @@ from metadata.raft.types import RaftRole
 
 if TYPE_CHECKING:
     from metadata.raft.journal import Entry, Journal
-    from metadata.raft.poller import EpollPoller
+    from metadata.raft.ports import Poller
     from metadata.raft.snapshot import SnapshotStore
     from metadata.raft.transport import HardenedTransport
 
@@ -42,9 +47,11 @@ OVERRIDDEN_METHODS = (
     "_SyncObj__applyLogEntries",
     "_SyncObj__connectedToAnyone",
     "_SyncObj__doApplyCommand",
+    "_SyncObj__generateRaftTimeout",
     "_applyCommand",
     "_checkCommandsToApply",
     "_onTick",
+    "doTick",
 )
 """Methods of SyncObj that this module or `metadata.raft.engine` overrides. They must exist there, or the override is
 never called."""
@@ -82,6 +89,16 @@ ATTRIBUTES = (
 """Attributes that SyncObj.__init__ sets and that are read, set or replaced here."""
 
 
+@contextmanager
+def _time_of(monotonic: Callable[[], float]) -> Iterator[None]:
+    """Inside, stock reads this clock."""
+    before, syncobj.monotonicTime = syncobj.monotonicTime, monotonic
+    try:
+        yield
+    finally:
+        syncobj.monotonicTime = before
+
+
 class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no types
     """SyncObj with plain names for its private parts. `metadata.raft.engine` is its only subclass.
 
@@ -112,7 +129,8 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
         configuration: SyncObjConf,
         journal: Journal,
         snapshots: SnapshotStore,
-        poller: EpollPoller,
+        poller: Poller,
+        monotonic: Callable[[], float],
         make_transport: Callable[..., HardenedTransport],
     ) -> None:
         """`make_transport(self, own node, other nodes)`.
@@ -124,10 +142,12 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
         self.journal = journal
         self.snapshots = snapshots
         self.poller = poller
+        self.monotonic = monotonic
         # Line 226 of stock reads every attribute of the class, these properties too, before it sets what they read.
         self._SyncObj__commandsWaitingCommit = {}
         self._SyncObj__newAppendEntriesTime = 0.0
-        super().__init__(address, peers, conf=configuration, transportClass=make_transport)
+        with _time_of(monotonic):
+            super().__init__(address, peers, conf=configuration, transportClass=make_transport)
         assumptions.verify_instance(self, ATTRIBUTES)
         # The first tick of stock (line 624) loads the file that its configuration names; ours is loaded by the engine.
         self._SyncObj__needLoadDumpFile = False
@@ -154,7 +174,7 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
         pass
 
     @property
-    def _poller(self) -> EpollPoller:
+    def _poller(self) -> Poller:
         """The tick ends with its `poll`. Line 205 creates one that cannot be woken. Stock opens no socket itself."""
         return self.poller
 
@@ -189,6 +209,20 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
     def execute(self, command: bytes) -> object:
         """The result of a committed command, for its proposer."""
         raise NotImplementedError
+
+    def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
+        """Called wherever stock moves the election deadline: at the start, when an append_entries is accepted or a vote
+        is given, and when an election begins. Stock draws from the process's source of chance."""
+        return self.election_timeout()
+
+    def election_timeout(self) -> float:
+        """Seconds, anew for each call. Called by `__init__`, too."""
+        raise NotImplementedError
+
+    def doTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803
+        """The one call in which stock does anything by itself; it calls `_onTick` and nothing else."""
+        with _time_of(self.monotonic):
+            super().doTick(timeToWait)
 
     # ---------------------------------------------------------------------------- state of Raft
 

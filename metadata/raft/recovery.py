@@ -12,7 +12,6 @@ lead nobody, and takes the snapshot in place of all that it has.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from metadata.raft.engine import JOURNAL_FILE, SNAPSHOT_FILE
-from metadata.raft.journal import Entry, Journal, SnapshotHead, sync_directory, write_all
+from metadata.raft.files import OS_FILES, write_synced
+from metadata.raft.journal import Entry, Journal, SnapshotHead
 from metadata.raft.snapshot import decode_snapshot, encode_snapshot
 from metadata.raft.types import NO_OP, REGULAR, RaftStorageError
 
@@ -79,7 +79,9 @@ def begin_anew(directory: Path, beginning: Beginning, state: bytes) -> Path:
     new.mkdir(mode=0o700)
     term, index = beginning.term + TERM_STEP, beginning.index + INDEX_STEP
     entries = [Entry(bytes([NO_OP]), index + offset, term) for offset in (0, 1)]
-    _write(new / SNAPSHOT_FILE, encode_snapshot(SnapshotHead(last=entries[1], before_last=entries[0]), state))
+    write_synced(
+        OS_FILES, new / SNAPSHOT_FILE, encode_snapshot(SnapshotHead(last=entries[1], before_last=entries[0]), state)
+    )
     # No voter that the files are copied to has ever written so many batches: its mark finds no older copy in them.
     journal = Journal(new / JOURNAL_FILE, snapshot=None, exit_process=_fail, after=index)
     for entry in entries:
@@ -88,23 +90,14 @@ def begin_anew(directory: Path, beginning: Beginning, state: bytes) -> Path:
     journal.setCurrentTerm(term, None)
     journal.mark_joined()
     journal._destroy()
-    sync_directory(new)
+    OS_FILES.sync_directory(new)
     number = 1
     while (kept := directory.with_name(f"{directory.name}.before-recovery-{number}")).exists():
         number += 1
     directory.rename(kept)
     new.rename(directory)
-    sync_directory(directory.parent)
+    OS_FILES.sync_directory(directory.parent)
     return kept
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fail(reason: str) -> NoReturn:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from metadata.raft.journal import sync_directory
+from metadata.raft.files import OS_FILES, RaftFiles, write_synced
 from metadata.raft.types import RaftDamage, RaftStorageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _FILES = ("journal", "snapshot")
 _Opened = TypeVar("_Opened")
 
 
-def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opened:
+def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened], files: RaftFiles = OS_FILES) -> _Opened:
     """The result of `make` on the files in the Raft directory. Raises the errors of `make`; RaftDamage only without
     peers."""
     try:
@@ -44,27 +44,29 @@ def open_or_set_aside(config: RaftConfig, make: Callable[[], _Opened]) -> _Opene
                 "what that costs."
             ) from damage
         _log.error("%s It is set aside, and this node begins anew, empty, and synchronises from the others.", damage)
-        set_aside(config.directory, str(damage))
+        set_aside(config.directory, str(damage), files)
         return make()
 
 
-def has_set_aside(directory: Path) -> bool:
+def has_set_aside(directory: Path, files: RaftFiles = OS_FILES) -> bool:
     """Whether a life of this node had files in that directory that were damaged."""
-    return (directory / FOLDER).exists()
+    return FOLDER in files.names(directory)
 
 
-def set_aside(directory: Path, reason: str) -> None:
+def set_aside(directory: Path, reason: str, files: RaftFiles = OS_FILES) -> None:
     """Durably. Raises OSError."""
     folder = directory / FOLDER
-    folder.mkdir(exist_ok=True)
-    numbers = sorted({int(path.name.split("-")[0]) for path in folder.iterdir() if path.name[:1].isdigit()})
+    files.make_directory(folder)
+    present = files.names(folder)
+    numbers = sorted({int(name.split("-")[0]) for name in present if name[:1].isdigit()})
     number = numbers[-1] + 1 if numbers else 1
     for old in numbers[: max(0, len(numbers) + 1 - MAX_KEPT)]:
-        for path in folder.glob(f"{old}-*"):
-            path.unlink()
-    (folder / f"{number}-reason.txt").write_text(f"{reason}\n", encoding="utf-8")
+        for name in present:
+            if name.startswith(f"{old}-"):
+                files.remove(folder / name)
+    write_synced(files, folder / f"{number}-reason.txt", f"{reason}\n".encode())
     for name in _FILES:
-        if (directory / name).exists():
-            (directory / name).rename(folder / f"{number}-{name}")
-    sync_directory(folder)
-    sync_directory(directory)
+        if name in files.names(directory):
+            files.rename(directory / name, folder / f"{number}-{name}")
+    files.sync_directory(folder)
+    files.sync_directory(directory)

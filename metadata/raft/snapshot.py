@@ -28,19 +28,19 @@ never loaded.
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
-from typing import BinaryIO, Final, NoReturn
+from typing import Final, NoReturn
 
 import crc32c
 import msgpack
 
-from metadata.raft.journal import Entry, SnapshotHead, sync_directory, write_all
+from metadata.raft.files import RaftFiles, open_emptied, read_file, write_synced
+from metadata.raft.journal import Entry, SnapshotHead
+from metadata.raft.ports import RaftPorts, Work
 from metadata.raft.types import ExitProcess, RaftDamage, RaftStorageError, StateMachine
 from wire.turns import LOOKS, Turns
 
@@ -105,26 +105,34 @@ def offered_entry(first_chunk: bytes) -> tuple[int, int]:
     return last_index, last_term
 
 
-class _Writing(Thread):
-    """Writes and syncs a snapshot beside the old one."""
+class _Writing:
+    """Writes and syncs a snapshot beside the old one, in a thread."""
 
-    def __init__(self, path: Path, head: SnapshotHead, state: bytes) -> None:
-        super().__init__(name="raft snapshot", daemon=True)
+    def __init__(self, path: Path, head: SnapshotHead, state: bytes, files: RaftFiles) -> None:
         self.path = path
         self.failure: str | None = "it was not written"
         """None: the file is whole, and on disk."""
         self._head = head
         self._state = state
+        self._files = files
+        self._work: Work | None = None
+
+    def start(self, start_thread: Callable[[Callable[[], None], str], Work]) -> None:
+        try:
+            self._work = start_thread(self.run, "raft snapshot")
+        except RuntimeError as error:  # no room for a thread
+            self.failure = str(error)
+
+    def is_alive(self) -> bool:
+        return self._work is not None and self._work.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._work is not None:
+            self._work.join(timeout)
 
     def run(self) -> None:
         try:
-            encoded = encode_snapshot(self._head, self._state)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                write_all(descriptor, encoded)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            write_synced(self._files, self.path, encode_snapshot(self._head, self._state))
             self.failure = None
         except Exception as error:  # noqa: BLE001 - whatever it was, the file is not whole
             self.failure = str(error) or repr(error)
@@ -132,7 +140,7 @@ class _Writing(Thread):
     def discard(self) -> None:
         """On a full disk the file would take the room of files that must be written."""
         with suppress(OSError):
-            self.path.unlink(missing_ok=True)
+            self._files.remove(self.path)
 
 
 class SnapshotStore:
@@ -145,14 +153,16 @@ class SnapshotStore:
         *,
         exit_process: ExitProcess,
         may_send: Callable[[object], bool],
-        monotonic: Callable[[], float],
+        ports: RaftPorts,
     ) -> None:
         """`may_send(node)`: False while too much for that node is unsent; the next chunk then waits."""
         self._path = path
         self._state_machine = state_machine
         self._exit_process = exit_process
         self._may_send = may_send
-        self._monotonic = monotonic
+        self._monotonic = ports.monotonic
+        self._files = ports.files
+        self._start_thread = ports.start_thread
         self._current_id = 0
         self._head: SnapshotHead | None = None
         """Head of the snapshot that is being made; None: there is none, or it was given up."""
@@ -161,33 +171,34 @@ class SnapshotStore:
         self._restoring: Turns[None] | None = None
         self._is_received = False
         self._retry_at: float | None = None
-        self._outgoing: dict[object, BinaryIO] = {}
-        self._incoming: BinaryIO | None = None
+        self._outgoing: dict[object, tuple[int, int]] = {}
+        """Handle of the file, and how far it was sent."""
+        self._incoming: int | None = None
+        """Handle of the file that is being received."""
+        self._received = 0
+        """Its bytes."""
         self._unsynced = 0
         """Bytes of it that no sync has covered."""
 
     def head(self) -> SnapshotHead | None:
         """The position that the file on disk covers; None when there is none. Raises RaftStorageError when it is
         damaged."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return None
-        return decode_snapshot(data, self._path)[0]
+        data = read_file(self._files, self._path)
+        return None if data is None else decode_snapshot(data, self._path)[0]
 
     def exists(self) -> bool:
         """There is one to load."""
-        return self._path.is_file()
+        return self._path.name in self._files.names(self._path.parent)
 
     def _install(self, temporary: Path) -> None:
-        temporary.replace(self._path)
-        sync_directory(self._path.parent)
+        self._files.rename(temporary, self._path)
+        self._files.sync_directory(self._path.parent)
 
     def close(self) -> None:
         if self._writing is not None:
             self._writing.join(CLOSE_S)
-        for file in self._outgoing.values():
-            file.close()
+        for handle, _ in self._outgoing.values():
+            self._files.close(handle)
         self._outgoing.clear()
         self._drop_incoming()
 
@@ -204,12 +215,9 @@ class SnapshotStore:
     def checkSerializing(self) -> tuple[int, int | None]:  # noqa: N802
         if self._encoding is not None and self._encoding.turn(LOOKS):
             assert self._head is not None
-            self._writing = _Writing(self._path.with_suffix(".tmp"), self._head, self._encoding.finish())
-            self._encoding = None
-            try:
-                self._writing.start()
-            except RuntimeError as error:  # no room for a thread
-                self._writing.failure = str(error)
+            state, self._encoding = self._encoding.finish(), None
+            self._writing = _Writing(self._path.with_suffix(".tmp"), self._head, state, self._files)
+            self._writing.start(self._start_thread)
         if self._writing is not None and not self._writing.is_alive():
             writing, self._writing = self._writing, None
             if self._head is not None:
@@ -251,7 +259,8 @@ class SnapshotStore:
         Returns (None, last entry, the one before, None) in PySyncObj's order.
         """
         try:
-            head, state = decode_snapshot(self._path.read_bytes(), self._path)
+            data = read_file(self._files, self._path)
+            head, state = decode_snapshot(b"" if data is None else data, self._path)
             self._restoring = Turns(self._state_machine.restore(state))
         except Exception as error:  # noqa: BLE001 - PySyncObj would swallow it and acknowledge entries without the state below them
             self._end(error)
@@ -276,24 +285,23 @@ class SnapshotStore:
         """The next chunk for a node, None when there is nothing to send now."""
         if not self._may_send(transmissionID):
             return None
-        file = self._outgoing.get(transmissionID)
-        if file is None:
+        if transmissionID not in self._outgoing:
             try:
-                file = self._path.open("rb")
+                self._outgoing[transmissionID] = self._files.open(self._path), 0
             except OSError as error:
                 _log.warning("The Raft snapshot %s cannot be read for a node that is behind (%s).", self._path, error)
                 return None
-            self._outgoing[transmissionID] = file
-        first = file.tell() == 0
-        data = file.read(CHUNK_BYTES)
+        handle, position = self._outgoing[transmissionID]
+        data = self._files.read(handle, CHUNK_BYTES, position)
+        self._outgoing[transmissionID] = handle, position + len(data)
         if not data:
             self.cancelTransmisstion(transmissionID)
-        return data, first, not data
+        return data, position == 0, not data
 
     def cancelTransmisstion(self, id: object) -> None:  # noqa: A002, N802
-        file = self._outgoing.pop(id, None)
-        if file is not None:
-            file.close()
+        handle, _ = self._outgoing.pop(id, (None, 0))
+        if handle is not None:
+            self._files.close(handle)
 
     # ---------------------------------------------------------------------------- receiving one
 
@@ -306,20 +314,20 @@ class SnapshotStore:
         try:
             if first:
                 self._drop_incoming()
-                self._incoming, self._unsynced = temporary.open("wb"), 0
+                self._incoming, self._received, self._unsynced = open_emptied(self._files, temporary), 0, 0
             if self._incoming is None:
                 return False
-            self._incoming.write(chunk)
+            self._files.write(self._incoming, (chunk,), self._received)
+            self._received += len(chunk)
             self._unsynced += len(chunk)
             if self._unsynced >= SYNC_BYTES or last:
                 # In parts: no step of the event loop waits until all of a large snapshot is on disk.
-                self._incoming.flush()
-                os.fsync(self._incoming.fileno())
+                self._files.sync_all(self._incoming)
                 self._unsynced = 0
             if not last:
                 return False
             self._drop_incoming()
-            decode_snapshot(temporary.read_bytes(), temporary)
+            decode_snapshot(read_file(self._files, temporary) or b"", temporary)
             self._head = self._encoding = None  # an older snapshot must not take its place
             self._install(temporary)
             self._is_received = True
@@ -327,13 +335,11 @@ class SnapshotStore:
             _log.error("A snapshot from the Raft leader was not installed (%s); it will be sent again.", error)
             self._drop_incoming()
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # a full disk has no room for it
+                self._files.remove(temporary)  # a full disk has no room for it
             return False
         return True
 
     def _drop_incoming(self) -> None:
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
-            # What is in it is synced, or given up: then to close it writes once more what could not be written.
-            with suppress(OSError):
-                incoming.close()
+            self._files.close(incoming)

@@ -43,7 +43,7 @@ from metadata.raft.connection import (
 )
 from metadata.raft.introductions import Introductions
 from metadata.raft.journal import Journal
-from metadata.raft.poller import EpollPoller
+from metadata.raft.ports import Poller, StreamSocket
 from metadata.raft.snapshot import offered_entry
 from metadata.raft.tls import RaftTls
 from metadata.raft.types import ACCEPTED, MAX_COMMAND_BYTES, RaftAddressError
@@ -129,10 +129,8 @@ class RaftPort(Protocol):
     conf: Any
     """PySyncObj's SyncObjConf."""
     journal: Journal
-    poller: EpollPoller
-
-    @staticmethod
-    def monotonic() -> float: ...
+    poller: Poller
+    monotonic: Callable[[], float]
 
     @property
     def term(self) -> int: ...
@@ -192,6 +190,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         tls: RaftTls | None,
         group: str,
         bind_host: str | None,
+        make_socket: Callable[[int, int], StreamSocket],
         resolve: Callable[[str], str | None],
         on_peer_lost: Callable[[str], None],
     ) -> None:
@@ -205,6 +204,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self._tls = tls
         self._group = group
         self._bind_host = bind_host
+        self._make_socket = make_socket
         self._resolve = resolve
         self._on_peer_lost = on_peer_lost
         self._held: list[tuple[Node, Message]] = []
@@ -371,7 +371,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
     def _createServer(self) -> None:  # noqa: N802
         assert self._selfNode is not None
         assert self._bind_host is not None
-        listener = socket.socket(socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET, socket.SOCK_STREAM)
+        listener = self._make_socket(socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self._bind_host, self._selfNode.port))
@@ -392,11 +392,12 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         """Accepted connections that were closed before they had proved anything, since the start."""
         return self._introductions.dropped
 
-    def _accept(self, accepted: socket.socket, host: str) -> None:
+    def _accept(self, accepted: StreamSocket, host: str) -> None:
         connection = FramedConnection(
             self._engine.poller,
             secrets=self._secrets,
             acceptor_address=self._selfNode.address,
+            make_socket=self._make_socket,
             monotonic=self._engine.monotonic,
             group=self._group,
             tls=self._tls,
@@ -431,6 +432,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
                 self._engine.poller,
                 secrets=self._secrets,
                 acceptor_address=node.address,
+                make_socket=self._make_socket,
                 monotonic=self._engine.monotonic,
                 group=self._group,
                 tls=self._tls,

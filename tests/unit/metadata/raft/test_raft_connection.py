@@ -14,6 +14,7 @@ import pytest
 from metadata.raft.connection import ACCEPT_PAUSE_S, CONNECTED, DISCONNECTED, FramedConnection, FrameServer
 from metadata.raft.framing import FrameSession
 from metadata.raft.poller import EpollPoller
+from metadata.raft.ports import StreamSocket
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 
 SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
@@ -39,7 +40,7 @@ class Ends:
     def clock(self) -> float:
         return self.now
 
-    def _accept(self, accepted: socket.socket, _host: str) -> None:
+    def _accept(self, accepted: StreamSocket, _host: str) -> None:
         connection = FramedConnection(
             self.poller,
             secrets=SECRET,

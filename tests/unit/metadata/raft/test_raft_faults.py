@@ -26,6 +26,7 @@ from pysyncobj.node import Node, TCPNode
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
 from metadata.raft.engine import APPLIED_PER_TICK, BATCH_BYTES, ApplyFailure, RaftEngine
+from metadata.raft.ports import RaftPorts
 from metadata.raft.set_aside import set_aside
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.transport import well_formed
@@ -79,7 +80,7 @@ class Bench:
             resolve=lambda _host: None,
             on_peer_lost=self.lost_peers.append,
             exit_process=end,
-            rng=Random(1),
+            ports=RaftPorts(rng=Random(1)),
         )
         if joined:
             self.engine.journal.mark_joined()
@@ -878,14 +879,14 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = False
-        write = os.write
+        write = os.pwrite
 
-        def refusing(descriptor: int, data: bytes) -> int:
+        def refusing(descriptor: int, data: bytes, position: int) -> int:
             if self.is_full:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return write(descriptor, data)
+            return write(descriptor, data, position)
 
-        monkeypatch.setattr(os, "write", refusing)
+        monkeypatch.setattr(os, "pwrite", refusing)
 
 
 def _sent(bench: Bench) -> int:

@@ -366,19 +366,19 @@ def test_the_bytes_of_the_commands_are_counted(path: Path) -> None:
 
 
 class FullDisk:
-    """os.write, on a disk with so many bytes left."""
+    """os.pwrite, on a disk with so many bytes left."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
-        self._write = os.write
-        monkeypatch.setattr(os, "write", self.write)
+        self._write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.write)
 
-    def write(self, descriptor: int, data: memoryview) -> int:
+    def write(self, descriptor: int, data: memoryview, position: int) -> int:
         fits = data[: self.room]
         if not fits:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.room -= len(fits)
-        return self._write(descriptor, fits)
+        return self._write(descriptor, fits, position)
 
 
 @pytest.mark.parametrize("room", [0, 1, 7, 30])

@@ -11,6 +11,7 @@ import pytest
 
 from metadata.raft import snapshot as snapshots
 from metadata.raft.journal import Entry, SnapshotHead
+from metadata.raft.ports import RaftPorts
 from metadata.raft.snapshot import SnapshotStore, decode_snapshot, encode_snapshot, offered_entry
 from metadata.raft.types import RaftStorageError
 from tests.unit.metadata.raft.recorder import ProcessEnded, end, recording
@@ -56,7 +57,8 @@ def store(
     may_send: Callable[[object], bool] = lambda _node: True,
 ) -> SnapshotStore:
     folder.mkdir(exist_ok=True)
-    return SnapshotStore(folder / "snapshot", machine, exit_process=end, may_send=may_send, monotonic=clock or Clock())
+    ports = RaftPorts(monotonic=clock or Clock())
+    return SnapshotStore(folder / "snapshot", machine, exit_process=end, may_send=may_send, ports=ports)
 
 
 def take(made: SnapshotStore) -> None:
@@ -301,10 +303,10 @@ def test_a_file_that_was_not_written_to_its_end_never_takes_the_place_of_a_sound
 def test_without_room_for_a_thread_the_next_attempt_comes_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(self: object) -> None:
+    def start(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     made = store(tmp_path, Machine(b"first"))
-    monkeypatch.setattr(snapshots._Writing, "start", start)
+    monkeypatch.setattr("threading.Thread.start", start)
     made.serialize((None, HEAD.last, HEAD.before_last, None), HEAD.before_last.index)
     assert ended(made)[0] == snapshots.FAILED

@@ -14,6 +14,7 @@ import pytest
 from metadata.raft import RaftCertificates, RaftConfigurationError
 from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, FrameServer
 from metadata.raft.poller import EpollPoller
+from metadata.raft.ports import StreamSocket
 from metadata.raft.tls import RaftTls
 from scripts.certificates import Authority
 from wire.cluster_secrets import ClusterSecret, ClusterSecrets
@@ -37,7 +38,7 @@ class Acceptor:
         self._tls = tls
         self._server = FrameServer(self.poller, listener, on_accepted=self._accept, monotonic=time.monotonic)
 
-    def _accept(self, accepted: socket.socket, _host: str) -> None:
+    def _accept(self, accepted: StreamSocket, _host: str) -> None:
         connection = FramedConnection(
             self.poller,
             secrets=SECRET,

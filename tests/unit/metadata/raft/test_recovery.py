@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from metadata.raft.engine import RaftEngine
+from metadata.raft.ports import RaftPorts
 from metadata.raft.recovery import INDEX_STEP, TERM_STEP, begin_anew, read
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import Recorder, end
@@ -27,7 +28,7 @@ def opened(directory: Path, machine: Recorder) -> RaftEngine:
         resolve=lambda _: None,
         on_peer_lost=lambda _: None,
         exit_process=end,
-        rng=Random(1),
+        ports=RaftPorts(rng=Random(1)),
     )
 
 
