@@ -86,7 +86,7 @@ class RaftPorts:
     monotonic: Callable[[], float] = monotonic
     """Seconds; never goes back."""
     rng: Random = field(default_factory=SystemRandom)
-    """Of election timeouts and pre-vote rounds."""
+    """For election timeouts and pre-vote rounds."""
     files: RaftFiles = OS_FILES
     make_socket: Callable[[int, int], StreamSocket] = socket.socket
     """Called with family and type."""

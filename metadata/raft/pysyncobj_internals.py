@@ -285,12 +285,12 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
 
     @property
     def next_index(self) -> dict[Node, int]:
-        """Of a leader, by voter and observer: the next entry to send."""
+        """By voter and observer, where this node leads: the next entry to send."""
         return self._SyncObj__raftNextIndex
 
     @property
     def match_index(self) -> dict[Node, int]:
-        """Of a leader, by voter and observer: the last entry that is known to be stored there. Commits are counted
+        """By voter and observer, where this node leads: the last entry known to be stored there. Commits are counted
         from it (line 662), and it is set by acknowledgements only (line 1080)."""
         return self._SyncObj__raftMatchIndex
 
