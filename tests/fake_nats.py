@@ -18,7 +18,6 @@ from tidelog.runtime.header_block import encode_headers
 from wire.peers import AnswerHandler, ClaimHandler
 from wire.transport import (
     NO_RESPONDERS,
-    Buffer,
     BulkHandler,
     Message,
     MessageHandler,
@@ -27,6 +26,7 @@ from wire.transport import (
     UniformRun,
     too_large,
 )
+from wire.types import Buffer
 from wire.violation import Violations
 
 TURNS = 50

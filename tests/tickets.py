@@ -9,8 +9,7 @@ from wire.cluster_secrets import public_secrets
 from wire.producer_keys import ProducerKeys
 from wire.tickets import Tickets, partition_target
 from wire.tidelog_pb2 import AppendRequest
-from wire.transport import Buffer
-from wire.types import PartitionKey
+from wire.types import Buffer, PartitionKey
 
 CLUSTER_ID = "a cluster"
 

@@ -20,7 +20,7 @@ from wire.tidelog_pb2 import AppendRequest
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _LENGTH = struct.Struct("<I")
 MAX_REQUEST_BYTES: Final = 4096

@@ -28,7 +28,7 @@ from wire.producer_keys import ProducerKeys, prove, unproven
 
 if TYPE_CHECKING:
     from wire.tidelog_pb2 import AppendRequest
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _POLY1305_KEY_BYTES: Final = 32
 

@@ -27,7 +27,8 @@ from wire.errors import CorruptData
 from wire.tidelog_pb2 import Ack, Message
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer, UniformRun
+    from wire.transport import UniformRun
+    from wire.types import Buffer
 
 MAGIC: Final = b"\xb9\x0e\x43\xb4"
 VERSION: Final = 0

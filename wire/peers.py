@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from wire.transport import Buffer, Message, MessageHandler, Subscription
+from wire.transport import Message, MessageHandler, Subscription
+from wire.types import Buffer
 
 TAG_HEADER: Final = "Tidelog-Peer"
 """In hex, the trailer of a message that others read, too."""

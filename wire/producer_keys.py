@@ -32,7 +32,7 @@ from wire.cluster_secrets import FINGERPRINT_BYTES, KEY_BYTES, ClusterSecret, Cl
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _TAG_BYTES: Final = 16
 _PROOF_BYTES: Final = FINGERPRINT_BYTES + _TAG_BYTES

@@ -19,7 +19,7 @@ from wire.types import LeaderEpoch, Offset, high_watermark_from_wire, high_water
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 SYNC_HEADER: Final = "Tidelog-Sync-To"
 LOG_START_HEADER: Final = "Tidelog-Log-Start"

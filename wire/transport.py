@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from wire.error_details import MAX_PAYLOAD, SIZE
 from wire.errors import Code, TidelogError
+from wire.types import Buffer
 from wire.violation import Violations
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NO_RESPONDERS = 503
 """Status of the message that NATS puts into the reply inbox of a request to a subject without subscribers."""

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, NewType, TypeAlias
 from wire.errors import TidelogError
 from wire.stream_config import StreamConfig
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 BrokerId = NewType("BrokerId", str)
 StreamName = NewType("StreamName", str)
 Offset = NewType("Offset", int)

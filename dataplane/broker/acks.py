@@ -19,8 +19,8 @@ from wire.envelope import encode_ack
 from wire.errors import Code, TidelogError
 from wire.jetstream import refusal
 from wire.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
-from wire.transport import Buffer, Transport
-from wire.types import Offset, PartitionKey
+from wire.transport import Transport
+from wire.types import Buffer, Offset, PartitionKey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -25,7 +25,7 @@ from wire.types import Offset
 if TYPE_CHECKING:
     from dataplane.log.partition_log import PartitionLog
     from wire.batch import BatchHeader
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

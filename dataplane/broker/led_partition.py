@@ -11,8 +11,7 @@ from typing import Protocol
 
 from wire.batch import EncodedBatch
 from wire.errors import TidelogError
-from wire.transport import Buffer
-from wire.types import LeaderEpoch, Offset, PartitionKey
+from wire.types import Buffer, LeaderEpoch, Offset, PartitionKey
 
 
 class LedPartition(Protocol):

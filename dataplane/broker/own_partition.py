@@ -11,8 +11,7 @@ from dataplane.encryption.bodies import OVERHEAD
 from dataplane.replica.leader import Leader
 from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
-from wire.transport import Buffer
-from wire.types import LeaderEpoch, Offset, PartitionKey
+from wire.types import Buffer, LeaderEpoch, Offset, PartitionKey
 
 
 class OwnPartition:

@@ -8,8 +8,7 @@ import logging
 from dataplane.broker.acks import AppendReply
 from wire.errors import TidelogError
 from wire.peers import PeerTransport
-from wire.transport import Buffer
-from wire.types import PartitionKey
+from wire.types import Buffer, PartitionKey
 
 _log = logging.getLogger(__name__)
 

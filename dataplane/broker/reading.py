@@ -36,8 +36,8 @@ from wire.internal_streams import is_of_internal
 from wire.peers import PeerTransport
 from wire.replication import BYTES_HEADER, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
 from wire.tidelog_pb2 import FetchRequest
-from wire.transport import Buffer, Message, Transport, answer_too_large
-from wire.types import LeaderEpoch, Offset
+from wire.transport import Message, Transport, answer_too_large
+from wire.types import Buffer, LeaderEpoch, Offset
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from wire.tidelog_pb2 import (
     ReplicationRequest,
     SnapshotRequest,
 )
-from wire.transport import Buffer, Message
-from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey
+from wire.transport import Message
+from wire.types import BrokerId, Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey
 
 _log = logging.getLogger(__name__)
 

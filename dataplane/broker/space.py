@@ -29,8 +29,7 @@ from dataplane.replica.space import (
 )
 from wire.batch import BatchHeader
 from wire.operations import SpaceStatus
-from wire.transport import Buffer
-from wire.types import Room
+from wire.types import Buffer, Room
 from wire.units import bytes_in_words
 
 _log = logging.getLogger(__name__)

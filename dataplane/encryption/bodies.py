@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dataplane.encryption.keyring import DataKey, Keyring
-    from wire.transport import Buffer
-    from wire.types import PartitionKey
+    from wire.types import Buffer, PartitionKey
 
 _PREAMBLE = struct.Struct("<IIQQ16s40s12sI")
 _NONCE = struct.Struct("<Q4x")

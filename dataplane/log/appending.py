@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dataplane.log.segment import Segment
     from dataplane.log.state import LogState
     from wire.batch import BatchHeader
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 
 class Appending:

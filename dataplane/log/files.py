@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 LINUX_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _IOV_MAX = 1024

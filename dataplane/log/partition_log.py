@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from dataplane.replica.producers import ProducerTable
     from dataplane.replica.transactions import TransactionTable
     from wire.batch import BatchHeader
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 __all__ = ["LogConfig", "PartitionLog"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dataplane.log.segment import Segment
     from dataplane.log.state import LogState
     from wire.batch import BatchHeader
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 T = TypeVar("T")
 

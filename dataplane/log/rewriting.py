@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from dataplane.log.segment import Segment
     from dataplane.replica.aborted import AbortedBatches
     from wire.batch import BatchHeader, EncodedBatch
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
     BoolArray: TypeAlias = NDArray[np.bool_]
     Judge: TypeAlias = Callable[[list["LocatedBatch"]], Iterator[BoolArray | None]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 
 class _Batch(NamedTuple):

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from dataplane.replica.transactions import Aborted, TransactionTable
     from wire.batch import BatchHeader, ScannedBatch
-    from wire.transport import Buffer
-    from wire.types import Offset
+    from wire.types import Buffer, Offset
 
 
 class AbortedBatches:

@@ -15,8 +15,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from metadata.raft.journal import Entry, Journal, SnapshotHead
 from metadata.raft.snapshot import encode_snapshot
 from wire.batch import BatchBuilder, BatchHeader, iter_batches
-from wire.transport import Buffer
-from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.types import BrokerId, Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 BROKER = BrokerId("b1")
 KEY = PartitionKey(StreamName("s"), Incarnation(3), 0, Incarnation(3))

@@ -19,8 +19,7 @@ from dataplane.replica.aborted import without_aborted
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from wire.batch import Marker, iter_batches
-from wire.transport import Buffer
-from wire.types import Offset
+from wire.types import Buffer, Offset
 
 HOME = Path("/log")
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=400)

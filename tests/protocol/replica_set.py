@@ -84,11 +84,12 @@ from wire.tidelog_pb2 import (
     LeaderEpochOffsetResponse,
     ReplicationRequest,
 )
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler
+from wire.transport import NO_RESPONDERS, BulkHandler
 from wire.transport import Message as NatsMessage
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,
+    Buffer,
     CutoverReport,
     Incarnation,
     IsrChange,

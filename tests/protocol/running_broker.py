@@ -44,11 +44,11 @@ from wire.subjects import Subjects
 from wire.tidelog_pb2 import (
     PartitionNotification,
 )
-from wire.transport import Buffer
 from wire.transport import Message as NatsMessage
 from wire.types import (
     NO_PRODUCER,
     BrokerId,
+    Buffer,
     CutoverReport,
     Incarnation,
     IsrChange,

@@ -33,7 +33,7 @@ from dataplane.log.quarantine import QUARANTINE
 from dataplane.log.snapshot import SNAPSHOT_SUFFIX
 from wire.batch import iter_batches
 from wire.errors import CorruptData
-from wire.transport import Buffer
+from wire.types import Buffer
 
 Change: TypeAlias = tuple[int, bytes | None]
 """(position, bytes), or (length, None) for a change of length."""

@@ -22,7 +22,8 @@ from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
-from wire.transport import NO_RESPONDERS, Buffer, BulkHandler, Message, MessageHandler, RawHandler, too_large
+from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large
+from wire.types import Buffer
 from wire.violation import Violations
 
 CLIENTS_PREFIX = "_INBOX"

@@ -48,7 +48,8 @@ from tidelog.runtime.outgoing import Outgoing, size_of
 from tidelog.runtime.server_errors import ServerErrors
 from tidelog.runtime.subscriptions import Subscription, Subscriptions
 from tidelog.runtime.waiting import PendingAnswers
-from wire.transport import Buffer, BulkHandler, GuardedBulk, Message, MessageHandler, RawHandler, too_large
+from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler, RawHandler, too_large
+from wire.types import Buffer
 from wire.violation import Violations
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.nats_py import ChunkedClient
-from wire.transport import Buffer
+from wire.types import Buffer
 
 _GATHER_FROM = 64 << 10
 """Bytes; joining less is cheaper than another way to send."""

@@ -14,16 +14,8 @@ from dataplane.broker.acks import each_reply, reply_column
 from metadata.runtime.services import QUESTION
 from wire.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
-from wire.transport import (
-    Buffer,
-    BulkHandler,
-    Message,
-    MessageHandler,
-    RawHandler,
-    Subscription,
-    Transport,
-    UniformRun,
-)
+from wire.transport import BulkHandler, Message, MessageHandler, RawHandler, Subscription, Transport, UniformRun
+from wire.types import Buffer
 from wire.violation import Violations
 
 

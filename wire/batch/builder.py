@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wire.batch.columns import Int32Array
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _INT64_MIN: Final = -INT64_MAX - 1
 _WORTH_NUMPY: Final = 16

@@ -17,14 +17,12 @@ import numpy as np
 import zstandard
 
 from wire.batch.header import COMPRESSION_MASK, CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Compression
-from wire.batch.record_headers import is_nats_block, most_written, written_size
 from wire.errors import CorruptData
-from wire.record_limit import RecordLimit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
     Int32Array: TypeAlias = NDArray[np.int32]
     Int64Array: TypeAlias = NDArray[np.int64]
@@ -94,27 +92,6 @@ class Columns:
     """[n], growing, however the body says them."""
     key_validity: memoryview | None
     value_validity: memoryview | None
-
-    def check_record_sizes(self, count: int, limit: RecordLimit) -> None:
-        """Raises TidelogError(RECORD_TOO_LARGE) if the largest of `count` records is above the limit."""
-        total = np.zeros(count, np.int64)
-        for column in (self.values, self.keys, self.headers):
-            if column is not None:
-                total += column.sizes()
-        if self.headers is not None:
-            self._count_as_written(total, self.headers, limit)
-        largest = int(total.argmax())
-        if int(total[largest]) > limit.max_bytes:
-            raise limit.too_large(f"record {largest} of the batch", int(total[largest]))
-
-    @staticmethod
-    def _count_as_written(total: Int64Array, headers: BytesColumn, limit: RecordLimit) -> None:
-        """Adds to the sizes of records near the limit what their NATS blocks grow by when a producer writes them."""
-        sizes = headers.sizes()
-        for record in np.flatnonzero(total + most_written(sizes) - sizes > limit.max_bytes).tolist():
-            (element,) = headers.to_list(record, 1)
-            if is_nats_block(element):
-                total[record] += max(0, written_size(element) - len(element))
 
 
 NO_COLUMNS: Final = Columns(None, None, None, None, None, None, None)

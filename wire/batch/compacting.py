@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wire.batch.columns import Int32Array, Int64Array
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
     BoolArray = NDArray[np.bool_]
     HashArray = NDArray[np.uint64]

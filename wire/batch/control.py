@@ -24,7 +24,7 @@ from wire.errors import CorruptData
 from wire.types import NO_PRODUCER
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _CONTROL = struct.Struct("<HHI")
 

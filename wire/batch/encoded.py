@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from crc32c import crc32c
 
-from wire.batch.columns import MAX_EXPANSION, Column, Columns, expanded_size, parse_columns, sections_of
+from wire.batch.columns import (
+    MAX_EXPANSION,
+    BytesColumn,
+    Column,
+    Columns,
+    Int64Array,
+    expanded_size,
+    parse_columns,
+    sections_of,
+)
 from wire.batch.header import (
     MAX_BODY_BYTES,
     MESSAGE_IDS_HINT,
@@ -18,13 +28,14 @@ from wire.batch.header import (
     verify_body,
 )
 from wire.batch.message_ids import MAX_MESSAGE_IDS
-from wire.batch.record_headers import check_headers
+from wire.batch.record_headers import check_headers, is_nats_block, most_written, written_size
 from wire.errors import CorruptData, limit_reached
 from wire.record_limit import RecordLimit
 from wire.types import NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.batch.columns import Int64Array
+    from wire.types import Buffer
 
 FREE_BYTES: Final = 64 << 10
 """A client's body may always have so many bytes when it is decompressed, and MAX_EXPANSION times its own."""
@@ -147,7 +158,7 @@ class ReceivedBatch:
         if columns.headers is not None:
             check_headers(columns.headers)
         if record_limit is not None:
-            columns.check_record_sizes(header.record_count, record_limit)
+            _check_record_sizes(columns, header.record_count, record_limit)
         kept = columns if header.has_message_ids else None
         sent_crc = header.body_crc if header.producer_id != NO_PRODUCER else 0
         known = header._replace(hints=header.hints & MESSAGE_IDS_HINT, sent_crc=sent_crc)
@@ -223,3 +234,25 @@ def length_and_crc(parts: list[Buffer]) -> tuple[int, int]:
         length += len(part)
         crc = crc32c(part, crc)
     return length, crc
+
+
+def _check_record_sizes(columns: Columns, count: int, limit: RecordLimit) -> None:
+    """Raises TidelogError(RECORD_TOO_LARGE) if the largest of `count` records is above the limit."""
+    total = np.zeros(count, np.int64)
+    for column in (columns.values, columns.keys, columns.headers):
+        if column is not None:
+            total += column.sizes()
+    if columns.headers is not None:
+        _count_as_written(total, columns.headers, limit)
+    largest = int(total.argmax())
+    if int(total[largest]) > limit.max_bytes:
+        raise limit.too_large(f"record {largest} of the batch", int(total[largest]))
+
+
+def _count_as_written(total: Int64Array, headers: BytesColumn, limit: RecordLimit) -> None:
+    """Adds to the sizes of records near the limit what their NATS blocks grow by when a producer writes them."""
+    sizes = headers.sizes()
+    for record in np.flatnonzero(total + most_written(sizes) - sizes > limit.max_bytes).tolist():
+        (element,) = headers.to_list(record, 1)
+        if is_nats_block(element):
+            total[record] += max(0, written_size(element) - len(element))

@@ -13,7 +13,7 @@ from wire.errors import CorruptData
 from wire.types import NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 HEADER_SIZE: Final = 96
 MAGIC: Final = 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from wire.batch.columns import Int64Array
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 
 class RecordBatch:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wire.batch.columns import BytesColumn
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 _HEADER_KEY_SIZE = struct.Struct("<H")
 _HEADER_VALUE_SIZE = struct.Struct("<I")

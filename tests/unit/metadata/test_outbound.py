@@ -22,8 +22,7 @@ from tests.unit.metadata.brokers import until
 from tests.unit.metadata.cluster import Cluster
 from wire import metadata_pb2 as pb
 from wire.subjects import Subjects
-from wire.transport import Buffer
-from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, LeaderEpoch, LeaderReport, Withdrawal
+from wire.types import BrokerId, Buffer, Incarnation, IsrChange, IsrMember, LeaderEpoch, LeaderReport, Withdrawal
 
 LINES = 60_000
 """Lines of Python of the longest step of the loop: some 10 ms."""

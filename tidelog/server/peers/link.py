@@ -22,7 +22,8 @@ from tidelog.server.peers.refusals import Refusals
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
 from wire.cluster_secrets import ClusterSecrets
 from wire.peers import REFUSAL_GRACE, TAG_HEADER, AnswerHandler, ClaimHandler
-from wire.transport import NO_RESPONDERS, Buffer, Message, MessageHandler, Subscription, Transport
+from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
+from wire.types import Buffer
 
 ANSWER = "answer"
 """Kind of the messages to inboxes."""

@@ -56,7 +56,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from dataplane.replica.quota import TokenBucket
 from tidelog.server.peers.replay import ReplayWindow
 from wire.cluster_secrets import FINGERPRINT_BYTES, ClusterSecret, ClusterSecrets
-from wire.transport import Buffer
+from wire.types import Buffer
 
 VERSION: Final = b"\x01"
 LIFE_BYTES: Final = 16

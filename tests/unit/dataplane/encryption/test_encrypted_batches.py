@@ -28,8 +28,7 @@ from wire.batch import (
 )
 from wire.batch.header import ENCRYPTED_BIT, encode_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
-from wire.transport import Buffer
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.types import Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 PARTITION = PartitionKey(StreamName("s"), Incarnation(7), 2, Incarnation(9))
 OLD = MasterKey("2026-05", b"\x05" * 32)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dataplane.log.partition_log import PartitionLog
     from wire.batch import BatchHeader
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 
 class Stamped(NamedTuple):

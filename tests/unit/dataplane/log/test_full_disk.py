@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.unit.dataplane.log.conftest import Batches
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 HOME = Path("/log")
 PLAIN = LogConfig(segment_bytes=700, index_interval_bytes=200, tail_bytes=300)

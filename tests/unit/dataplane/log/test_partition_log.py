@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.dataplane.log.conftest import Batches
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 SMALL = LogConfig(segment_bytes=4096, index_interval_bytes=512)
 END = Offset(1 << 40)

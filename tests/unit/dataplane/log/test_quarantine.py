@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.dataplane.log.conftest import Batches
-    from wire.transport import Buffer
+    from wire.types import Buffer
 
 WHAT = Damage(file="1.log", first_byte=10, sound_end=Offset(5), known_end=Offset(9), reason="a bit was flipped")
 

@@ -18,8 +18,7 @@ from wire.batch import (
     parse_header,
     transaction_marker,
 )
-from wire.transport import Buffer
-from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
+from wire.types import FIRST_TRANSACTIONAL_ID, Buffer, LeaderEpoch, Offset
 
 ROOM = 1 << 20
 

@@ -36,8 +36,8 @@ from wire.groups_pb2 import (
 )
 from wire.peers import PeerTransport
 from wire.subjects import Subjects
-from wire.transport import Buffer, Message, Transport
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.transport import Message, Transport
+from wire.types import Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 SUBJECTS = Subjects()
 KEY = PartitionKey(StreamName("__groups"), Incarnation(7), 3, Incarnation(7))

@@ -31,8 +31,8 @@ from wire.groups_pb2 import (
     Subscription,
 )
 from wire.subjects import Subjects
-from wire.transport import Buffer, Message
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.transport import Message
+from wire.types import Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 SUBJECTS = Subjects()
 GROUP = "g"

@@ -15,7 +15,8 @@ from tidelog.server import deliveries as module
 from tidelog.server.deliveries import Deliveries
 from wire.errors import Code, TidelogError
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Buffer, Message
+from wire.transport import NO_RESPONDERS, Message
+from wire.types import Buffer
 
 
 class Note(NamedTuple):

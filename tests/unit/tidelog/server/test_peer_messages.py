@@ -28,8 +28,8 @@ from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, p
 from wire.errors import TidelogError
 from wire.peers import TAG_HEADER
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Buffer, Message
-from wire.types import BrokerId, StreamName
+from wire.transport import NO_RESPONDERS, Message
+from wire.types import BrokerId, Buffer, StreamName
 
 SUBJECT = "tidelog.s.0.replicate"
 OLD, NEW = ClusterSecret(b"the old secret of the cluster"), ClusterSecret(b"the new secret of the cluster")
