@@ -4,8 +4,9 @@ written into the activity stream.
 `ActivityWatch` keeps the state as it was before, and compares what a command changed: its cost is that of the change.
 A command may have changed very many partitions, so the comparison can be interrupted at each of them; the state must
 stay as it is until then.
-All brokers apply the same commands, so each of them makes the same events, with the same positions (`wire.activity`).
-A snapshot takes the place of commands: its differences are one set of events that are `merged`.
+All brokers apply the same commands, so each of them makes the same events, with the same positions
+(`wire.internal_records.activity_events`). A snapshot takes the place of commands: its differences are one set of events
+that are `merged`.
 
 `ActivityLog` keeps the newest MAX_EVENTS of a broker. Only the controller writes them; a new one asks for the last
 event that is written, and goes on behind it:
@@ -28,8 +29,8 @@ from typing import Any, Final
 
 from metadata.cluster import Cluster
 from metadata.model import Broker, Changes, Partition, Stream
-from wire import activity
-from wire.activity import NOWHERE, ActivityEvent, Position, position_of
+from wire.internal_records import activity_events
+from wire.internal_records.activity_events import NOWHERE, ActivityEvent, Position, position_of
 from wire.turns import Steps, pieces
 from wire.types import BrokerId, PartitionKey, StreamName
 
@@ -96,7 +97,7 @@ class ActivityWatch:
         if changes.controller and state.controller_epoch != self._controller_epoch:
             self._controller_epoch = state.controller_epoch
             yield {
-                "event": activity.CONTROLLER_CHANGED,
+                "event": activity_events.CONTROLLER_CHANGED,
                 "controller": state.controller or "",
                 "office": state.controller_epoch,
             }
@@ -112,7 +113,7 @@ class ActivityWatch:
             left = state.streams.get(name)
             if left is None or left.incarnation != incarnation:  # else partitions of it are gone
                 self._streams.pop(name, None)
-                yield {"event": activity.STREAM_DELETED, "stream": name, "stream_incarnation": incarnation}
+                yield {"event": activity_events.STREAM_DELETED, "stream": name, "stream_incarnation": incarnation}
         changed = {name: [*keys] for name, keys in groupby(changes.partitions, key=lambda key: key.stream)}
         for name in sorted({*changed, *changes.repartitioned}):
             yield from self._of_stream(state, name, changed.get(name, []))
@@ -123,9 +124,9 @@ class ActivityWatch:
             return
         event = None
         if new.alive and (old is None or not old.alive or old.incarnation != new.incarnation):
-            event = activity.BROKER_JOINED
+            event = activity_events.BROKER_JOINED
         elif not new.alive and (old is None or old.alive):
-            event = activity.BROKER_DIED
+            event = activity_events.BROKER_DIED
         if event is not None:
             yield {"event": event, "broker": new.id, "incarnation": new.incarnation}
 
@@ -141,7 +142,7 @@ class ActivityWatch:
                 yield None
                 self._partitions[key] = stream.partitions[key.partition]
             yield {
-                "event": activity.STREAM_CREATED,
+                "event": activity_events.STREAM_CREATED,
                 **about,
                 "subject": stream.subject,
                 "partition_count": len(stream.partitions),
@@ -154,7 +155,7 @@ class ActivityWatch:
                 key for key in {**old.config, **stream.config} if old.config.get(key) != stream.config.get(key)
             )
             yield {
-                "event": activity.STREAM_ALTERED,
+                "event": activity_events.STREAM_ALTERED,
                 **about,
                 "config": {key: stream.config.get(key, "") for key in names},
                 "before": {key: old.config.get(key, "") for key in names},
@@ -172,10 +173,12 @@ class ActivityWatch:
                 continue
             each += [{**about, "partition": key.partition, **event} for event in _of_partition(new, before)]
             if new.readonly != before.readonly:
-                event = activity.READONLY_SET if new.readonly else activity.READONLY_LIFTED
+                event = activity_events.READONLY_SET if new.readonly else activity_events.READONLY_LIFTED
                 together.setdefault(event, []).append(key.partition)
             if new.paused != before.paused:
-                together.setdefault(activity.PAUSED if new.paused else activity.RESUMED, []).append(key.partition)
+                together.setdefault(activity_events.PAUSED if new.paused else activity_events.RESUMED, []).append(
+                    key.partition
+                )
         for event, numbers in together.items():
             for first in range(0, len(numbers), MAX_NUMBERS):
                 yield {**about, "event": event, "partitions": numbers[first : first + MAX_NUMBERS]}
@@ -187,19 +190,19 @@ def _of_repartition(new: Stream, old: Stream) -> Iterator[ActivityEvent]:
     if before is not None and (marker is None or marker.version != before.version):
         is_over = new.partitioning_version >= before.version
         yield {
-            "event": activity.REPARTITION_FINISHED if is_over else activity.REPARTITION_CANCELLED,
+            "event": activity_events.REPARTITION_FINISHED if is_over else activity_events.REPARTITION_CANCELLED,
             "partition_count": before.partitions,
             "partitioning_version": before.version,
         }
     if marker is not None and (before is None or marker.version != before.version):
         yield {
-            "event": activity.REPARTITION_PREPARED,
+            "event": activity_events.REPARTITION_PREPARED,
             "partition_count": marker.partitions,
             "partitioning_version": marker.version,
         }
     if new.partitioning_version != old.partitioning_version:
         yield {
-            "event": activity.REPARTITION_CUTOVER,
+            "event": activity_events.REPARTITION_CUTOVER,
             "partition_count": new.partition_count,
             "partitioning_version": new.partitioning_version,
         }
@@ -209,10 +212,10 @@ def _of_partition(new: Partition, old: Partition) -> Iterator[ActivityEvent]:
     unclean: ActivityEvent = {"unclean": True} if new.unclean_epoch != old.unclean_epoch else {}
     if new.leader is None and old.leader is not None:
         yield {
-            "event": activity.PARTITION_OFFLINE, "old_leader": old.leader, "leader_epoch": new.leader_epoch
+            "event": activity_events.PARTITION_OFFLINE, "old_leader": old.leader, "leader_epoch": new.leader_epoch
         }  # fmt: skip
     elif new.leader is not None and new.leader_epoch != old.leader_epoch:
-        event = activity.LEADER_CHANGED if old.leader is not None else activity.PARTITION_ONLINE
+        event = activity_events.LEADER_CHANGED if old.leader is not None else activity_events.PARTITION_ONLINE
         yield {
             "event": event,
             "leader": new.leader,
@@ -221,16 +224,20 @@ def _of_partition(new: Partition, old: Partition) -> Iterator[ActivityEvent]:
             **unclean,
         }
     for event, changed in (
-        (activity.ISR_SHRUNK, [broker for broker in old.isr if broker not in new.isr]),
-        (activity.ISR_EXPANDED, [broker for broker in new.isr if broker not in old.isr]),
+        (activity_events.ISR_SHRUNK, [broker for broker in old.isr if broker not in new.isr]),
+        (activity_events.ISR_EXPANDED, [broker for broker in new.isr if broker not in old.isr]),
     ):
         if changed:
             yield {"event": event, "isr": [*new.isr], "changed": [*changed]}
     for entry in new.withdrawn:
         if not old.is_withdrawn(entry.replica):
-            yield {"event": activity.REPLICA_WITHDRAWN, "broker": entry.replica, "reason": entry.reason[:MAX_REASON]}
+            yield {
+                "event": activity_events.REPLICA_WITHDRAWN,
+                "broker": entry.replica,
+                "reason": entry.reason[:MAX_REASON],
+            }
     if new.purged_end != old.purged_end:
-        yield {"event": activity.RECORDS_DELETED, "log_start_offset": new.purged_end}
+        yield {"event": activity_events.RECORDS_DELETED, "log_start_offset": new.purged_end}
 
 
 class ActivityLog:
@@ -282,7 +289,7 @@ class ActivityLog:
                 "generation": generation,
                 "index": index,
                 "time": None,
-                "event": activity.EVENTS_LOST,
+                "event": activity_events.EVENTS_LOST,
                 "after": "" if self._written == NOWHERE else "{}-{}".format(*self._written),
             }
             yield lost

@@ -46,8 +46,8 @@ from metadata.repartitioning import Repartitioning
 from metadata.requests import AdminRequests
 from metadata.rules import RULES
 from metadata.state import ClusterState
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, LeaderMove, LeaderReport, Room
 
 MOST_UNHEARD_PATIENCE_S = 300.0

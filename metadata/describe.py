@@ -1,4 +1,4 @@
-"""The cluster state as clients and operators read it: the answers of `wire.operations`.
+"""The cluster state as clients and operators read it: the answers of `wire.operations.api_operations`.
 
 Answers that grow with the number of streams or partitions are made in turns (`wire.turns`). Partitions are values, and
 the names and partitions are copied first: an answer shows each stream as it was when its part of the answer began.
@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from metadata.model import Partition, Stream
 from metadata.requests import unknown_stream
 from metadata.state import ClusterState
-from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
-from wire.operations import Traffic
-from wire.partition_operations import ChangedPartition, ChangedPartitions
-from wire.racks import RACK_LABEL
-from wire.repartition_operations import RepartitionState, RepartitionStatus
-from wire.reports import BrokerReport, ReplicaReport, UsageReport, total_traffic
+from wire.notation import RACK_LABEL
+from wire.operations import api_operations as op
+from wire.operations.api_operations import Traffic
+from wire.operations.partition_operations import (
+    ChangedPartition,
+    ChangedPartitions,
+    RepartitionState,
+    RepartitionStatus,
+)
+from wire.operations.reports import BrokerReport, ReplicaReport, UsageReport, total_traffic
 from wire.subjects import Subjects
 from wire.turns import Steps, pieces
 from wire.types import BrokerId, Generation, LeaderEpoch, Offset, PartitionKey, StreamName

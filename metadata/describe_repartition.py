@@ -1,4 +1,4 @@
-"""Repartitions as operators read them: the answers of `wire.repartition_operations`."""
+"""Repartitions as operators read them: the answers of `wire.operations.partition_operations`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from metadata.commands.repartition import missing_partitions
 from metadata.model import Repartition, RepartitionPhase, Stream
 from metadata.repartitioning import Repartitioning, concerned, not_told
 from wire.layouts import MAX_LAYOUTS, sources
-from wire.repartition_operations import (
+from wire.operations.partition_operations import (
     MAX_LISTED,
     PartitionSources,
     RepartitionPlan,

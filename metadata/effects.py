@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from wire import metadata_pb2 as pb
 from wire.errors import TidelogError
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, LeaderMove
 
 

@@ -37,7 +37,7 @@ from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Partition
 from metadata.references import ref_of
 from metadata.state import ClusterState
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LeaderReport, PartitionKey
 

@@ -23,7 +23,7 @@ from collections import deque
 from math import inf
 
 from metadata.metadata_settings import MetadataSettings
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 
 MAX_ANSWERS = 64
 """Answers to probes that are remembered, and confirmations that wait for a generation; the oldest are forgotten."""

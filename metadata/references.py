@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Final
 
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps, pieces
 from wire.types import Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
 

@@ -8,9 +8,10 @@ is over. Events in, effects out.
                that tell of what they know have applied the cutover; at the latest `repartition_adoption_timeout_s`
                after this controller has found that all have reported
 
-What clients have applied rides on the probe answers of their brokers (`wire.adoption`). A dead broker's last word is
-that of clients which are gone, and does not count. No word at all is no adoption: then the timeout decides. Adoption
-spares clients refusals; what is written is right without it, for leaders refuse what is routed by an older layout.
+What clients have applied rides on the probe answers of their brokers (`wire.operations.adoption_report`). A dead
+broker's last word is that of clients which are gone, and does not count. No word at all is no adoption: then the
+timeout decides. Adoption spares clients refusals; what is written is right without it, for leaders refuse what is
+routed by an older layout.
 
 A command that is refused or lost is proposed anew, at the latest `DECISION_RETRY_S` later. A new controller begins to
 wait anew.
@@ -28,8 +29,8 @@ from metadata.failover import DECISION_RETRY_S
 from metadata.metadata_settings import MetadataSettings
 from metadata.model import Changes, Repartition, RepartitionPhase, Stream
 from metadata.state import ClusterState
-from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, StreamName
 
 LOOKED_AT: Final = 10_000

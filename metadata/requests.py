@@ -19,14 +19,14 @@ from metadata.placement import Chance, place
 from metadata.references import ref_of
 from metadata.relief import Relief
 from metadata.state import ClusterState
-from wire import metadata_pb2 as pb
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.echo import echo
 from wire.error_details import END
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
 from wire.layouts import check_partition_count, check_partitioner
-from wire.partition_operations import LATEST
+from wire.operations.partition_operations import LATEST
+from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
 from wire.turns import Steps, pieces

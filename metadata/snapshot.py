@@ -21,9 +21,9 @@ from metadata.model import (
     Stream,
     Withdrawn,
 )
-from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData, TidelogError
 from wire.layouts import Layout
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps, pieces
 from wire.types import (
     BrokerId,

@@ -38,8 +38,8 @@ from metadata.cluster import Cluster
 from metadata.commands import brokers, partitions, producers, repartition, streams
 from metadata.commands.ledger import Ledger
 from metadata.model import Changes, Outcome, Stream
-from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Steps, Turns, pieces
 from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, StreamName
 

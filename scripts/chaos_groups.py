@@ -18,7 +18,7 @@ from tests.integration.group_journals import judge_journals
 from tests.integration.group_member import name_of
 from tests.integration.workload import Ledger, acked_load, check, wait_in_sync
 from tidelog.server.devcluster import DevCluster
-from wire.groups import coordinator_partition
+from wire.internal_records.group_records import coordinator_partition
 from wire.internal_streams import GROUPS
 
 PRODUCERS = 10

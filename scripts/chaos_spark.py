@@ -28,8 +28,8 @@ from typing import Final
 import tidelog
 from tests.integration.workload import wait_in_isr, wait_in_sync
 from tidelog.server.devcluster import DevCluster
+from wire.internal_records.transaction_records import coordinator_partition
 from wire.internal_streams import TRANSACTIONS
-from wire.transactions import coordinator_partition
 
 SOURCE: Final = "spark-in"
 TARGET: Final = "spark-out"

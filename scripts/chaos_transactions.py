@@ -39,7 +39,7 @@ from tests.integration.transaction_journals import Place, judge_transactions
 from tests.integration.transactional_worker import TRANSACTION_TIMEOUT_S
 from tests.integration.workload import Ledger, acked_load, check, read_back, wait_in_sync
 from tidelog.server.devcluster import DevCluster
-from wire import groups, transactions
+from wire.internal_records import group_records, transaction_records
 from wire.internal_streams import GROUPS, TRANSACTIONS
 
 OUTPUT = "chaos-output"
@@ -113,8 +113,8 @@ class TransactionChaos(MemberChaos):
             await self.stop_broker(client, OUTPUT, self.rng.randrange(OUTPUT_PARTITIONS))
             self.counts.leaders_stopped += 1
         else:
-            of_group = (GROUPS.name, groups.coordinator_partition(GROUP))
-            of_worker = (TRANSACTIONS.name, transactions.coordinator_partition(member.transactional_id))
+            of_group = (GROUPS.name, group_records.coordinator_partition(GROUP))
+            of_worker = (TRANSACTIONS.name, transaction_records.coordinator_partition(member.transactional_id))
             coordinator = self.rng.choice((of_group, of_worker, of_worker))
             if dice < 0.88:
                 await self.kill_broker(client, *coordinator)

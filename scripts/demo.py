@@ -45,7 +45,7 @@ from scripts.demo_jobs import SparkFailed, SparkJobs
 from scripts.demo_ledger import Ledger, ReadBack
 from scripts.demo_security import Access, NotRefused, Refusal, attempts, secure
 from tidelog.server.devcluster import DevCluster
-from wire.operations import PartitionDescription, StreamDescription
+from wire.operations.api_operations import PartitionDescription, StreamDescription
 
 STREAM = "flights"
 PARTITIONS = 3

@@ -37,7 +37,7 @@ from metadata.raft.framing import NONCE_BYTES, FrameSession
 from scripts.certificates import Authority
 from tidelog.cli.security import nats_config
 from tidelog.server.devcluster import DevCluster
-from wire.cluster_secrets import ClusterSecrets, parse_secrets
+from wire.security.cluster_secrets import ClusterSecrets, parse_secrets
 
 CLEAR_STREAM = "clear"
 """A stream without encryption: its record is found on the disks, so the search would find others, too."""

@@ -77,22 +77,22 @@ from tidelog.transactions.shard import (
     MAX_PARTICIPANTS_OF_FAMILY,
 )
 from tidelog.transactions.shard import MAX_REQUESTS as MAX_TRANSACTION_REQUESTS
-from wire.adoption import MAX_REPORT_BYTES, MAX_STREAMS, SESSION_TTL_S
 from wire.batch.columns import MAX_EXPANSION
 from wire.batch.encoded import FREE_BYTES, FREE_RECORDS, HEAVY_BYTES, HEAVY_HEADER_BYTES, MAX_RECORDS_PER_BYTE
 from wire.batch.header import MAX_RECORDS
 from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.record_headers import MAX_RECORD_HEADERS
 from wire.echo import MOST_ECHOED
-from wire.groups import MAX_COMMITTED
-from wire.json_codec import MAX_BITS, MAX_DEPTH
+from wire.internal_records.group_records import MAX_COMMITTED
+from wire.internal_records.transaction_records import MAX_ADDED, MAX_PARTICIPANTS
+from wire.internal_records.transaction_records import MAX_MEMBERS as MAX_FAMILY_MEMBERS
 from wire.layouts import MAX_PARTITIONS
-from wire.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
-from wire.reply_subjects import MAX_VERDICTS
+from wire.messaging.reply_subjects import MAX_VERDICTS
+from wire.operations.adoption_report import MAX_REPORT_BYTES, MAX_STREAMS, SESSION_TTL_S
+from wire.operations.json_codec import MAX_BITS, MAX_DEPTH
+from wire.operations.operation import MAX_READING_REQUEST_BYTES, MAX_REQUEST_BYTES
+from wire.operations.stream_routes import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
-from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES
-from wire.transactions import MAX_ADDED, MAX_PARTICIPANTS
-from wire.transactions import MAX_MEMBERS as MAX_FAMILY_MEMBERS
 from wire.turns import LOOKS
 
 
@@ -141,7 +141,7 @@ BOUNDS = (
     Bound(
         on="reply subjects",
         limit=f"those that can be [inboxes](#inboxes); verdicts on {MAX_VERDICTS} prefixes are kept",
-        where="wire/reply_subjects.py",
+        where="wire/messaging/reply_subjects.py",
         counter="refused_replies",
     ),
     Bound(
@@ -236,7 +236,7 @@ BOUNDS = (
     Bound(
         on="bytes of a request to the API",
         limit=f"{MAX_REQUEST_BYTES}; {MAX_READING_REQUEST_BYTES} of one that reads",
-        where="wire/operation.py",
+        where="wire/operations/operation.py",
         answer="BAD_REQUEST",
         counter="refused_api_requests",
     ),
@@ -296,7 +296,7 @@ BOUNDS = (
     Bound(
         on="bytes of a record",
         limit="`max_record_bytes` of the stream, and what NATS carries in a message",
-        where="wire/record_limit.py",
+        where="wire/batch/encoded.py",
         answer="RECORD_TOO_LARGE",
         counter="dropped_too_large",
     ),
@@ -561,7 +561,7 @@ BOUNDS = (
     Bound(
         on="depth and numbers of JSON",
         limit=f"{MAX_DEPTH} objects and lists inside one another; {MAX_BITS} bits",
-        where="wire/json_codec.py",
+        where="wire/operations/json_codec.py",
         answer="BAD_REQUEST",
         counter="refused_api_requests",
     ),

@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that are made from declarations in the code and from the comments of wire/*.proto.
+"""Write the tables of docs/ that are made from declarations in the code and from the comments of wire/protobuf/*.proto.
 
 Usage: scripts/docs-tables [--check]
 
@@ -24,13 +24,14 @@ from metadata.metadata_settings import MetadataSettings
 from scripts.docs_bounds import BOUNDS
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
-from wire.metadata_pb2 import Command
-from wire.operations import OPERATIONS
-from wire.permissions import Grant, Permissions, Role, Scope, permissions_of
+from wire.operations.api_operations import OPERATIONS
+from wire.protobuf.metadata_pb2 import Command
+from wire.security.permissions import Grant, Permissions, Role, Scope, permissions_of
 from wire.stream_config import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PROTOS = ROOT / "wire" / "protobuf"
 _TABLE = re.compile(r"(<!-- table: (?P<name>[a-z_-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -180,10 +181,10 @@ def proto_messages(text: str) -> dict[str, ProtoMessage]:
 
 
 def field_rows(name: str) -> Callable[[], str]:
-    """A row for each field of a message of wire/tidelog.proto."""
+    """A row for each field of a message of wire/protobuf/tidelog.proto."""
 
     def make() -> str:
-        message = proto_messages((ROOT / "wire" / "tidelog.proto").read_text())[name]
+        message = proto_messages((PROTOS / "tidelog.proto").read_text())[name]
         return _table(
             (name, "meaning"), ((f"{number} `{field}`", comment) for number, field, comment in message.fields)
         )
@@ -195,7 +196,7 @@ def message_rows(file: str, *names: str) -> Callable[[], str]:
     """A row for each of some messages."""
 
     def make() -> str:
-        messages = proto_messages((ROOT / "wire" / file).read_text())
+        messages = proto_messages((PROTOS / file).read_text())
         return _table(
             ("message", "purpose", "fields"),
             (
@@ -215,7 +216,7 @@ def message_rows(file: str, *names: str) -> Callable[[], str]:
 
 
 def raft_commands() -> str:
-    messages = proto_messages((ROOT / "wire" / "metadata.proto").read_text())
+    messages = proto_messages((PROTOS / "metadata.proto").read_text())
     commands = (name for name in messages if name in _bodies_of_commands())
     return message_rows("metadata.proto", *commands)()
 

@@ -43,7 +43,7 @@ from scripts.verdict import judge
 from tests.integration.dev_cluster import assert_logs_without
 from tests.integration.workload import acked_load, check, wait_in_sync
 from tidelog.server.devcluster import DevCluster
-from wire.operations import OPERATIONS, BrokerStatus
+from wire.operations.api_operations import OPERATIONS, BrokerStatus
 from wire.subjects import DEFAULT_NAMESPACE
 
 LEDGER, FUZZED = "ledger", "fuzzed"

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message as ProtobufMessage
 from grpc import aio
 
-from wire import liftbridge_pb2 as pb
+from wire.protobuf import liftbridge_pb2 as pb
 
 SERVICE = "proto.API"
 MOST_AT_ONCE = 32

@@ -39,13 +39,13 @@ from spark_connector.retrying import Retry
 from tidelog.client.connection import Client
 from tidelog.client.positions import AtTime
 from tidelog.server.devcluster import DevCluster
-from wire import liftbridge_pb2 as pb
-from wire.append import encode_append
 from wire.batch import BatchBuilder, Compression, encode_headers, header_items
 from wire.batch.header import encode_header
-from wire.envelope import decode_ack, encode_publish
 from wire.errors import CorruptData, TidelogError
-from wire.tidelog_pb2 import AckPolicy, AppendRequest, AppendResponse, Message
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.liftbridge_envelope import decode_ack, encode_publish
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import AckPolicy, AppendRequest, AppendResponse, Message
 from wire.types import LeaderEpoch, Offset, StreamName
 
 STREAM, COPY = "stored", "stored-copy"

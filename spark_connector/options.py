@@ -35,8 +35,8 @@ from spark_connector.option_values import (
     refuse,
 )
 from tidelog.client.positions import timestamp_from_text
-from wire.groups import check_group_name
-from wire.racks import check_rack
+from wire.internal_records.group_records import check_group_name
+from wire.notation import check_rack
 from wire.subjects import check_stream_name
 from wire.types import Offset, StreamName
 

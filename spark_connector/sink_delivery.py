@@ -32,7 +32,7 @@ from tidelog.client.prepared import FamilyCommit, PreparedTransaction
 from tidelog.client.producer import Producer
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire.errors import Code, TidelogError
-from wire.transactions import child_id
+from wire.internal_records.transaction_records import child_id
 from wire.types import Incarnation, StreamName
 
 CHUNKS_UNDER_WAY: Final = 3

@@ -26,9 +26,9 @@ from spark_connector.option_values import (
     parsed,
     refuse,
 )
+from wire.internal_records.transaction_records import MAX_SEQUENCE, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_family
 from wire.layouts import PARTITIONERS
 from wire.subjects import check_stream_name
-from wire.transactions import MAX_SEQUENCE, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_family
 from wire.types import StreamName
 
 CHECKPOINT: Final = "checkpointlocation"

@@ -20,7 +20,7 @@ from spark_connector.committed_batch import CommittedBatch, added, family_of_que
 from spark_connector.plain_errors import plain_errors
 from spark_connector.sink_options import SinkOptions
 from wire.errors import Code, TidelogError
-from wire.transactions import MAX_MEMBERS
+from wire.internal_records.transaction_records import MAX_MEMBERS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.runtime.header_block import encode_headers
-from wire.peers import AnswerHandler, ClaimHandler
-from wire.transport import (
+from wire.messaging.transport import (
     NO_RESPONDERS,
+    AnswerHandler,
     BulkHandler,
+    ClaimHandler,
     Message,
     MessageHandler,
     RawHandler,
@@ -26,8 +27,8 @@ from wire.transport import (
     UniformRun,
     too_large,
 )
+from wire.messaging.violation import Violations
 from wire.types import Buffer
-from wire.violation import Violations
 
 TURNS = 50
 """Of the event loop; more than any answer takes to come back."""

@@ -40,15 +40,15 @@ from tidelog.server.activity_stream import ActivityStream
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.metadata import MetadataCalls
 from tidelog.server.topology import TopologyPages
-from wire import groups, transactions
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.internal_records import group_records, transaction_records
 from wire.internal_streams import GROUPS
-from wire.json_codec import encoding
-from wire.liftbridge_pb2 import FetchMetadataRequest
-from wire.operations import OPERATIONS
-from wire.reports import total_traffic
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.operations.api_operations import OPERATIONS
+from wire.operations.json_codec import encoding
+from wire.operations.reports import total_traffic
+from wire.protobuf import metadata_pb2 as pb
+from wire.protobuf.liftbridge_pb2 import FetchMetadataRequest
 from wire.turns import Steps, in_turns
 from wire.types import BrokerId, Room, StreamName
 
@@ -125,17 +125,17 @@ LOADS: Mapping[str, Load] = {
 """By operation, in the order in which they are asked."""
 
 OF_COORDINATORS: Mapping[str, str] = {
-    groups.HEARTBEAT: "group, one stream of 20000 partitions, 1,000 members: the others join",
-    groups.DISCOVER: ("group, 20000 streams, 200 members, 64 subscriptions by pattern: the others join"),
-    groups.COMMIT: f"{OF_OFFSETS}: they are committed",
-    groups.OFFSETS: f"{OF_OFFSETS}: they are asked for",
-    groups.CURSOR: "10000 cursors are set",
-    transactions.INIT: "transactions, 20000 ids: producers begin",
-    **dict.fromkeys(transactions.ADDS, "transactions, 20000 ids: each adds 20 partitions"),
-    transactions.ADD_ANY: "transactions, 20000 ids: each adds 20 partitions",
-    transactions.END: "transactions, 20000 ids: half of them end",
-    transactions.END_FAMILY: f"{OF_FAMILY}: it is committed",
-    transactions.FAMILY: f"{OF_FAMILY}: it is committed",
+    group_records.HEARTBEAT: "group, one stream of 20000 partitions, 1,000 members: the others join",
+    group_records.DISCOVER: ("group, 20000 streams, 200 members, 64 subscriptions by pattern: the others join"),
+    group_records.COMMIT: f"{OF_OFFSETS}: they are committed",
+    group_records.OFFSETS: f"{OF_OFFSETS}: they are asked for",
+    group_records.CURSOR: "10000 cursors are set",
+    transaction_records.INIT: "transactions, 20000 ids: producers begin",
+    **dict.fromkeys(transaction_records.ADDS, "transactions, 20000 ids: each adds 20 partitions"),
+    transaction_records.ADD_ANY: "transactions, 20000 ids: each adds 20 partitions",
+    transaction_records.END: "transactions, 20000 ids: half of them end",
+    transaction_records.END_FAMILY: f"{OF_FAMILY}: it is committed",
+    transaction_records.FAMILY: f"{OF_FAMILY}: it is committed",
 }
 """By the kind of a client's request to a coordinator, the row of `scripts/bench bounds` that loads it most."""
 

@@ -12,8 +12,8 @@ from tidelog.server.devcluster import DevCluster
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.secret_file import SecretFile
-from wire.cluster_secrets import ClusterSecrets, public_secrets
-from wire.transport import Transport
+from wire.messaging.transport import Transport
+from wire.security.cluster_secrets import ClusterSecrets, public_secrets
 
 
 def peer_link(transport: Transport, secrets: ClusterSecrets | None = None) -> PeerLink:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wire.batch_proofs import add_batch_proof
-from wire.cluster_secrets import public_secrets
-from wire.producer_keys import ProducerKeys
-from wire.tickets import Tickets, partition_target
-from wire.tidelog_pb2 import AppendRequest
+from wire.protobuf.tidelog_pb2 import AppendRequest
+from wire.security.batch_proofs import add_batch_proof
+from wire.security.cluster_secrets import public_secrets
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import Tickets, partition_target
 from wire.types import Buffer, PartitionKey
 
 CLUSTER_ID = "a cluster"

@@ -75,7 +75,8 @@ GROUPS = InternalStream(
     partitions=8,
     settings=StreamConfig(reply_acks=False, compact=True, segment_bytes=16 << 20, segment_max_age_ms=_DAY_MS),
 )
-"""Each partition has a coordinator (`wire.groups`). Their number is fixed: it decides where a group belongs."""
+"""Each partition has a coordinator (`wire.internal_records.group_records`). Their number is fixed: it decides where a
+group belongs."""
 
 TRANSACTIONS = InternalStream(
     name="__transactions",
@@ -83,7 +84,8 @@ TRANSACTIONS = InternalStream(
     partitions=8,
     settings=StreamConfig(reply_acks=False, compact=True, segment_bytes=16 << 20, segment_max_age_ms=_DAY_MS),
 )
-"""Each partition has a coordinator (`wire.transactions`). Their number is fixed: it decides where an id belongs."""
+"""Each partition has a coordinator (`wire.internal_records.transaction_records`). Their number is fixed: it decides
+where an id belongs."""
 
 INTERNAL_STREAMS: Mapping[str, InternalStream] = {
     stream.name: stream for stream in (AUDIT, ACTIVITY, GROUPS, TRANSACTIONS)

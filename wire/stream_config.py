@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from wire.durability import DURABLE, MAX_REPLICAS, Durability
 from wire.echo import echo
 from wire.errors import Code, TidelogError
-from wire.units import BYTES, TIME, amount, units_in_words
+from wire.notation import BYTES, TIME, amount, units_in_words
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=Enum)

@@ -2,8 +2,8 @@
 
 Offsets are dense positions of records in a partition, from 0. Two ends matter: the log end offset (LEO) and the high
 watermark (HW). Both are EXCLUSIVE here: the next offset to be assigned, and the end of the committed log. On the wire
-and towards users the HW is inclusive (-1 = none); `wire.replication` and `high_watermark_to_wire` convert, no other
-module does.
+and towards users the HW is inclusive (-1 = none); `wire.partition_messages.replication` and `high_watermark_to_wire`
+convert, no other module does.
 """
 
 from __future__ import annotations

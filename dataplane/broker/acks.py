@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from wire.envelope import encode_ack
 from wire.errors import Code, TidelogError
-from wire.jetstream import refusal
-from wire.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
-from wire.transport import Transport
+from wire.messaging.transport import Transport
+from wire.partition_messages.jetstream import refusal
+from wire.partition_messages.liftbridge_envelope import encode_ack
+from wire.protobuf.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
 from wire.types import Buffer, Offset, PartitionKey
 
 if TYPE_CHECKING:

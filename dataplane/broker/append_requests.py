@@ -27,15 +27,15 @@ from dataplane.replica.partitioning import Held
 from dataplane.replica.producers import Duplicate, Rejected, Verdict, may_be_stored
 from dataplane.replica.quota import is_over_quota
 from dataplane.replica.refusals import fenced
-from wire.append import asked_durability, decode_append
 from wire.batch import HEADER_SIZE, BatchHeader, EncodedBatch, ReceivedBatch, parse_header, without_repetitions
-from wire.batch_proofs import check_batch_proof
 from wire.error_details import LAST_OFFSET
 from wire.errors import Code, CorruptData, TidelogError
+from wire.messaging.transport import Message
+from wire.partition_messages.append import asked_durability, decode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.security.batch_proofs import check_batch_proof
+from wire.security.tickets import partition_target
 from wire.stream_config import MAX_CONFIRM_TIMEOUT_MS
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
-from wire.transport import Message
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:

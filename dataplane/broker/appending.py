@@ -33,11 +33,11 @@ from wire.batch import (
     Compression,
     EncodedBatch,
 )
+from wire.batch.encoded import RecordLimit
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_of_internal
-from wire.record_limit import RecordLimit
-from wire.tidelog_pb2 import Message as EnvelopeMessage
-from wire.transport import BulkHandler
+from wire.messaging.transport import BulkHandler
+from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
 from wire.types import Offset
 
 _log = logging.getLogger(__name__)

@@ -37,10 +37,10 @@ from dataplane.log.recovery import RecoveryReport
 from dataplane.replica.producers import ProducerLimits, ProducerTable
 from dataplane.replica.story import Story
 from wire.errors import Code, TidelogError
-from wire.operations import ReplicaEvent, Traffic
-from wire.reports import BrokerReport, ReplicaReport, StreamReport, StreamUsage, UsageReport, total_traffic
-from wire.tidelog_pb2 import PartitionNotification
-from wire.transport import Message, Subscription
+from wire.messaging.transport import Message, Subscription
+from wire.operations.api_operations import ReplicaEvent, Traffic
+from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, StreamUsage, UsageReport, total_traffic
+from wire.protobuf.tidelog_pb2 import PartitionNotification
 from wire.turns import Steps, pieces
 from wire.types import (
     DrainAnswer,

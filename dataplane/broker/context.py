@@ -20,12 +20,11 @@ from dataplane.log.group_commit import Syncer
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.traffic import TrafficMeter
 from dataplane.replica.uncommitted import Uncommitted
-from wire.peers import PeerTransport
-from wire.producer_keys import ProducerKeys
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import PeerTransport, Transport
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import Tickets
 from wire.subjects import Subjects
-from wire.tickets import Tickets
-from wire.transport import Transport
 from wire.types import (
     BrokerId,
     CutoverReport,

@@ -21,11 +21,11 @@ from dataplane.log.damage import Damage
 from dataplane.log.errors import LogDamaged
 from dataplane.replica.consumers import ConsumerEffect, ConsumerFetch, Consumers, Readable
 from dataplane.replica.effects import ServeConsumer
-from wire.append import decode_append
 from wire.error_details import BROKER
 from wire.errors import Code, CorruptData, TidelogError
-from wire.tidelog_pb2 import FetchRequest
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.append import decode_append
+from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import Offset, PartitionView
 
 _log = logging.getLogger(__name__)

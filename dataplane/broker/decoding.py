@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from dataplane.broker.role import Role
 from dataplane.replica.ack_levels import AckLevel
 from wire.batch import EncodedBatch, ReceivedBatch
+from wire.batch.encoded import RecordLimit
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
-from wire.record_limit import RecordLimit
-from wire.tidelog_pb2 import AppendRequest
+from wire.protobuf.tidelog_pb2 import AppendRequest
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.hanging import DiskGuard
 from dataplane.replica.replica_settings import ReplicaSettings
-from wire.operations import DiskStatus
+from wire.operations.api_operations import DiskStatus
 
 _log = logging.getLogger(__name__)
 

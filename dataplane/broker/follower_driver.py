@@ -36,8 +36,8 @@ from dataplane.replica.follower import Follower
 from dataplane.replica.follower_states import Diverged
 from wire.error_details import LEADER
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
-from wire.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.protobuf.tidelog_pb2 import FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
 from wire.types import LeaderEpoch, Offset, PartitionView
 
 _log = logging.getLogger(__name__)

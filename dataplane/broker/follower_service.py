@@ -17,14 +17,14 @@ from dataplane.replica.effects import LeaderEffect, Respond, SendSnapshot
 from dataplane.replica.leader import Leader
 from dataplane.replica.refusals import deletions_gone
 from wire.errors import CorruptData, TidelogError
-from wire.replication import encode_header, sync_headers
-from wire.tidelog_pb2 import (
+from wire.messaging.transport import Message
+from wire.partition_messages.replication import encode_header, sync_headers
+from wire.protobuf.tidelog_pb2 import (
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
     ReplicationRequest,
     SnapshotRequest,
 )
-from wire.transport import Message
 from wire.types import LeaderEpoch, Offset
 
 _log = logging.getLogger(__name__)

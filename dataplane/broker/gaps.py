@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.replica.partitioning import takes_plain
 from wire.internal_streams import is_of_internal
-from wire.operations import PublishGap
+from wire.operations.api_operations import PublishGap
 from wire.types import PartitionView
 
 if TYPE_CHECKING:

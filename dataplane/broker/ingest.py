@@ -24,13 +24,13 @@ from dataplane.broker.acks import Replies, each_reply, reply_column
 from dataplane.replica.message_ids import LONG, kept_form
 from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
+from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import are_sound, block_fault, most_written, written_size
-from wire.envelope import MAGIC, any_envelope, decode_publish, is_envelope
 from wire.errors import CorruptData, TidelogError
-from wire.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
-from wire.record_limit import RecordLimit
-from wire.tidelog_pb2 import AckPolicy, Message
-from wire.transport import BulkHandler, UniformRun
+from wire.messaging.transport import BulkHandler, UniformRun
+from wire.partition_messages.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
+from wire.partition_messages.liftbridge_envelope import MAGIC, any_envelope, decode_publish, is_envelope
+from wire.protobuf.tidelog_pb2 import AckPolicy, Message
 from wire.types import Acks
 
 _log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer
 from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.error_details import LEADER_EPOCH, LOG_START
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, decode_header, sync_wanted
-from wire.tidelog_pb2 import LeaderEpochOffsetResponse
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.replication import HEADER_SIZE, decode_header, sync_wanted
+from wire.protobuf.tidelog_pb2 import LeaderEpochOffsetResponse
 from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
 

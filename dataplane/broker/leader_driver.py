@@ -58,9 +58,8 @@ from dataplane.replica.partitioning import plain_subjects
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
-from wire.peers import PeerTransport
-from wire.tidelog_pb2 import FetchRequest, PartitionNotification
-from wire.transport import Message, MessageHandler, Transport
+from wire.messaging.transport import Message, MessageHandler, PeerTransport, Transport
+from wire.protobuf.tidelog_pb2 import FetchRequest, PartitionNotification
 from wire.types import (
     BrokerId,
     DrainAnswer,

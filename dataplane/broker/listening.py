@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from dataplane.broker.context import BrokerContext
-from wire.transport import MessageHandler, Subscription
+from wire.messaging.transport import MessageHandler, Subscription
 from wire.types import PartitionKey
 
 _log = logging.getLogger(__name__)

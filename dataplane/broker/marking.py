@@ -21,8 +21,8 @@ from dataplane.replica.ack_levels import AckLevel
 from wire.batch import Marker, transaction_marker
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.tidelog_pb2 import EndTransactionRequest
-from wire.transactions import MAX_EPOCH
+from wire.internal_records.transaction_records import MAX_EPOCH
+from wire.protobuf.tidelog_pb2 import EndTransactionRequest
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dataplane.broker.reading import ReadableRole
     from dataplane.replica.effects import LeaderEffect
     from dataplane.replica.leader import Leader
-    from wire.transport import Message
+    from wire.messaging.transport import Message
 
 MAX_WAITING: Final = 10_000
 """Coordinators' requests of one partition that wait for a commit; one more is answered with BACKPRESSURE."""

@@ -7,7 +7,7 @@ import logging
 
 from dataplane.broker.acks import AppendReply
 from wire.errors import TidelogError
-from wire.peers import PeerTransport
+from wire.messaging.transport import PeerTransport
 from wire.types import Buffer, PartitionKey
 
 _log = logging.getLogger(__name__)

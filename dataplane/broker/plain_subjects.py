@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from wire.transport import Subscription
+from wire.messaging.transport import Subscription
 
 _log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.message_ids import kept_form
 from wire.error_details import LAST_OFFSET, LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.jetstream import PublishHeaders, wrong_message_id
-from wire.tidelog_pb2 import Message
+from wire.partition_messages.jetstream import PublishHeaders, wrong_message_id
+from wire.protobuf.tidelog_pb2 import Message
 from wire.types import Offset
 
 if TYPE_CHECKING:

@@ -33,10 +33,15 @@ from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
-from wire.peers import PeerTransport
-from wire.replication import BYTES_HEADER, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, encode_header
-from wire.tidelog_pb2 import FetchRequest
-from wire.transport import Message, Transport, answer_too_large
+from wire.messaging.transport import Message, PeerTransport, Transport, answer_too_large
+from wire.partition_messages.replication import (
+    BYTES_HEADER,
+    LOG_END_HEADER,
+    LOG_START_HEADER,
+    OFFSET_HEADER,
+    encode_header,
+)
+from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import Buffer, LeaderEpoch, Offset
 
 _log = logging.getLogger(__name__)

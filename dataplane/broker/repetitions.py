@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dataplane.replica.message_ids import kept_form
-from wire.append import UNKNOWN_OFFSET
 from wire.batch import parse_header
 from wire.batch.message_ids import message_ids_of
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
+from wire.partition_messages.append import UNKNOWN_OFFSET
 from wire.types import Offset
 
 if TYPE_CHECKING:

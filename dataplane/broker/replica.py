@@ -55,9 +55,9 @@ from dataplane.replica.life import (
 from dataplane.replica.story import Story
 from dataplane.replica.traffic import TrafficMeter
 from wire.errors import Code, CorruptData, TidelogError
-from wire.operations import Damage
-from wire.reports import ReplicaReport
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.operations.api_operations import Damage
+from wire.operations.reports import ReplicaReport
 from wire.types import (
     LogEnd,
     Offset,

@@ -20,7 +20,8 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.peer_answers import PeerAnswers
 from dataplane.replica.requests import FollowerFetch
 from wire.errors import Code, TidelogError
-from wire.tidelog_pb2 import (
+from wire.messaging.transport import Message
+from wire.protobuf.tidelog_pb2 import (
     AppendRequest,
     EndTransactionRequest,
     FetchRequest,
@@ -28,7 +29,6 @@ from wire.tidelog_pb2 import (
     ReplicationRequest,
     SnapshotRequest,
 )
-from wire.transport import Message
 from wire.types import BrokerId, Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.story import Story
 from dataplane.replica.traffic import TrafficMeter
 from wire.errors import InvariantViolation
-from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler
+from wire.messaging.transport import BulkHandler, GuardedBulk, Message, MessageHandler
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from wire.transport import Subscription
+from wire.messaging.transport import Subscription
 
 Subscribe: TypeAlias = Callable[[], Coroutine[Any, Any, Subscription]]
 

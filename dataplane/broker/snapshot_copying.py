@@ -21,8 +21,8 @@ from dataplane.log.snapshot import decode_snapshot
 from dataplane.replica.follower_states import SnapshotAnswer
 from dataplane.replica.requests import SnapshotFetch
 from wire.errors import CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, decode_header
-from wire.tidelog_pb2 import SnapshotRequest, SnapshotResponse
+from wire.partition_messages.replication import HEADER_SIZE, decode_header
+from wire.protobuf.tidelog_pb2 import SnapshotRequest, SnapshotResponse
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
     from dataplane.log.partition_log import PartitionLog
     from dataplane.replica.effects import InstallSnapshot, SendSnapshot, SendSnapshotRequest
-    from wire.transport import Message
+    from wire.messaging.transport import Message
     from wire.types import PartitionKey
 
 MAX_READS = 4

@@ -28,9 +28,9 @@ from dataplane.replica.space import (
     SpaceGuard,
 )
 from wire.batch import BatchHeader
-from wire.operations import SpaceStatus
+from wire.notation import bytes_in_words
+from wire.operations.api_operations import SpaceStatus
 from wire.types import Buffer, Room
-from wire.units import bytes_in_words
 
 _log = logging.getLogger(__name__)
 

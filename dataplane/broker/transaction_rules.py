@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from dataplane.replica.ack_levels import AckLevel
 from wire.batch import BatchHeader
 from wire.errors import Code, TidelogError
-from wire.tickets import partition_target
+from wire.security.tickets import partition_target
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
-    from wire.tidelog_pb2 import AppendRequest
+    from wire.protobuf.tidelog_pb2 import AppendRequest
     from wire.types import PartitionKey
 
 

@@ -16,10 +16,10 @@ none by a batch of its own.
 
 A batch of a forgotten producer can be new, or a repetition of one that it wrote before. To tell that from the first
 batch of a producer that has never written here, the table keeps the highest id that it has forgotten: ids are handed
-out in ascending order, and batches are taken of their owners alone (`wire.producer_keys`), so a producer with a higher
-id is new, and one with a lower id may have been forgotten (UNKNOWN_PRODUCER_ID). Its client goes on under a new id. The
-refusal says for how long back every producer is remembered: batches that its client sent for the first time since then
-are not in the log.
+out in ascending order, and batches are taken of their owners alone (`wire.security.producer_keys`), so a producer with
+a higher id is new, and one with a lower id may have been forgotten (UNKNOWN_PRODUCER_ID). Its client goes on under a
+new id. The refusal says for how long back every producer is remembered: batches that its client sent for the first time
+since then are not in the log.
 
 The table of a log that begins above 0 can be partial: the state at the log start was lost, so the producers that wrote
 before it and not since are unknown. A batch of an unknown producer that is not its first one is then refused in the
@@ -27,7 +27,7 @@ same way, since the batches before it may lie below the log start.
 
 Transactional producers, whose ids begin at FIRST_TRANSACTIONAL_ID, are kept apart. A marker ends the transaction of one
 and says the epoch of the next: batches of an earlier epoch are refused from then on (PRODUCER_FENCED). A batch of one
-that is not known here has a ticket of its coordinator (`wire.tickets`), so it is no old one: the producer is
+that is not known here has a ticket of its coordinator (`wire.security.tickets`), so it is no old one: the producer is
 remembered for longer than any ticket is valid, and while its transaction is open. They are forgotten by their silence
 alone. When `MAX_TRANSACTIONAL` are known and none may be forgotten, a leader takes no batch of another one.
 

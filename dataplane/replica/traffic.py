@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wire.operations import Traffic
+    from wire.operations.api_operations import Traffic
 
 SLOT_S = 5
 SLOTS = 12

@@ -10,8 +10,8 @@ from metadata.commands.ledger import Ledger
 from metadata.model import Broker, Changes, Outcome, Returned, Withdrawn
 from metadata.references import key_of, log_ends_of, logs_of
 from metadata.rules import FURTHEST_LOG_LEADS
-from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey
 

@@ -13,8 +13,8 @@ from metadata.commands import repartition
 from metadata.commands.ledger import PARTITION, Ledger
 from metadata.model import Changes, Outcome, Partition
 from metadata.references import key_of
-from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
 from wire.types import KEY_ORDER, BrokerId, PartitionEpoch, PartitionKey
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from metadata.commands.ledger import Ledger
 from metadata.model import Outcome
-from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
 
 MAX_PRODUCER_IDS = 100_000
 """Most producer ids that one command hands out."""

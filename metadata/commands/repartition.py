@@ -19,9 +19,9 @@ from metadata.commands.ledger import PARTITION, Ledger
 from metadata.commands.streams import check_assignments, partitions_of, stream_of
 from metadata.model import Changes, Outcome, Partition, Repartition, RepartitionPhase, Stream
 from metadata.references import key_of
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
 from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout, check_partition_count
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
 from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
 

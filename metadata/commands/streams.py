@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from metadata import election, stream_settings
 from metadata.commands.ledger import PARTITION, Ledger
 from metadata.model import Changes, Outcome, Partition, Stream
-from wire import metadata_pb2 as pb
 from wire.durability import MAX_REPLICAS
 from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, Layout, check_partition_count
+from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
 from wire.subjects import overlaps
 from wire.turns import Steps

@@ -25,7 +25,7 @@ from metadata.raft.framing import NONCE_BYTES, FrameError, FrameSession, NotVeri
 from metadata.raft.poller import ERROR, READ, WRITE
 from metadata.raft.ports import Poller, StreamSocket
 from metadata.raft.tls import RaftTls, TlsError, TlsSession
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 _log = logging.getLogger(__name__)
 

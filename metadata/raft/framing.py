@@ -34,7 +34,7 @@ from enum import Enum
 
 import msgpack
 
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 MAX_FRAME_BYTES = 16 << 20
 """Body of a frame. The largest is a batch of entries: 4 MiB and at most one command more."""

@@ -47,7 +47,7 @@ from metadata.raft.ports import Poller, StreamSocket
 from metadata.raft.snapshot import offered_entry
 from metadata.raft.tls import RaftTls
 from metadata.raft.types import ACCEPTED, MAX_COMMAND_BYTES, RaftAddressError
-from wire.cluster_secrets import ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecrets
 
 _log = logging.getLogger(__name__)
 

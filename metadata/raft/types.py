@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from wire.cluster_secrets import ClusterSecrets
-from wire.ports import port_number
+from wire.notation import port_number
+from wire.security.cluster_secrets import ClusterSecrets
 from wire.turns import Steps
 
 MAX_COMMAND_BYTES = 1 << 20

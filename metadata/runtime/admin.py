@@ -1,4 +1,4 @@
-"""The controller's answers to clients and operators: handlers of the operations in `wire.operations`.
+"""The controller's answers to clients and operators: handlers of the operations in `wire.operations.api_operations`.
 
 Decisions are the core's and the state's; here they are committed, waited for and described. Each handler takes an
 operation's request, gives its answer, and raises TidelogError where it refuses. To add an operation: a method here,
@@ -41,13 +41,12 @@ from metadata.runtime.repartition_admin import RepartitionAdmin
 from metadata.runtime.rounds import Rounds
 from metadata.runtime.services import check_subject_unserved
 from metadata.stream_settings import with_defaults
-from wire import metadata_pb2 as pb
-from wire import operations as op
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
-from wire.json_codec import decoding
-from wire.operation import handles
-from wire.partition_operations import (
+from wire.operations import api_operations as op
+from wire.operations.json_codec import decoding
+from wire.operations.operation import handles
+from wire.operations.partition_operations import (
     STREAM_DELETE_RECORDS,
     STREAM_PAUSE,
     STREAM_RESUME,
@@ -58,7 +57,8 @@ from wire.partition_operations import (
     ResumeRequest,
     SetReadonlyRequest,
 )
-from wire.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
+from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
+from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.turns import in_turns, pieces

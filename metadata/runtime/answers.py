@@ -15,12 +15,12 @@ from metadata.runtime.context import MetadataContext
 from metadata.runtime.namespace import Namespace
 from metadata.runtime.rounds import Rounds
 from metadata.runtime.views import Told
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.json_codec import encoding
-from wire.operation import Refusal
-from wire.reports import BrokerReport, StreamReport, UsageReport
-from wire.transport import Message, Subscription
+from wire.messaging.transport import Message, Subscription
+from wire.operations.json_codec import encoding
+from wire.operations.operation import Refusal
+from wire.operations.reports import BrokerReport, StreamReport, UsageReport
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps, in_turns
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, StreamName
 

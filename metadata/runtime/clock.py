@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from metadata.clocks import AgreedClock, ClockState
 from metadata.metadata_settings import MetadataSettings
-from wire import metadata_pb2 as pb
-from wire.operations import ClockStatus
+from wire.operations.api_operations import ClockStatus
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)

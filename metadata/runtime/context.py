@@ -12,8 +12,8 @@ from metadata.runtime.messages import Messages
 from metadata.runtime.ports import BrokerPort
 from metadata.runtime.tasks import Tasks
 from metadata.state import ClusterState
-from wire.peers import PeerTransport
-from wire.producer_keys import ProducerKeys
+from wire.messaging.transport import PeerTransport
+from wire.security.producer_keys import ProducerKeys
 from wire.subjects import Subjects
 from wire.types import BrokerId, Incarnation
 

@@ -29,10 +29,10 @@ from metadata.runtime.namespace import MAX_CLAIM_BYTES, Namespace
 from metadata.runtime.ports import RaftPort
 from metadata.runtime.proposals import Proposals
 from metadata.runtime.subscriptions import ControllerSubscriptions
-from wire import metadata_pb2 as pb
-from wire.adoption import ADOPTION_LABEL, decode_label
 from wire.errors import TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.operations.adoption_report import ADOPTION_LABEL, decode_label
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, LeaderMove, Room
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from typing import Any
 
 from metadata.runtime.rounds import Rounds
 from wire.errors import Code, TidelogError
-from wire.peers import PeerTransport
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message, PeerTransport
 
 QUESTION = "$JS.API.STREAM.NAMES"
 WAIT_S = 0.25

@@ -10,8 +10,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from wire.errors import TidelogError
-from wire.peers import PeerTransport
-from wire.transport import Message, answer_too_large
+from wire.messaging.transport import Message, PeerTransport, answer_too_large
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)

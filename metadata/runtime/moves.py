@@ -30,9 +30,9 @@ from dataclasses import replace
 from metadata.model import Outcome
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.transport import NO_RESPONDERS
+from wire.messaging.transport import NO_RESPONDERS
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, LeaderMove
 
 _log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from math import inf
 from metadata.effects import Effect
 from metadata.founding import Claim, Founding
 from metadata.runtime.context import MetadataContext
-from wire import metadata_pb2 as pb
 from wire.echo import one_line
-from wire.operations import OtherCluster
+from wire.operations.api_operations import OtherCluster
+from wire.protobuf import metadata_pb2 as pb
 
 _log = logging.getLogger(__name__)
 

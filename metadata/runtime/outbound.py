@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from metadata.references import ref_of
 from metadata.runtime.context import MetadataContext
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     CutoverReport,
     IsrChange,

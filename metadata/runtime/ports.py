@@ -9,7 +9,7 @@ from metadata.cluster import Cluster
 from metadata.model import Changes
 from metadata.raft.types import RaftStatus, StateMachine
 from wire.errors import TidelogError
-from wire.reports import BrokerReport, StreamReport, UsageReport
+from wire.operations.reports import BrokerReport, StreamReport, UsageReport
 from wire.turns import Steps
 from wire.types import (
     DrainAnswer,

@@ -13,8 +13,8 @@ from metadata.model import Outcome
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftUnavailable
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.ports import RaftPort
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import metadata_pb2 as pb
 
 MAX_PROPOSALS = 256
 """Limit of attempts on their way at once; one more is not sent."""

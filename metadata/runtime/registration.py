@@ -23,9 +23,9 @@ from metadata.raft.types import MAX_COMMAND_BYTES
 from metadata.references import log_ends_to_pb, logs_to_pb
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.proposals import Proposals
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps, Turns, in_turns
 from wire.types import Incarnation, PartitionKey
 

@@ -1,5 +1,5 @@
 """The controller's answers to operators who change the number of partitions of a stream: handlers of the operations in
-`wire.repartition_operations`, beside those of `metadata.runtime.admin`."""
+`wire.operations.partition_operations`, beside those of `metadata.runtime.admin`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from metadata.describe import find_stream
 from metadata.describe_repartition import plan_form, status_form
 from metadata.model import Outcome, Stream
 from metadata.runtime.context import MetadataContext
-from wire import metadata_pb2 as pb
-from wire.operation import handles
-from wire.repartition_operations import (
+from wire.operations.operation import handles
+from wire.operations.partition_operations import (
     STREAM_REPARTITION,
     STREAM_REPARTITION_CANCEL,
     STREAM_REPARTITION_STATUS,
@@ -21,6 +20,7 @@ from wire.repartition_operations import (
     RepartitionRequest,
     RepartitionStatus,
 )
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import in_turns
 
 CUTOVER_WAIT_S = 3.0

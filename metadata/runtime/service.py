@@ -35,12 +35,11 @@ from metadata.runtime.registration import Registrar, Registration
 from metadata.runtime.tasks import Tasks
 from metadata.runtime.views import Told, ViewDelivery
 from metadata.state import ClusterState
-from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
-from wire.peers import PeerTransport
-from wire.producer_keys import ProducerKeys
+from wire.messaging.transport import PeerTransport, Subscription
+from wire.security.cluster_secrets import ClusterSecrets
+from wire.security.producer_keys import ProducerKeys
 from wire.subjects import Subjects
-from wire.transport import Subscription
 from wire.types import (
     BrokerId,
     CutoverReport,

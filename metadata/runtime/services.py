@@ -14,9 +14,8 @@ from typing import Any
 
 from metadata.runtime.rounds import Rounds
 from wire.errors import Code, TidelogError
-from wire.peers import PeerTransport
+from wire.messaging.transport import NO_RESPONDERS, Message, PeerTransport
 from wire.subjects import reaches
-from wire.transport import NO_RESPONDERS, Message
 
 QUESTION = "$SRV.INFO"
 WAIT_S = 0.05

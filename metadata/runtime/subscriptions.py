@@ -17,8 +17,8 @@ from metadata.references import key_of
 from metadata.runtime.context import MetadataContext
 from metadata.runtime.namespace import Namespace
 from metadata.runtime.proposals import Proposals
-from wire import metadata_pb2 as pb
-from wire.transport import Message, MessageHandler, Subscription
+from wire.messaging.transport import Message, MessageHandler, Subscription
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Steps, in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionEpoch
 

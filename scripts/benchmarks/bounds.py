@@ -38,14 +38,15 @@ from tidelog.server.activity_stream import ActivityStream
 from tidelog.server.coordinator import MAX_WAITING
 from tidelog.transactions.families import MAX_TOLD
 from tidelog.transactions.shard import MAX_IDS, TransactionShard
-from wire import json_codec
-from wire import metadata_pb2 as pb
-from wire import operations as op
 from wire.batch import BatchBuilder
-from wire.cluster_secrets import public_secrets
 from wire.errors import TidelogError
-from wire.groups import MAX_COMMITTED
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import MAX_COMMITTED
+from wire.internal_records.transaction_records import MAX_ADDED, MAX_MEMBERS, MAX_PARTICIPANTS
+from wire.operations import api_operations as op
+from wire.operations import json_codec
+from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
+from wire.protobuf import metadata_pb2 as pb
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommittedOffset,
     CursorRequest,
@@ -53,10 +54,7 @@ from wire.groups_pb2 import (
     OffsetsRequest,
     Subscription,
 )
-from wire.producer_keys import ProducerKeys
-from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
-from wire.transactions import MAX_ADDED, MAX_MEMBERS, MAX_PARTICIPANTS
-from wire.transactions_pb2 import (
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     EndFamilyRequest,
     EndRequest,
@@ -64,6 +62,8 @@ from wire.transactions_pb2 import (
     InitRequest,
     TransactionPartition,
 )
+from wire.security.cluster_secrets import public_secrets
+from wire.security.producer_keys import ProducerKeys
 from wire.turns import Steps, Turns, in_turns
 from wire.types import LeaderEpoch, LogEnd, Offset, PartitionKey
 

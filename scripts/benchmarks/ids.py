@@ -20,12 +20,12 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.message_ids import MessageIds
 from dataplane.replica.quota import Quota
 from wire.batch import BatchBuilder, Compression
+from wire.batch.encoded import RecordLimit
 from wire.errors import TidelogError
-from wire.jetstream import PublishHeaders
-from wire.record_limit import RecordLimit
+from wire.messaging.transport import UniformRun
+from wire.partition_messages.jetstream import PublishHeaders
+from wire.protobuf.tidelog_pb2 import Message
 from wire.stream_config import StreamConfig
-from wire.tidelog_pb2 import Message
-from wire.transport import UniformRun
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 WINDOW_MS = 120_000

@@ -39,8 +39,8 @@ from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.open_files import raise_limit
 from tidelog.server.pushes import Pushes
-from wire import metadata_pb2 as pb
-from wire.operations import METADATA
+from wire.operations.api_operations import METADATA
+from wire.protobuf import metadata_pb2 as pb
 from wire.subjects import Subjects
 from wire.types import BrokerId, StreamName
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.integration.waiting import until
 from tidelog.client.connection import Client
-from wire.operations import BrokerStatus, ClusterStatus, StreamDescription
+from wire.operations.api_operations import BrokerStatus, ClusterStatus, StreamDescription
 
 
 async def status_of_all(client: Client) -> ClusterStatus:

@@ -16,8 +16,8 @@ from grpc.aio import AioRpcError, Channel, StreamStreamCall, UnaryStreamCall
 from tests.integration.dev_cluster import dev_cluster
 from tidelog.runtime.loopback import HOST, free_ports
 from tidelog.server.devcluster import DevCluster
-from wire import liftbridge_pb2 as pb
-from wire.tidelog_pb2 import Message
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import Message
 
 SECONDS = 30.0
 """Deadline of a call: a loaded machine is slow, not wrong."""

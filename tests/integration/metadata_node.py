@@ -25,9 +25,9 @@ from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
 from tidelog.server.group_requests import GroupRequests
 from tidelog.server.transaction_requests import TransactionRequests
-from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
-from wire.reports import BrokerReport, StreamReport, UsageReport
+from wire.operations.reports import BrokerReport, StreamReport, UsageReport
+from wire.security.cluster_secrets import public_secrets
 from wire.subjects import Subjects
 from wire.turns import Steps
 from wire.types import (

@@ -29,7 +29,7 @@ import msgpack
 
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftRole
 from tidelog.runtime.loopback import free_addresses
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 from wire.turns import LOOKS, Steps
 
 VOTERS = 3

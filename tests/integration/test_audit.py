@@ -23,11 +23,11 @@ from tests.integration.test_permissions import USERS
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.errors import BadName, BadRequest
 from tidelog.server.devcluster import DevCluster
-from wire.append import encode_append
 from wire.batch import BatchBuilder
 from wire.internal_streams import AUDIT
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest
 from wire.types import LeaderEpoch, Offset, StreamName
 
 pytestmark = pytest.mark.timeout(900)

@@ -30,11 +30,11 @@ from tidelog.client.connection import Client
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.peers.link import PeerLink
-from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.envelope import MAGIC, encode_publish
-from wire.replication import decode_header
-from wire.tidelog_pb2 import AppendRequest, FetchRequest, Message, ReplicationRequest
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.liftbridge_envelope import MAGIC, encode_publish
+from wire.partition_messages.replication import decode_header
+from wire.protobuf.tidelog_pb2 import AppendRequest, FetchRequest, Message, ReplicationRequest
 from wire.types import LeaderEpoch, Offset
 
 STREAM = "orders"

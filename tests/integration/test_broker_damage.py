@@ -22,11 +22,11 @@ from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link
 from tests.turns import finished
 from tests.views import A, B
-from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch, iter_batches
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import HEADER_SIZE
-from wire.tidelog_pb2 import AppendRequest, SnapshotRequest
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.replication import HEADER_SIZE
+from wire.protobuf.tidelog_pb2 import AppendRequest, SnapshotRequest
 from wire.types import Incarnation, Offset, StreamName
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dataplane.broker.role import Role
     from tidelog.runtime.nats import NatsConnection
     from tidelog.runtime.server import EmbeddedNatsServer
-    from wire.transport import Message
+    from wire.messaging.transport import Message
 
 __all__ = ["a", "client"]
 

@@ -42,16 +42,22 @@ from tests.turns import finished
 from tests.views import A, B, partition_view
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
-from wire.append import encode_append
 from wire.batch import BatchBuilder
 from wire.durability import ACCEPTED, Durability
-from wire.envelope import encode_publish
 from wire.errors import Code, TidelogError
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import Message
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.liftbridge_envelope import encode_publish
+from wire.protobuf.tidelog_pb2 import (
+    AckPolicy,
+    AppendRequest,
+    FetchRequest,
+    LeaderEpochOffsetRequest,
+    ReplicationRequest,
+)
+from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpochOffsetRequest, ReplicationRequest
-from wire.tidelog_pb2 import Message as EnvelopeMessage
-from wire.transport import Message
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,

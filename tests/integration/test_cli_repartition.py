@@ -20,9 +20,9 @@ from tests.integration.brokers_status import counters_of
 from tests.integration.command_line import command
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
-from wire.adoption import ADOPT
+from wire.operations.adoption_report import ADOPT
+from wire.operations.stream_routes import TOPOLOGY, Topology
 from wire.subjects import Subjects
-from wire.topology import TOPOLOGY, Topology
 from wire.types import BrokerId
 
 SUBJECTS = Subjects()

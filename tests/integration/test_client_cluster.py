@@ -20,7 +20,7 @@ from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
-from wire.operations import BrokerDescription, StreamDescription, StreamList
+from wire.operations.api_operations import BrokerDescription, StreamDescription, StreamList
 
 
 def printed(cluster: DevCluster, *arguments: str, stdin: str = "") -> Any:

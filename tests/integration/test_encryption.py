@@ -26,9 +26,9 @@ from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.batch import iter_batches
-from wire.envelope import encode_publish
-from wire.tidelog_pb2 import AckPolicy
-from wire.tidelog_pb2 import Message as EnvelopeMessage
+from wire.partition_messages.liftbridge_envelope import encode_publish
+from wire.protobuf.tidelog_pb2 import AckPolicy
+from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
 
 OLD = "2026-05 " + "05" * 32
 NEW = "2026-11 " + "11" * 32

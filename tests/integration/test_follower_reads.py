@@ -29,9 +29,9 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code, TidelogError
-from wire.replication import HEADER_SIZE, decode_header
-from wire.tidelog_pb2 import FetchRequest
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.partition_messages.replication import HEADER_SIZE, decode_header
+from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId
 
 BOTH = (A, B)

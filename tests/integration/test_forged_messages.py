@@ -31,9 +31,9 @@ from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_
 from tidelog.client.connection import Client
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.peers.tags import TRAILER_BYTES
-from wire import metadata_pb2 as pb
-from wire.replication import encode_header
-from wire.tidelog_pb2 import ReplicationRequest
+from wire.partition_messages.replication import encode_header
+from wire.protobuf import metadata_pb2 as pb
+from wire.protobuf.tidelog_pb2 import ReplicationRequest
 from wire.types import LeaderEpoch, Offset
 
 STREAM = "orders"

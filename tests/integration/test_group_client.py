@@ -19,7 +19,7 @@ import tidelog.sync
 from tests.integration.command_line import command, start_tidelog
 from tests.integration.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
-from wire.groups import coordinator_partition
+from wire.internal_records.group_records import coordinator_partition
 from wire.internal_streams import GROUPS
 
 

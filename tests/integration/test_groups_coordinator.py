@@ -14,8 +14,9 @@ from tests.integration.waiting import LIMIT
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.errors import TidelogError
-from wire.groups import COMMIT, HEARTBEAT, OFFSETS, coordinator_partition, coordinator_subject
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import COMMIT, HEARTBEAT, OFFSETS, coordinator_partition, coordinator_subject
+from wire.internal_streams import GROUPS
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,
@@ -25,7 +26,6 @@ from wire.groups_pb2 import (
     OffsetsResponse,
     Subscription,
 )
-from wire.internal_streams import GROUPS
 from wire.subjects import Subjects
 
 GROUP = "raw"

@@ -34,16 +34,16 @@ from tidelog.client.connection import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.log_limit import MAX_BYTES
-from wire import metadata_pb2 as pb
-from wire.append import encode_append
 from wire.batch import BatchBuilder, BatchHeader, Compression, encode_headers
 from wire.batch.columns import Column
 from wire.batch.header import encode_header
 from wire.errors import CLUSTER_HEADER
-from wire.groups import HEARTBEAT, KINDS, coordinator_subject
-from wire.groups_pb2 import HeartbeatRequest, Subscription
+from wire.internal_records.group_records import HEARTBEAT, KINDS, coordinator_subject
+from wire.partition_messages.append import encode_append
+from wire.protobuf import metadata_pb2 as pb
+from wire.protobuf.groups_pb2 import HeartbeatRequest, Subscription
+from wire.protobuf.tidelog_pb2 import AppendRequest, FetchRequest
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest, FetchRequest
 from wire.types import LeaderEpoch, Offset
 
 MAX_STALL_S = 6.0

@@ -20,12 +20,12 @@ from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, ob
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
-from wire.append import encode_append
 from wire.batch import BatchBuilder, BatchHeader, Compression, EncodedBatch, iter_batches
 from wire.errors import TidelogError
+from wire.messaging.transport import NO_RESPONDERS
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
-from wire.transport import NO_RESPONDERS
 from wire.types import LeaderEpoch, Offset, StreamName
 
 STREAM = "states"

@@ -22,9 +22,9 @@ from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.liftbridge.port import MAX_MESSAGE_BYTES
 from tidelog.server.liftbridge.publishing import MAX_IN_FLIGHT
-from wire import liftbridge_pb2 as pb
-from wire.envelope import decode_ack
-from wire.tidelog_pb2 import AckPolicy, Message
+from wire.partition_messages.liftbridge_envelope import decode_ack
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import AckPolicy, Message
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.loopback import free_addresses, free_ports
 from tidelog.runtime.private_files import PRIVATE_UMASK
 from tidelog.runtime.server import EmbeddedNatsServer
-from wire import liftbridge_pb2 as pb
-from wire.tidelog_pb2 import AckPolicy
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import AckPolicy
 
 OF_PORT = ("--role", "producer", "--role", "consumer", "--role", "monitoring")
 

@@ -13,8 +13,8 @@ import tidelog
 from tests.integration.liftbridge_stub import Stub, cluster_with_port, stub
 from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
-from wire import liftbridge_pb2 as pb
-from wire.tidelog_pb2 import Message
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import Message
 
 PARTITIONS = 4
 

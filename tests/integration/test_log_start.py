@@ -14,13 +14,13 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed
 from tests.integration.waiting import LIMIT, until
 from tidelog.server.devcluster import DevCluster
-from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.batch_proofs import add_batch_proof
-from wire.operations import PRODUCER_INIT, ProducerIdentity
+from wire.operations.api_operations import PRODUCER_INIT, ProducerIdentity
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.security.batch_proofs import add_batch_proof
+from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.types import LeaderEpoch, Offset, StreamName
 
 STREAM = "forgetful"

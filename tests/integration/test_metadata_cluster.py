@@ -18,9 +18,9 @@ from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from wire.errors import TidelogError
-from wire.operations import OPERATIONS
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.operations.api_operations import OPERATIONS
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message
 
 SUBJECTS = Subjects()
 PATIENT = {"broker_silence_timeout_s": 2 * LIMIT, "leader_lease_s": 3 * LIMIT}

@@ -26,7 +26,7 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.nats_errors import ConnectionClosed, NatsUnavailable
 from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from wire.errors import Code, TidelogError
-from wire.transport import NO_RESPONDERS, Message, Transport
+from wire.messaging.transport import NO_RESPONDERS, Message, Transport
 from wire.types import Buffer
 
 

@@ -26,7 +26,7 @@ from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
-from wire.permissions import Role, Scope, permissions_of
+from wire.security.permissions import Role, Scope, permissions_of
 from wire.types import StreamName
 
 USERS = {

@@ -23,10 +23,10 @@ from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import wait_in_sync
 from tidelog.client.connection import Client
 from tidelog.server.devcluster import DevCluster
-from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.envelope import encode_publish
-from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpochOffsetRequest, Message
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.liftbridge_envelope import encode_publish
+from wire.protobuf.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, LeaderEpochOffsetRequest, Message
 from wire.types import LeaderEpoch, Offset
 
 OPEN = "open"

@@ -19,7 +19,7 @@ from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
-from wire.transport import Message
+from wire.messaging.transport import Message
 
 STREAM = "cap"
 

@@ -30,7 +30,7 @@ from metadata.raft import (
 from tests.integration.waiting import LIMIT, until
 from tests.unit.metadata.raft.recorder import Recorder, end
 from tidelog.runtime.loopback import free_addresses
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets, public_secrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, public_secrets
 
 SLOW_MACHINE: dict[str, Any] = {"election_min_s": 1.5, "election_max_s": 2.5, "connection_timeout_s": 5.0}
 """Three nodes share a loop, whose turns may be long on a busy machine."""

@@ -13,8 +13,8 @@ from metadata.runtime.applied_state import AppliedState, observe_nothing
 from metadata.state import ClusterState
 from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.loopback import free_addresses
-from wire import metadata_pb2 as pb
-from wire.cluster_secrets import public_secrets
+from wire.protobuf import metadata_pb2 as pb
+from wire.security.cluster_secrets import public_secrets
 from wire.turns import LOOKS
 from wire.types import BrokerId
 

@@ -28,9 +28,9 @@ from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
-from wire import liftbridge_pb2 as pb
 from wire.batch import iter_batches
-from wire.tidelog_pb2 import AckPolicy
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import AckPolicy
 
 OLD = "2026-05 " + "05" * 32
 NEW = "2026-11 " + "11" * 32

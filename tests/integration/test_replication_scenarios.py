@@ -28,7 +28,7 @@ from tidelog.runtime.nats import NatsConnection
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code
-from wire.transport import Message
+from wire.messaging.transport import Message
 from wire.types import BrokerId, Incarnation, PartitionView
 
 

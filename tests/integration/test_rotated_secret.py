@@ -16,7 +16,7 @@ from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
 from tests.peers import as_broker
 from tidelog.server.secret_file import SecretFile
-from wire.transport import NO_RESPONDERS
+from wire.messaging.transport import NO_RESPONDERS
 
 STREAM = "orders"
 

@@ -18,18 +18,18 @@ from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.connection import Client
 from tidelog.server.devcluster import DevCluster
-from wire import operations as op
-from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.batch_proofs import add_batch_proof
 from wire.errors import Code, TidelogError
+from wire.internal_records.transaction_records import ADD_ANY, ADD_OFFSETS, ADD_PARTITIONS, END
+from wire.messaging.transport import Message
+from wire.operations import api_operations as op
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest
+from wire.protobuf.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, TransactionPartition
+from wire.security.batch_proofs import add_batch_proof
+from wire.security.tickets import partition_target
+from wire.security.transaction_proofs import add_proof
 from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest
-from wire.transaction_proofs import add_proof
-from wire.transactions import ADD_ANY, ADD_OFFSETS, ADD_PARTITIONS, END
-from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, TransactionPartition
-from wire.transport import Message
 from wire.types import LeaderEpoch, Offset, StreamName
 
 STREAM = "orders"

@@ -17,12 +17,12 @@ from tests.integration.brokers_status import counters_of
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.connection import Client
 from tidelog.server.devcluster import DevCluster
-from wire.adoption import ADOPT, SESSION_TTL_S, AdoptionTaken
 from wire.error_details import LIMIT as WHICH_LIMIT
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.operations import METADATA, StreamRoutes
+from wire.operations.adoption_report import ADOPT, SESSION_TTL_S, AdoptionTaken
+from wire.operations.api_operations import METADATA, StreamRoutes
+from wire.operations.stream_routes import TOPOLOGY, Topology
 from wire.subjects import Subjects
-from wire.topology import TOPOLOGY, Topology
 from wire.types import BrokerId
 
 SUBJECTS = Subjects()

@@ -15,8 +15,8 @@ from tests.integration.told_transactions import all_are_told, until_told
 from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
+from wire.internal_records.transaction_records import coordinator_partition
 from wire.internal_streams import TRANSACTIONS
-from wire.transactions import coordinator_partition
 
 
 @pytest.fixture

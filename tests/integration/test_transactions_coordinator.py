@@ -15,7 +15,7 @@ from tests.integration.waiting import LIMIT, until
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code, TidelogError
-from wire.transactions import END, coordinator_subject
+from wire.internal_records.transaction_records import END, coordinator_subject
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from tests.integration.replicated_cluster import ReplicatedCluster, observed
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
 from tidelog.server.devcluster import DevCluster
-from wire.envelope import decode_ack, encode_publish
 from wire.errors import Code
-from wire.tidelog_pb2 import AckPolicy
-from wire.tidelog_pb2 import Message as EnvelopeMessage
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.liftbridge_envelope import decode_ack, encode_publish
+from wire.protobuf.tidelog_pb2 import AckPolicy
+from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
 
 STREAM = "woken"
 BROKERS = 5

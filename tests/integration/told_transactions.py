@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tests.integration.waiting import LIMIT, until
 from tidelog.client.connection import Client
-from wire.transaction_operations import TransactionList
+from wire.operations.transaction_operations import TransactionList
 
 
 def all_are_told(listed: TransactionList) -> bool:

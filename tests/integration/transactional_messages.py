@@ -9,22 +9,25 @@ import tidelog
 from tests.integration.waiting import LIMIT
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
-from wire.append import encode_append
 from wire.batch import BatchBuilder
-from wire.batch_proofs import add_batch_proof
 from wire.error_details import REASON
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT
-from wire.groups import coordinator_subject as subject_of_group
-from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset
+from wire.internal_records.group_records import COMMIT
+from wire.internal_records.group_records import coordinator_subject as subject_of_group
+from wire.internal_records.transaction_records import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    END,
+    INIT,
+    coordinator_partition,
+    coordinator_subject,
+)
 from wire.internal_streams import TRANSACTIONS
-from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
-from wire.transaction_operations import TRANSACTION_COORDINATOR
-from wire.transaction_proofs import add_proof
-from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, END, INIT, coordinator_partition, coordinator_subject
-from wire.transactions_pb2 import (
+from wire.operations.transaction_operations import TRANSACTION_COORDINATOR
+from wire.partition_messages.append import encode_append
+from wire.protobuf.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndRequest,
@@ -33,6 +36,10 @@ from wire.transactions_pb2 import (
     InitResponse,
     TransactionPartition,
 )
+from wire.security.batch_proofs import add_batch_proof
+from wire.security.tickets import partition_target
+from wire.security.transaction_proofs import add_proof
+from wire.subjects import Subjects
 from wire.types import LeaderEpoch, Offset, StreamName
 
 SUBJECTS = Subjects()

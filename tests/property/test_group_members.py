@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.tidelog.client.fake_coordinator import ModelGroup
 from tidelog.client.membership import Effects, MemberSettings, Membership, Revoke, SendHeartbeat
 from wire.errors import TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse
+from wire.internal_records.group_records import StreamPartition
+from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse
 
 PARTITIONS = frozenset(StreamPartition("s", 1, partition) for partition in range(4))
 SESSION = 30.0

@@ -16,9 +16,9 @@ import tidelog.groups.assignor as assignor_module
 import tidelog.groups.group as group_module
 from tests.unit.tidelog.groups.groups_world import GROUP, World, view
 from tidelog.groups.shard import GroupShard
-from wire import operations as op
-from wire.groups import StreamPartition, from_stream_partitions
-from wire.groups_pb2 import CommitResponse, HeartbeatRequest, HeartbeatResponse
+from wire.internal_records.group_records import StreamPartition, from_stream_partitions
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import CommitResponse, HeartbeatRequest, HeartbeatResponse
 
 NAMES = st.sampled_from([f"m{n}" for n in range(5)])
 STREAMS = st.frozensets(st.sampled_from(("s", "t")), min_size=1)

@@ -19,9 +19,9 @@ from tidelog.transactions.participants import GroupIn, Participant, PartitionIn
 from tidelog.transactions.shard import Request, TransactionShard
 from tidelog.transactions.transaction import Ending, Idle
 from wire.errors import Code, TidelogError
-from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE
-from wire.transactions import FamilyKey
-from wire.transactions_pb2 import (
+from wire.internal_records.transaction_records import FamilyKey
+from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndFamilyRequest,

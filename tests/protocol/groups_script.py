@@ -32,9 +32,8 @@ from tidelog.coordination.requests import Admin, Answer
 from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.coordination.times import Times
 from tidelog.groups.shard import BARRIER, GroupShard, Request
-from wire import operations as op
 from wire.errors import TidelogError
-from wire.groups import (
+from wire.internal_records.group_records import (
     GroupKey,
     MemberKey,
     OffsetKey,
@@ -44,7 +43,9 @@ from wire.groups import (
     decode_key,
     from_stream_partitions,
 )
-from wire.groups_pb2 import (
+from wire.internal_records.transaction_records import GROUP_END, EndInGroup
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,
@@ -58,8 +59,7 @@ from wire.groups_pb2 import (
     PendingRecord,
     Subscription,
 )
-from wire.tickets import group_target
-from wire.transactions import GROUP_END, EndInGroup
+from wire.security.tickets import group_target
 
 GROUP = "g"
 PATIENCE = 5.0

@@ -85,8 +85,8 @@ from metadata.metadata_settings import MetadataSettings
 from metadata.model import Outcome, Partition
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     BrokerId,
     Generation,

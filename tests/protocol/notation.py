@@ -62,19 +62,19 @@ from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkI
 from dataplane.replica.leader import Leader
 from dataplane.replica.transactions import NO_TRANSACTIONS
 from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of, versions_of
-from wire.append import UNKNOWN_OFFSET
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, decode_header, sync_wanted
-from wire.tidelog_pb2 import (
+from wire.messaging.transport import NO_RESPONDERS
+from wire.messaging.transport import Message as NatsMessage
+from wire.partition_messages.append import UNKNOWN_OFFSET
+from wire.partition_messages.replication import HEADER_SIZE, decode_header, sync_wanted
+from wire.protobuf.tidelog_pb2 import (
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
     PartitionNotification,
     ReplicationRequest,
     SnapshotRequest,
 )
-from wire.transport import NO_RESPONDERS
-from wire.transport import Message as NatsMessage
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,

@@ -71,21 +71,21 @@ from tests.simulation.disk import SimDisk
 from tests.simulation.world import World, inhabited
 from tests.tickets import add_proof_of
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
-from wire.append import ask_durability, encode_append
 from wire.batch import iter_batches
 from wire.durability import Durability
 from wire.errors import TidelogError
-from wire.replication import HEADER_SIZE, OFFSET_HEADER
-from wire.tidelog_pb2 import (
+from wire.messaging.transport import NO_RESPONDERS, BulkHandler
+from wire.messaging.transport import Message as NatsMessage
+from wire.partition_messages.append import ask_durability, encode_append
+from wire.partition_messages.replication import HEADER_SIZE, OFFSET_HEADER
+from wire.protobuf import metadata_pb2 as pb
+from wire.protobuf.tidelog_pb2 import (
     AppendRequest,
     EndTransactionRequest,
     FetchRequest,
     LeaderEpochOffsetResponse,
     ReplicationRequest,
 )
-from wire.transport import NO_RESPONDERS, BulkHandler
-from wire.transport import Message as NatsMessage
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     BrokerId,

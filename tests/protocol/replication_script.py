@@ -77,11 +77,11 @@ from tests.protocol.replica_set import ReplicaSet
 from tests.protocol.running_broker import META, Broker, Message, Told
 from tests.simulation.world import TIMER_LATENESS
 from tests.tickets import tickets
-from wire.replication import HEADER_SIZE
-from wire.tickets import LIFETIME_S, partition_target
-from wire.tidelog_pb2 import EndTransactionRequest, FetchRequest, ReplicationRequest
-from wire.transport import Message as NatsMessage
-from wire.transport import answer_too_large, too_large
+from wire.messaging.transport import Message as NatsMessage
+from wire.messaging.transport import answer_too_large, too_large
+from wire.partition_messages.replication import HEADER_SIZE
+from wire.protobuf.tidelog_pb2 import EndTransactionRequest, FetchRequest, ReplicationRequest
+from wire.security.tickets import LIFETIME_S, partition_target
 from wire.types import FIRST_TRANSACTIONAL_ID, Incarnation, PartitionEpoch
 
 MOST_DELIVERIES = 500

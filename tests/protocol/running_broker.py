@@ -39,12 +39,12 @@ from wire.batch import (
     parse_header,
     with_message_id,
 )
-from wire.reply_subjects import ReplySubjects
-from wire.subjects import Subjects
-from wire.tidelog_pb2 import (
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import Message as NatsMessage
+from wire.protobuf.tidelog_pb2 import (
     PartitionNotification,
 )
-from wire.transport import Message as NatsMessage
+from wire.subjects import Subjects
 from wire.types import (
     NO_PRODUCER,
     BrokerId,

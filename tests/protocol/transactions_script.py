@@ -36,10 +36,10 @@ from tidelog.coordination.times import Times
 from tidelog.transactions.participants import GroupIn, Participant, Told
 from tidelog.transactions.shard import BARRIER, Request, TransactionShard
 from wire.errors import TidelogError
-from wire.operation import Operation
-from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TransactionRef
-from wire.transactions import FamilyKey, ProducerIdsKey, TransactionKey, decode_key, producer_id
-from wire.transactions_pb2 import (
+from wire.internal_records.transaction_records import FamilyKey, ProducerIdsKey, TransactionKey, decode_key, producer_id
+from wire.operations.operation import Operation
+from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TransactionRef
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndFamilyRequest,

@@ -27,10 +27,10 @@ from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.peers.link import PeerLink
-from wire.cluster_secrets import public_secrets
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import Message
+from wire.security.cluster_secrets import public_secrets
 from wire.subjects import Subjects
-from wire.transport import Message
 from wire.types import BrokerId, LeaderReport, Offset
 
 if TYPE_CHECKING:

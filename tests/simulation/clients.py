@@ -27,12 +27,12 @@ from tidelog.client.producer import Producer
 from tidelog.client.records import Receipt
 from wire.batch import RecordBatch
 from wire.durability import Durability
-from wire.envelope import decode_ack, encode_publish, is_envelope
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import Message
+from wire.partition_messages.liftbridge_envelope import decode_ack, encode_publish, is_envelope
+from wire.protobuf.tidelog_pb2 import AckPolicy
+from wire.protobuf.tidelog_pb2 import Message as Envelope
 from wire.subjects import Subjects, ingest_subject
-from wire.tidelog_pb2 import AckPolicy
-from wire.tidelog_pb2 import Message as Envelope
-from wire.transport import Message
 from wire.types import PartitionKey, StreamName
 
 MAX_WAITING = 64

@@ -15,9 +15,9 @@ from tests.bodies import with_the_same_crc
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.server.peers.tags import TRAILER_BYTES
-from wire.append import decode_append, encode_append
 from wire.batch import BatchBuilder, parse_header
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.partition_messages.append import decode_append, encode_append
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:

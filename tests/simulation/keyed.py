@@ -23,14 +23,14 @@ from tidelog.client.group_consumer import GroupConsumer
 from tidelog.client.positions import Anchor
 from tidelog.client.producer import Producer
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 from wire.types import Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
     from tidelog.client.partition_reader import PartitionReader
     from tidelog.client.records import Batch, Receipt
-    from wire.groups_pb2 import CommitRequest
+    from wire.protobuf.groups_pb2 import CommitRequest
     from wire.subjects import Subjects
 
 KEYS: Final = 4

@@ -34,7 +34,7 @@ from tidelog.client.membership import (
     Tell,
 )
 from wire.errors import TidelogError
-from wire.groups import (
+from wire.internal_records.group_records import (
     COMMIT,
     HEARTBEAT,
     OFFSETS,
@@ -43,7 +43,9 @@ from wire.groups import (
     from_stream_partitions,
     to_stream_partitions,
 )
-from wire.groups_pb2 import (
+from wire.internal_streams import GROUPS
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,
@@ -51,8 +53,6 @@ from wire.groups_pb2 import (
     OffsetsRequest,
     OffsetsResponse,
 )
-from wire.internal_streams import GROUPS
-from wire.transport import NO_RESPONDERS, Message
 from wire.types import StreamName
 
 if TYPE_CHECKING:

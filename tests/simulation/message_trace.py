@@ -6,14 +6,14 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from tidelog.server.peers.tags import TRAILER_BYTES
-from wire import metadata_pb2 as meta
-from wire import tidelog_pb2 as pb
-from wire.append import decode_append
 from wire.batch import iter_batches
 from wire.errors import CorruptData, TidelogError
-from wire.replication import HEADER_SIZE, decode_header
+from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.partition_messages.append import decode_append
+from wire.partition_messages.replication import HEADER_SIZE, decode_header
+from wire.protobuf import metadata_pb2 as meta
+from wire.protobuf import tidelog_pb2 as pb
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message
 
 MAX_INBOXES = 20_000
 _SUBJECTS = Subjects()

@@ -1,4 +1,5 @@
-"""NATS as it is, and worse: one server, connections with their own way there and back, `wire.transport.Transport`.
+"""NATS as it is, and worse: one server, connections with their own way there and back,
+`wire.messaging.transport.Transport`.
 
 As NATS is: delivered at most once; messages of one connection to one subject arrive in order; 503 where nobody
 subscribes; a process that is killed loses its subscriptions at once; a server that restarts, or a consumer that is too
@@ -22,9 +23,9 @@ from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.runtime.header_block import encode_headers
-from wire.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large
+from wire.messaging.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large
+from wire.messaging.violation import Violations
 from wire.types import Buffer
-from wire.violation import Violations
 
 CLIENTS_PREFIX = "_INBOX"
 RECONNECT_WAIT = 0.05

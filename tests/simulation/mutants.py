@@ -96,8 +96,8 @@ from tidelog.transactions.families import Families
 from tidelog.transactions.shard import TransactionShard, _place
 from wire import subjects
 from wire.batch import CompactableBatch
-from wire.batch_proofs import check_batch_proof
 from wire.layouts import KeyOrder
+from wire.security.batch_proofs import check_batch_proof
 from wire.types import PartitionView
 
 

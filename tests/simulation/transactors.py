@@ -36,10 +36,10 @@ from tidelog.client.transaction import State
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire.error_details import OUTCOME
 from wire.errors import TidelogError
-from wire.groups import OFFSETS, StreamPartition, to_stream_partitions
-from wire.groups_pb2 import OffsetsRequest, OffsetsResponse
+from wire.internal_records.group_records import OFFSETS, StreamPartition, to_stream_partitions
 from wire.internal_streams import TRANSACTIONS
-from wire.transaction_operations import TRANSACTION_ABORT
+from wire.operations.transaction_operations import TRANSACTION_ABORT
+from wire.protobuf.groups_pb2 import OffsetsRequest, OffsetsResponse
 from wire.types import StreamName
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from tidelog.client.connection import Client
-    from wire.activity import ActivityEvent
+    from wire.internal_records.activity_events import ActivityEvent
 
 _COLUMNS = ("time", "event", "of", "what")
 _SHOWN_APART = frozenset({"id", "generation", "index", "time", "event", "stream", "stream_incarnation", "partition"})

@@ -12,7 +12,7 @@ from tidelog.cli.usage import in_words, size
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from wire.operations import BrokerDescription, HeldReplica
+    from wire.operations.api_operations import BrokerDescription, HeldReplica
 
 
 @click.group()

@@ -13,11 +13,11 @@ from tidelog.cli.rotate_secret import rotate_secret
 from tidelog.cli.session import cluster_options, console, counted, print_json, run
 from tidelog.cli.shown import shown
 from tidelog.cli.tables import Rows
-from wire.units import bytes_in_words
+from wire.notation import bytes_in_words
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from wire.operations import BrokerStatus, ClusterStatus, MissingPermissions
+    from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions
 
 
 @click.group()

@@ -15,7 +15,7 @@ from tidelog.cli.tables import Rows
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
     from tidelog.client.group_admin import DescribedGroup, GroupProgress, OffsetChange
-    from wire.operations import GroupList
+    from wire.operations.api_operations import GroupList
 
 MOST_LAGS = 200
 """Groups whose lag `group list` looks up: each is a request to its coordinator, and one to leaders for each stream."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from tidelog.client.connection import Client
-    from wire.operations import PartitionStory
+    from wire.operations.api_operations import PartitionStory
 
 _PARTITION = click.IntRange(min=0)
 

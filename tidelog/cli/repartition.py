@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from tidelog.client.connection import Client
-    from wire.operations import LayoutForm, PartitionDescription
-    from wire.repartition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
+    from wire.operations.api_operations import LayoutForm, PartitionDescription
+    from wire.operations.partition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
 
 POLL_S: Final = 0.2
 """Between two questions how far it is."""

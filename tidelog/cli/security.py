@@ -126,7 +126,7 @@ def nats_config(
       tidelog security nats-config --role producer --stream invoices --transactional-id billing-1
     """
     from wire.errors import TidelogError
-    from wire.permissions import (
+    from wire.security.permissions import (
         ANY_BROKER,
         Role,
         Scope,

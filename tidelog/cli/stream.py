@@ -20,9 +20,8 @@ from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, PARTITIONERS
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from wire.operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
-    from wire.partition_operations import ChangedPartition
-    from wire.repartition_operations import RepartitionStatus
+    from wire.operations.api_operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
+    from wire.operations.partition_operations import ChangedPartition, RepartitionStatus
 
 
 ENDS = ("committed end", "log end")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tidelog.cli.session import fail
-from wire.units import TIME, amount
+from wire.notation import TIME, amount
 
 if TYPE_CHECKING:
     from tidelog.client.positions import AtTime

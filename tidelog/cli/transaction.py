@@ -13,7 +13,7 @@ from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
     from tidelog.client.connection import Client
-    from wire.transaction_operations import TransactionDescription, TransactionList, TransactionSummary
+    from wire.operations.transaction_operations import TransactionDescription, TransactionList, TransactionSummary
 
 
 @click.group()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from wire.units import bytes_in_words
+from wire.notation import bytes_in_words
 
 if TYPE_CHECKING:
-    from wire.operations import Traffic
+    from wire.operations.api_operations import Traffic
 
 
 def size(count: int | None) -> str:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal, cast
 
 from tidelog.client.errors import UnknownStream
-from wire.activity import ActivityEvent, EventFilter
 from wire.errors import Code
+from wire.internal_records.activity_events import ActivityEvent, EventFilter
 from wire.internal_streams import ACTIVITY, is_internal
 from wire.subjects import Subjects
 

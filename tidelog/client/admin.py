@@ -9,10 +9,10 @@ from tidelog.client.api import Api
 from tidelog.client.arguments import check_mapping, check_texts, partition_count
 from tidelog.client.errors import BadConfig, StreamExists, typed
 from tidelog.client.metadata import MetadataCache, partitions_spread_over, stream_name
-from wire import operations as op
 from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, check_partitioner
+from wire.operations import api_operations as op
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 

@@ -22,15 +22,15 @@ from google.protobuf.message import DecodeError
 
 from tidelog.client.errors import NoServer, typed
 from tidelog.client.identity import described_self
-from wire.audit import CLIENT_HEADER
 from wire.error_details import REPEATED
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.metadata_pb2 import ClusterClaim
-from wire.operation import Operation
-from wire.operations import CLUSTER_ID
+from wire.internal_records.audit_records import CLIENT_HEADER
+from wire.messaging.transport import NO_RESPONDERS, Message, Transport
+from wire.messaging.violation import Violation
+from wire.operations.api_operations import CLUSTER_ID
+from wire.operations.operation import Operation
+from wire.protobuf.metadata_pb2 import ClusterClaim
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message, Transport
-from wire.violation import Violation
 
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")

@@ -37,12 +37,12 @@ from tidelog.client.sources import FollowerSources
 from tidelog.client.stream_reading import ANSWER_OVERHEAD, tell_sources
 from tidelog.client.transaction_calls import TransactionCalls
 from tidelog.client.transactional_producer import TransactionalProducer
-from wire import operations as op
-from wire.activity import ActivityEvent
 from wire.batch import RecordBatch
 from wire.errors import Code
+from wire.internal_records.activity_events import ActivityEvent
+from wire.messaging.transport import Transport
+from wire.operations import api_operations as op
 from wire.subjects import Subjects
-from wire.transport import Transport
 
 _MAX_OFFSET = (1 << 63) - 1
 

@@ -22,8 +22,8 @@ from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import StreamReading
 from wire.errors import Code
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import StreamName
 
 MOST_SECONDS = 1e9

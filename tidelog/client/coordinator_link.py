@@ -16,14 +16,14 @@ from google.protobuf.message import DecodeError
 
 from tidelog.client.api import Api
 from tidelog.client.errors import NoServer, typed
-from wire import groups, transactions
 from wire.errors import Code, TidelogError
+from wire.internal_records import group_records, transaction_records
 from wire.internal_streams import GROUPS, TRANSACTIONS
-from wire.operation import Operation
-from wire.operations import CLUSTER_ID, GROUP_COORDINATOR
+from wire.messaging.transport import NO_RESPONDERS, Transport
+from wire.operations.api_operations import CLUSTER_ID, GROUP_COORDINATOR
+from wire.operations.operation import Operation
+from wire.operations.transaction_operations import TRANSACTION_COORDINATOR
 from wire.subjects import Subjects
-from wire.transaction_operations import TRANSACTION_COORDINATOR
-from wire.transport import NO_RESPONDERS, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +57,10 @@ class Coordinators(NamedTuple):
     """Tells where the coordinator of a name is, and makes the stream if need be."""
 
 
-OF_GROUPS: Final = Coordinators(GROUPS.name, groups.coordinator_subject, GROUP_COORDINATOR)
-OF_TRANSACTIONS: Final = Coordinators(TRANSACTIONS.name, transactions.coordinator_subject, TRANSACTION_COORDINATOR)
+OF_GROUPS: Final = Coordinators(GROUPS.name, group_records.coordinator_subject, GROUP_COORDINATOR)
+OF_TRANSACTIONS: Final = Coordinators(
+    TRANSACTIONS.name, transaction_records.coordinator_subject, TRANSACTION_COORDINATOR
+)
 
 
 class Attempts:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidelog.client.positions import Start, Stop
     from tidelog.client.producer import Producer
     from tidelog.client.records import Receipt, Record
-    from wire.operations import StreamDescription
+    from wire.operations.api_operations import StreamDescription
 
 NOT_COPIED: Final = ("delete_protection",)
 """Settings that a copy does not have: one that ended early has to be deleted."""

@@ -8,8 +8,8 @@ from tidelog.client.arguments import bad, check_whole, shown
 from tidelog.client.coordinator_link import Attempts, CoordinatorLink
 from tidelog.client.errors import CursorChanged, typed
 from wire.errors import Code, TidelogError
-from wire.groups import CURSOR, check_cursor_name
-from wire.groups_pb2 import CursorRequest, CursorResponse
+from wire.internal_records.group_records import CURSOR, check_cursor_name
+from wire.protobuf.groups_pb2 import CursorRequest, CursorResponse
 
 MAX_VALUE_BYTES = 4096
 _TIMEOUT = 15.0

@@ -39,8 +39,15 @@ from tidelog.client.sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.error_details import LEADER_EPOCH, LOG_START, OFFSET, whole_number
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import BYTES_HEADER, HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
-from wire.tidelog_pb2 import FetchRequest
+from wire.partition_messages.replication import (
+    BYTES_HEADER,
+    HEADER_SIZE,
+    LOG_END_HEADER,
+    LOG_START_HEADER,
+    OFFSET_HEADER,
+    decode_header,
+)
+from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
 
 _LEAST_SHARE = 1 / 256

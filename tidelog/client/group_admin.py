@@ -15,12 +15,12 @@ from tidelog.client.group_commits import COMMIT_TIMEOUT, Mark, TransactionPart, 
 from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, AtTime, position_from_text, timestamp_ns
 from tidelog.client.subscription import Name, checked_names
-from wire import operations as op
 from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
-from wire.groups_pb2 import CommitResponse
+from wire.internal_records.group_records import COMMIT, MAX_COMMITTED, StreamPartition, check_group_name
 from wire.layouts import MAX_PARTITIONS
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import CommitResponse
 from wire.subjects import check_stream_name
 from wire.types import StreamName
 

@@ -26,9 +26,9 @@ from tidelog.client.records import K, V
 from tidelog.client.serialization import Deserializers
 from tidelog.client.stream_reading import StreamReading
 from tidelog.client.subscription import Listener, Name, checked_listeners, group_start, member_settings
-from wire import operations as op
+from wire.messaging.transport import Transport
+from wire.operations import api_operations as op
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import StreamName
 
 

@@ -17,7 +17,7 @@ from tidelog.client.group_commits import Mark
 from tidelog.client.group_reading import GroupReading
 from tidelog.client.subscription import Name
 from wire.errors import Code
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 
 class Held(Protocol):

@@ -16,9 +16,9 @@ from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import NoServer
 from tidelog.client.group_session import GroupSession
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, MAX_COMMITTED, OFFSETS, StreamPartition, to_stream_partitions
-from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, OffsetsResponse
-from wire.transaction_proofs import add_proof
+from wire.internal_records.group_records import COMMIT, MAX_COMMITTED, OFFSETS, StreamPartition, to_stream_partitions
+from wire.protobuf.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, OffsetsResponse
+from wire.security.transaction_proofs import add_proof
 
 _log = logging.getLogger(__name__)
 

@@ -40,9 +40,9 @@ from tidelog.client.records import Batch, K, Record, V
 from tidelog.client.stream_reading import StreamReading
 from tidelog.client.subscription import Listeners, Name, checked_name, checked_names
 from wire.errors import Code
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)

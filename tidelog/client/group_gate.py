@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from tidelog.client.group_commits import GroupCommits, Mark
 from tidelog.client.group_reading import GroupReading
 from wire.errors import TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import CommittedOffset
+from wire.internal_records.group_records import StreamPartition
 from wire.layouts import NOT_TOLD
+from wire.protobuf.groups_pb2 import CommittedOffset
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from tidelog.client.arguments import bad
 from tidelog.client.subscription import Listener, Listeners
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 _within: ContextVar[frozenset[GroupListeners]] = ContextVar("_within", default=frozenset())
 """Whose function the present task is in, or was in when it, or the one that began it, was begun."""

@@ -31,8 +31,8 @@ from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.positions import Anchor, AtOffset, Position, Start, start_positions
 from tidelog.client.subscription import Listeners, Name
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import CommittedOffset
+from wire.internal_records.group_records import StreamPartition
+from wire.protobuf.groups_pb2 import CommittedOffset
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tidelog.client.metadata import StreamMetadata
 from tidelog.client.positions import Position, Start
 from tidelog.client.stream_reading import StreamReading
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)

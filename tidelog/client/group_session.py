@@ -29,11 +29,11 @@ from tidelog.client.membership import (
     Tell,
 )
 from wire.errors import Code, TidelogError
-from wire.groups import DISCOVER, HEARTBEAT, coordinator_subject
-from wire.groups_pb2 import HeartbeatResponse
+from wire.internal_records.group_records import DISCOVER, HEARTBEAT, coordinator_subject
+from wire.messaging.transport import NO_RESPONDERS, Message, Transport
+from wire.messaging.violation import Violation
+from wire.protobuf.groups_pb2 import HeartbeatResponse
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message, Transport
-from wire.violation import Violation
 
 _log = logging.getLogger(__name__)
 

@@ -40,8 +40,8 @@ from typing import TypeAlias, assert_never
 
 from tidelog.client.errors import UnknownMember, typed
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition, from_stream_partitions
-from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
+from wire.internal_records.group_records import StreamPartition, from_stream_partitions
+from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
 
 Partitions: TypeAlias = frozenset[StreamPartition]
 

@@ -17,10 +17,10 @@ from tidelog.client.errors import WrongIncarnation, typed
 from tidelog.client.route_updates import RouteUpdates, RouteWatch
 from wire.errors import Code, TidelogError
 from wire.layouts import KeyOrder, Layout
-from wire.operations import METADATA, StreamDescription, StreamRoutes
+from wire.messaging.transport import Transport
+from wire.operations.api_operations import METADATA, StreamDescription, StreamRoutes
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
-from wire.transport import Transport
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
 
 _MOST_PARTITIONS = 1 << 20

@@ -17,8 +17,8 @@ from tidelog.client.metadata import MetadataCache, StreamMetadata
 from tidelog.client.partition_reader import PartitionReader
 from tidelog.client.positions import AfterBytes, Anchor, AtTime, Moment, Position, check_known, timestamp_ns
 from wire.layouts import Layout
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 
 
 class LogExtent(NamedTuple):

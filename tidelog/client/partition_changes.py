@@ -12,18 +12,16 @@ from tidelog.client.metadata import stream_name
 from wire.error_details import REPEATED
 from wire.errors import TidelogError
 from wire.layouts import MAX_PARTITIONS
-from wire.partition_operations import (
+from wire.operations.partition_operations import (
     LATEST,
     STREAM_DELETE_RECORDS,
     STREAM_PAUSE,
-    STREAM_RESUME,
-    STREAM_SET_READONLY,
-    ChangedPartition,
-)
-from wire.repartition_operations import (
     STREAM_REPARTITION,
     STREAM_REPARTITION_CANCEL,
     STREAM_REPARTITION_STATUS,
+    STREAM_RESUME,
+    STREAM_SET_READONLY,
+    ChangedPartition,
     Repartitioned,
     RepartitionStatus,
 )

@@ -12,8 +12,8 @@ from tidelog.client.fetched_ahead import Answer
 from tidelog.client.fetcher import Ask, Deliver, Outcome, PartitionFetcher, Raise, Skip
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import NO_RESPONDERS, Transport
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Transport
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)

@@ -28,15 +28,15 @@ from tidelog.client.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.encoding import encode_batch
 from tidelog.client.errors import typed
 from tidelog.client.upkeep import Upkeep
-from wire.append import UNKNOWN_OFFSET, encode_append
 from wire.batch import Compression
-from wire.batch_proofs import add_batch_proof
 from wire.errors import Code, CorruptData, TidelogError
-from wire.replication import decode_header
-from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import NO_RESPONDERS, Message, Transport
+from wire.messaging.transport import NO_RESPONDERS, Message, Transport
+from wire.messaging.violation import Violation
+from wire.partition_messages.append import UNKNOWN_OFFSET, encode_append
+from wire.partition_messages.replication import decode_header
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
+from wire.security.batch_proofs import add_batch_proof
 from wire.types import LeaderEpoch, Offset
-from wire.violation import Violation
 
 PUBLISH_RETRY = 0.002
 """Seconds until a publish is tried again that the full buffer of the connection refused."""
@@ -74,7 +74,7 @@ class Pipe:
         leader_subject: str,
         proof_target: str,
     ) -> None:
-        """`proof_target`: the partition, in proofs of batches (`wire.batch_proofs`)."""
+        """`proof_target`: the partition, in proofs of batches (`wire.security.batch_proofs`)."""
         self.partition = partition
         self.core = core
         self.touched_at = 0.0

@@ -9,13 +9,13 @@ from tidelog.client.accumulator_settings import AccumulatorSettings
 from tidelog.client.metadata import PartitionMetadata, StreamMetadata
 from tidelog.client.pipe import Pipe, Sender
 from tidelog.client.upkeep import Upkeep
-from wire.append import ask_durability
 from wire.batch import Compression
 from wire.durability import Durability
+from wire.messaging.transport import Transport
+from wire.partition_messages.append import ask_durability
+from wire.protobuf.tidelog_pb2 import AppendRequest
+from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest
-from wire.transport import Transport
 from wire.types import Acks
 
 _WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}

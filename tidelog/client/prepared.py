@@ -11,8 +11,8 @@ from tidelog.client.coordinator_link import Attempts, CoordinatorLink
 from tidelog.client.errors import DeliveryTimeout, NoServer, StaleCommit
 from wire.error_details import OUTCOME
 from wire.errors import Code
-from wire.transactions import END_FAMILY, FAMILY, MAX_MEMBERS, TILDE
-from wire.transactions_pb2 import (
+from wire.internal_records.transaction_records import END_FAMILY, FAMILY, MAX_MEMBERS, TILDE
+from wire.protobuf.transactions_pb2 import (
     EndFamilyRequest,
     EndFamilyResponse,
     FamilyMember,

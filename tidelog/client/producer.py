@@ -52,12 +52,12 @@ from tidelog.client.send_buffer import SendBuffer
 from tidelog.client.serialization import Serializers
 from tidelog.client.upkeep import Upkeep
 from wire.batch import Compression, GivenHeaders
+from wire.batch.encoded import RecordLimit
 from wire.durability import Durability
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
-from wire.record_limit import RecordLimit
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import Acks, StreamName
 
 _MAX_OFFSET = (1 << 63) - 1

@@ -23,9 +23,14 @@ from tidelog.client.transaction_writer import TransactionWriter
 from tidelog.client.transactional_producer import TransactionalProducer
 from wire.durability import Durability
 from wire.errors import TidelogError
+from wire.internal_records.transaction_records import (
+    DEFAULT_TIMEOUT_MS,
+    MAX_TIMEOUT_MS,
+    MIN_TIMEOUT_MS,
+    check_transactional_id,
+)
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transactions import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, MIN_TIMEOUT_MS, check_transactional_id
-from wire.transport import Transport
 from wire.types import Acks, StreamName
 
 _TRANSACTION_TIMEOUT = DEFAULT_TIMEOUT_MS / 1000

@@ -6,7 +6,7 @@ from enum import Enum
 
 from tidelog.client.arguments import bad
 from wire.errors import TidelogError
-from wire.racks import check_rack
+from wire.notation import check_rack
 
 
 class ReadFrom(Enum):

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidelog.client.api import Api
-from wire import json_codec
-from wire.adoption import ADOPT, MAX_STREAMS, REPORT_INTERVAL_S
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.operations import StreamRoutes
+from wire.messaging.transport import NO_RESPONDERS, Message, Subscription, Transport
+from wire.operations import json_codec
+from wire.operations.adoption_report import ADOPT, MAX_STREAMS, REPORT_INTERVAL_S
+from wire.operations.api_operations import StreamRoutes
+from wire.operations.stream_routes import TOPOLOGY
 from wire.subjects import Subjects
-from wire.topology import TOPOLOGY
-from wire.transport import NO_RESPONDERS, Message, Subscription, Transport
 from wire.types import BrokerId, StreamName
 
 _log = logging.getLogger(__name__)

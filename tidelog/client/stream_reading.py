@@ -30,8 +30,8 @@ from tidelog.client.route_updates import RouteWatch
 from tidelog.client.sources import FollowerSources
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from tidelog.client.membership import MemberSettings
 from tidelog.client.metadata import stream_name
 from tidelog.client.positions import Anchor
 from wire.errors import TidelogError
-from wire.groups import check_group_name
+from wire.internal_records.group_records import check_group_name
 from wire.subjects import check_name
 
 Name: TypeAlias = tuple[str, int]

@@ -52,7 +52,7 @@ from tidelog.client.batches import ProducerSession
 from tidelog.client.errors import BadRequest, DeliveryTimeout, NotInTransaction, ProducerFenced, TransactionAborted
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
-from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
+from wire.internal_records.transaction_records import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 _MAX_PRODUCER_ID = (1 << 63) - 1

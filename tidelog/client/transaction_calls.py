@@ -12,14 +12,14 @@ from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.client.errors import typed
 from tidelog.client.prepared import FamilyCommit, PreparedTransaction, end_family, last_commit
 from wire.errors import TidelogError
-from wire.transaction_operations import (
+from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE, check_family, check_transactional_id
+from wire.operations.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_DESCRIBE,
     TRANSACTION_LIST,
     TransactionDescription,
     TransactionList,
 )
-from wire.transactions import MAX_METADATA, MAX_SEQUENCE, check_family, check_transactional_id
 
 END_TIMEOUT: Final = 120.0
 """Seconds that a coordinator has to answer, with all repetitions."""

@@ -25,9 +25,8 @@ from tidelog.client.transaction import (
 )
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
-from wire.transaction_proofs import add_proof
-from wire.transactions import ADD_PARTITIONS, END, INIT
-from wire.transactions_pb2 import (
+from wire.internal_records.transaction_records import ADD_PARTITIONS, END, INIT
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndRequest,
@@ -36,6 +35,7 @@ from wire.transactions_pb2 import (
     InitResponse,
     TransactionPartition,
 )
+from wire.security.transaction_proofs import add_proof
 
 _log = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from tidelog.client.transaction_writer import TransactionWriter
 from wire.batch import GivenHeaders
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import Code, TidelogError
-from wire.producer_keys import prove
-from wire.transaction_proofs import proven_of_prepared
-from wire.transactions import TILDE
+from wire.internal_records.transaction_records import TILDE
+from wire.security.producer_keys import prove
+from wire.security.transaction_proofs import proven_of_prepared
 from wire.types import StreamName
 
 _AGAIN = 0.05

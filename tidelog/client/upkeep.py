@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from tidelog.client.api import Api
 from tidelog.client.batches import ProducerSession
 from tidelog.client.metadata import MetadataCache, StreamMetadata
-from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.producer_keys import is_key
+from wire.messaging.violation import named
+from wire.operations import api_operations as op
+from wire.security.producer_keys import is_key
 from wire.types import StreamName
-from wire.violation import named
 
 UNHEARD_CHECK = 1.0
 """Seconds between two questions for the layout while records are sent of which no refusal is heard."""

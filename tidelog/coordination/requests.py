@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from google.protobuf.message import Message as ProtoMessage
 
 from wire.errors import TidelogError
-from wire.operation import Operation
+from wire.operations.operation import Operation
 from wire.subjects import Subjects
 
 ADMIN_BYTES = 16 << 10

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Generator, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 Assignment = dict[str, frozenset[StreamPartition]]
 """By member."""

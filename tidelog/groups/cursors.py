@@ -10,8 +10,8 @@ from google.protobuf.message import Message as ProtoMessage
 from tidelog.coordination.times import Times
 from wire.error_details import CURSOR_VERSION, LIMIT
 from wire.errors import Code, TidelogError
-from wire.groups import CursorKey, RecordKey, check_cursor_name
-from wire.groups_pb2 import CursorRecord, CursorRequest, CursorResponse
+from wire.internal_records.group_records import CursorKey, RecordKey, check_cursor_name
+from wire.protobuf.groups_pb2 import CursorRecord, CursorRequest, CursorResponse
 
 MAX_CURSORS: Final = 100_000
 """Most cursors of one coordinator."""

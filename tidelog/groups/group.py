@@ -37,8 +37,15 @@ from tidelog.groups.members import Member, subscription_of
 from tidelog.groups.selection import Selection, Subscribed
 from wire.echo import echo
 from wire.errors import Code, InvariantViolation, TidelogError, limit_reached
-from wire.groups import GroupKey, MemberKey, OffsetKey, RecordKey, StreamPartition, unknown_member
-from wire.groups_pb2 import GroupRecord, HeartbeatRequest, OffsetRecord, OffsetsResponse
+from wire.internal_records.group_records import (
+    GroupKey,
+    MemberKey,
+    OffsetKey,
+    RecordKey,
+    StreamPartition,
+    unknown_member,
+)
+from wire.protobuf.groups_pb2 import GroupRecord, HeartbeatRequest, OffsetRecord, OffsetsResponse
 
 MAX_MEMBERS = 1000
 VERSIONS_OF_GENERATION = 1_000_000

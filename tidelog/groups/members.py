@@ -16,8 +16,8 @@ from tidelog.coordination.streams import PATTERN
 from tidelog.groups.selection import Subscribed
 from wire.echo import echo, one_line
 from wire.errors import Code, TidelogError, limit_reached
-from wire.groups import StreamPartition, from_stream_partitions, to_stream_partitions
-from wire.groups_pb2 import HeartbeatRequest, MemberRecord, Subscription
+from wire.internal_records.group_records import StreamPartition, from_stream_partitions, to_stream_partitions
+from wire.protobuf.groups_pb2 import HeartbeatRequest, MemberRecord, Subscription
 from wire.subjects import check_name, check_stream_name
 
 MIN_TIMEOUT_MS: Final = 1000

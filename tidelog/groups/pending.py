@@ -23,9 +23,9 @@ from google.protobuf.message import Message as ProtoMessage
 from tidelog.coordination.times import Times
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.groups import PendingKey, RecordKey, StreamPartition
-from wire.groups_pb2 import CommittedOffset, PendingRecord
-from wire.tickets import LIFETIME_S
+from wire.internal_records.group_records import PendingKey, RecordKey, StreamPartition
+from wire.protobuf.groups_pb2 import CommittedOffset, PendingRecord
+from wire.security.tickets import LIFETIME_S
 
 PROOF_S: Final = 2 * LIFETIME_S
 """For which it is kept that a transaction has ended."""

@@ -48,11 +48,10 @@ from tidelog.groups.group import (
 from tidelog.groups.members import Member
 from tidelog.groups.pending import PendingOffsets, partition_of
 from tidelog.groups.selection import Selection
-from wire import operations as op
 from wire.echo import echo
 from wire.error_details import LIMIT
 from wire.errors import Code, InvariantViolation, TidelogError, limit_reached
-from wire.groups import (
+from wire.internal_records.group_records import (
     MAX_COMMITTED,
     BarrierKey,
     CursorKey,
@@ -67,7 +66,10 @@ from wire.groups import (
     from_stream_partitions,
     to_stream_partitions,
 )
-from wire.groups_pb2 import (
+from wire.internal_records.transaction_records import GROUP_END, EndInGroup
+from wire.internal_streams import GROUPS
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,
@@ -83,9 +85,7 @@ from wire.groups_pb2 import (
     OffsetsResponse,
     PendingRecord,
 )
-from wire.internal_streams import GROUPS
-from wire.tickets import group_target
-from wire.transactions import GROUP_END, EndInGroup
+from wire.security.tickets import group_target
 from wire.turns import Steps, Turns, pieces
 
 BEAT: Final = 0.5
@@ -154,7 +154,7 @@ class _Forgotten(NamedTuple):
 
 class GroupShard(Shard):
     """`retention`: seconds for which a group without members is kept; `patience`: see the module; `broker` and
-    `partition`: for descriptions; `check_ticket`: `wire.tickets.Tickets.check`."""
+    `partition`: for descriptions; `check_ticket`: `wire.security.tickets.Tickets.check`."""
 
     def __init__(
         self, *, broker: str, partition: int, patience: float, retention: float, check_ticket: TicketCheck

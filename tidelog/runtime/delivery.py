@@ -14,7 +14,7 @@ from nats.nuid import NUID
 
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.header_block import decode_headers
-from wire.transport import Message, MessageHandler, RawHandler
+from wire.messaging.transport import Message, MessageHandler, RawHandler
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from tidelog.runtime.pace import Pace
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, Asked, RequestQueue
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.transport import Message, MessageHandler, Subscription, Transport, answer_too_large, too_large
+from wire.messaging.transport import Message, MessageHandler, Subscription, Transport, answer_too_large, too_large
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The NATS connection: `wire.transport.Transport` on nats-py.
+"""The NATS connection: `wire.messaging.transport.Transport` on nats-py.
 
 Differences from nats-py's own client: every subscription is delivered from the socket's read callback, without a queue
 or a task behind it; publishing is a plain call, and messages published in one turn of the loop leave as one write at
@@ -12,8 +12,8 @@ States of a connection:
                   turn, for ever; when one answers and has all subscriptions: connected, handlers called with True.
     closed        by `close` or `drain`, for good.
 
-A NATS server tells what a login may not do beside everything else, as `-ERR` (`wire.violation`): what waits for an
-answer there fails at once, and `violations` tells it.
+A NATS server tells what a login may not do beside everything else, as `-ERR` (`wire.messaging.violation`): what waits
+for an answer there fails at once, and `violations` tells it.
 
 Bounded: the outgoing buffer (`outgoing_limit`) and the read buffer (see `parser`); inbox handlers and requests are as
 many as their owners have open.
@@ -48,9 +48,9 @@ from tidelog.runtime.outgoing import Outgoing, size_of
 from tidelog.runtime.server_errors import ServerErrors
 from tidelog.runtime.subscriptions import Subscription, Subscriptions
 from tidelog.runtime.waiting import PendingAnswers
-from wire.transport import BulkHandler, GuardedBulk, Message, MessageHandler, RawHandler, too_large
+from wire.messaging.transport import BulkHandler, GuardedBulk, Message, MessageHandler, RawHandler, too_large
+from wire.messaging.violation import Violations
 from wire.types import Buffer
-from wire.violation import Violations
 
 _log = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@
 One persistent buffer takes the socket's bytes (`get_buffer`, then `received`). Complete messages are parsed at once and
 handed to the sink of its subscription id:
 
-    bulk sink    `wire.transport.BulkHandler`: uniform runs where many messages have one shape, lists otherwise
-    direct sink  `wire.transport.RawHandler`: one call per message
+    bulk sink    `wire.messaging.transport.BulkHandler`: uniform runs where many messages have one shape, lists
+                 otherwise
+    direct sink  `wire.messaging.transport.RawHandler`: one call per message
     control      one call per INFO, PING, PONG, +OK or -ERR line
 
 Each sink gets its messages in order of arrival. Direct sinks and control lines are a fence as well: everything before
@@ -43,7 +44,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wire.transport import BulkHandler, RawHandler, UniformRun
+from wire.messaging.transport import BulkHandler, RawHandler, UniformRun
 
 BUFFER_SIZE = 1 << 20
 """Reads of up to this many bytes; larger only while a larger message arrives."""

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 
 from tidelog.runtime.pace import Pace
-from wire.transport import Message
+from wire.messaging.transport import Message
 
 MAX_WAITING = 1024
 """Requests of one endpoint."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.delivery import Guard
 from tidelog.runtime.nats_errors import LossReason
-from wire.violation import Violation, Violations
+from wire.messaging.violation import Violation, Violations
 
 _log = logging.getLogger(__name__)
 

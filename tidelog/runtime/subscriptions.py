@@ -4,8 +4,8 @@
 connection is lost meanwhile. All that ask in one turn of the loop share one PING, since brokers subscribe to thousands
 of subjects.
 
-One that NATS does not permit is there like another, and receives nothing (`wire.violation`). It is asked for again
-every RETRY_S, with the id that the server has forgotten, so that it works soon after the permission was given.
+One that NATS does not permit is there like another, and receives nothing (`wire.messaging.violation`). It is asked for
+again every RETRY_S, with the id that the server has forgotten, so that it works soon after the permission was given.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from tidelog.runtime.delivery import checked_subject
 from tidelog.runtime.nats_py import ChunkedClient
 from tidelog.runtime.outgoing import Outgoing
-from wire.transport import GuardedBulk, RawHandler
-from wire.violation import Act, Violation, Violations
+from wire.messaging.transport import GuardedBulk, RawHandler
+from wire.messaging.violation import Act, Violation, Violations
 
 _log = logging.getLogger(__name__)
 

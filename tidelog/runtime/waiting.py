@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
-from wire.violation import Violation
+from wire.messaging.violation import Violation
 
 _T = TypeVar("_T")
 

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from metadata.activity import MAX_AT_ONCE, ActivityLog, ActivityWatch
 from metadata.cluster import Cluster
 from metadata.model import Changes
-from wire.activity import NOWHERE, Position, position_of
 from wire.errors import Code, TidelogError
+from wire.internal_records.activity_events import NOWHERE, Position, position_of
 from wire.turns import Steps
 
 _log = logging.getLogger(__name__)

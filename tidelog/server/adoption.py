@@ -1,4 +1,5 @@
-"""Sessions of clients: which routing generation of each stream they have applied (`wire.adoption`). Pure.
+"""Sessions of clients: which routing generation of each stream they have applied (`wire.operations.adoption_report`).
+Pure.
 
     report of a client ---> its session ---> the minimum of all sessions, of the streams that are asked about
 
@@ -11,10 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from wire.adoption import ADOPTION_LABEL, MAX_CLIENT_ID, MAX_STREAMS, SESSION_TTL_S, AdoptionReport, encode_label
 from wire.echo import echo
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
+from wire.operations.adoption_report import (
+    ADOPTION_LABEL,
+    MAX_CLIENT_ID,
+    MAX_STREAMS,
+    SESSION_TTL_S,
+    AdoptionReport,
+    encode_label,
+)
 
 MAX_SESSIONS = 10_000
 MAX_SESSIONS_OF_CLIENT = 100

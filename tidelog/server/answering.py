@@ -1,4 +1,5 @@
-"""A connection that answers only where `wire.reply_subjects` allows it: the broker's handlers see no other reply.
+"""A connection that answers only where `wire.messaging.reply_subjects` allows it: the broker's handlers see no other
+reply.
 
 A request of one message whose reply is refused is dropped: all that such a request can be is a mistake or an attack.
 A message to a stream's subject is a record whatever its reply says, because publishers of other systems put their own
@@ -12,11 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dataplane.broker.acks import each_reply, reply_column
 from metadata.runtime.services import QUESTION
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import (
+    BulkHandler,
+    Message,
+    MessageHandler,
+    RawHandler,
+    Subscription,
+    Transport,
+    UniformRun,
+)
+from wire.messaging.violation import Violations
 from wire.subjects import Subjects
-from wire.transport import BulkHandler, Message, MessageHandler, RawHandler, Subscription, Transport, UniformRun
 from wire.types import Buffer
-from wire.violation import Violations
 
 
 class AnsweringTransport:

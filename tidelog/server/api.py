@@ -1,6 +1,6 @@
 """The JSON API over NATS, `<ns>.api.<operation>[.<stream>]`, answered by the broker that is the controller.
 
-A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations`;
+A micro service, so that `nats micro ls` finds it. The operations are declared in `wire.operations.api_operations`;
 `metadata.runtime.admin` carries them out. A refusal travels twice: as `Tidelog-Error…` headers and as `{"error": {…}}`.
 A deposed controller that still has the subscriptions stays silent: its successor gets the request too. Every answer
 names the cluster in `Tidelog-Cluster`; a request that names another one is refused.
@@ -23,10 +23,10 @@ from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.audit import Act, AuditTrail
 from wire.echo import echo
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.json_codec import encode, encoding
-from wire.operation import Handler, Operation, Refusal, handlers_of
+from wire.messaging.transport import Message, Transport
+from wire.operations.json_codec import encode, encoding
+from wire.operations.operation import Handler, Operation, Refusal, handlers_of
 from wire.subjects import Subjects
-from wire.transport import Message, Transport
 from wire.turns import in_turns
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""The audit trail: a line of the log for every administrative act, in JSON (`wire.audit` has its fields).
+"""The audit trail: a line of the log for every administrative act, in JSON (`wire.internal_records.audit_records` has
+its fields).
 
 An act is a request to an operation that writes, with whatever outcome; reads are none. The line begins with `audit` and
 the outcome. Refused acts are limited per second as all alike lines are; acts that were carried out, or whose outcome is
@@ -14,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tidelog.server.log_limit import ALWAYS
-from wire.audit import REFUSED, AuditRecord, audit_record
-from wire.operation import Operation
-from wire.transport import Message
+from wire.internal_records.audit_records import REFUSED, AuditRecord, audit_record
+from wire.messaging.transport import Message
+from wire.operations.operation import Operation
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from wire.audit import REFUSED, AuditRecord
 from wire.errors import Code, TidelogError
+from wire.internal_records.audit_records import REFUSED, AuditRecord
 
 _log = logging.getLogger(__name__)
 

@@ -51,15 +51,15 @@ from tidelog.server.permissions import PermissionWatch
 from tidelog.server.pushes import Pushes
 from tidelog.server.routing import RoutingRequests
 from tidelog.server.transaction_requests import TransactionRequests
-from wire.cluster_secrets import ClusterSecrets
 from wire.errors import Code, TidelogError
 from wire.internal_streams import ACTIVITY, AUDIT
-from wire.producer_keys import ProducerKeys
-from wire.reply_subjects import ReplySubjects
-from wire.reports import BrokerReport, StreamReport, UsageReport
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import Transport
+from wire.operations.reports import BrokerReport, StreamReport, UsageReport
+from wire.security.cluster_secrets import ClusterSecrets
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import Tickets
 from wire.subjects import Subjects
-from wire.tickets import Tickets
-from wire.transport import Transport
 from wire.turns import Steps
 from wire.types import (
     BrokerId,

@@ -36,7 +36,7 @@
     heartbeat_interval_s = 0.1
     [storage]                               # any of dataplane.broker.storage_settings.StorageSettings
     housekeeping_interval = 5.0
-    min_free_bytes = "2GB"                  # bytes and ms are also taken with their units: wire.units
+    min_free_bytes = "2GB"                  # bytes and ms are also taken with their units: wire.notation
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
@@ -67,13 +67,11 @@ from tidelog.runtime.loopback import is_loopback
 from tidelog.server.liftbridge.port_settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
 from tidelog.server.liftbridge.port_settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import Code, TidelogError
-from wire.ports import port_number
-from wire.racks import check_rack
+from wire.notation import BYTES, TIME, amount, check_rack, port_number, units_in_words
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
-from wire.units import BYTES, TIME, amount, units_in_words
 
 VOTER_COUNTS = (1, 3, 5)
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidelog.coordination.shard import Shard
-from wire import groups, groups_pb2, transactions, transactions_pb2
-from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.operation import Operation
-from wire.producer_keys import ProducerKeys
-from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
-from wire.transaction_proofs import proven_of, proven_of_member
+from wire.internal_records import group_records, transaction_records
+from wire.operations import api_operations as op
+from wire.operations.operation import Operation
+from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
+from wire.protobuf import groups_pb2, transactions_pb2
+from wire.security.producer_keys import ProducerKeys
+from wire.security.transaction_proofs import proven_of, proven_of_member
 
 _CHANGED: Final = "bring the client to this version"
 
@@ -49,15 +50,17 @@ def groups_and_cursors(make_shard: Callable[[], Shard], keys: ProducerKeys) -> C
     return Coordinated(
         make_shard=make_shard,
         kinds={
-            groups.HEARTBEAT: _heartbeat_without_patterns,
-            groups.DISCOVER: groups_pb2.HeartbeatRequest.FromString,
-            groups.COMMIT: groups_pb2.CommitRequest.FromString,
-            groups.OFFSETS: groups_pb2.OffsetsRequest.FromString,
-            groups.CURSOR: groups_pb2.CursorRequest.FromString,
+            group_records.HEARTBEAT: _heartbeat_without_patterns,
+            group_records.DISCOVER: groups_pb2.HeartbeatRequest.FromString,
+            group_records.COMMIT: groups_pb2.CommitRequest.FromString,
+            group_records.OFFSETS: groups_pb2.OffsetsRequest.FromString,
+            group_records.CURSOR: groups_pb2.CursorRequest.FromString,
         },
         name_of=_group_or_cursor,
-        partition_of=groups.coordinator_partition,
-        handed=_by_name(op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE, transactions.GROUP_END),
+        partition_of=group_records.coordinator_partition,
+        handed=_by_name(
+            op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET, op.GROUP_DELETE, transaction_records.GROUP_END
+        ),
         check=check,
         limit="group_requests",
     )
@@ -77,16 +80,16 @@ def transactional_ids(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Co
     return Coordinated(
         make_shard=make_shard,
         kinds={
-            transactions.INIT: transactions_pb2.InitRequest.FromString,
-            **dict.fromkeys(transactions.ADDS, transactions_pb2.AddRequest.FromString),
-            transactions.ADD_ANY: _refuse_add,
-            transactions.END: transactions_pb2.EndRequest.FromString,
-            transactions.END_FAMILY: transactions_pb2.EndFamilyRequest.FromString,
-            transactions.FAMILY: transactions_pb2.FamilyRequest.FromString,
+            transaction_records.INIT: transactions_pb2.InitRequest.FromString,
+            **dict.fromkeys(transaction_records.ADDS, transactions_pb2.AddRequest.FromString),
+            transaction_records.ADD_ANY: _refuse_add,
+            transaction_records.END: transactions_pb2.EndRequest.FromString,
+            transaction_records.END_FAMILY: transactions_pb2.EndFamilyRequest.FromString,
+            transaction_records.FAMILY: transactions_pb2.FamilyRequest.FromString,
         },
         name_of=_family,
-        added_by={transactions.ADD_PARTITIONS: _added_streams, transactions.ADD_OFFSETS: _added_groups},
-        partition_of=transactions.coordinator_partition,
+        added_by={transaction_records.ADD_PARTITIONS: _added_streams, transaction_records.ADD_OFFSETS: _added_groups},
+        partition_of=transaction_records.coordinator_partition,
         handed=_by_name(TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT),
         check=check,
         limit="transaction_requests",
@@ -98,8 +101,8 @@ def _heartbeat_without_patterns(data: bytes) -> groups_pb2.HeartbeatRequest:
     if request.subscription.patterns:
         raise TidelogError(
             Code.BAD_REQUEST,
-            f"a subscription by pattern is sent as {groups.DISCOVER!r} in place of {groups.HEARTBEAT!r}, because it"
-            f" needs a permission of its own; {_CHANGED}",
+            f"a subscription by pattern is sent as {group_records.DISCOVER!r} in place of"
+            f" {group_records.HEARTBEAT!r}, because it needs a permission of its own; {_CHANGED}",
         )
     return request
 
@@ -112,7 +115,7 @@ def _group_or_cursor(request: Any) -> str:
 def _family(request: Any) -> str:
     ends_family = isinstance(request, transactions_pb2.EndFamilyRequest | transactions_pb2.FamilyRequest)
     name: str = request.family if ends_family else request.transactional_id
-    return transactions.family_of(name)
+    return transaction_records.family_of(name)
 
 
 def _refuse_add(data: bytes) -> transactions_pb2.AddRequest:
@@ -120,15 +123,16 @@ def _refuse_add(data: bytes) -> transactions_pb2.AddRequest:
     raise TidelogError(
         Code.BAD_REQUEST,
         f"what the transaction of {request.transactional_id!r:.80} takes in is sent as"
-        f" {transactions.ADD_PARTITIONS!r} and {transactions.ADD_OFFSETS!r} in place of {transactions.ADD_ANY!r}, on a"
-        f" subject that names the stream or the group, because each needs a permission of its own; {_CHANGED}",
+        f" {transaction_records.ADD_PARTITIONS!r} and {transaction_records.ADD_OFFSETS!r} in place of"
+        f" {transaction_records.ADD_ANY!r}, on a subject that names the stream or the group, because each needs a"
+        f" permission of its own; {_CHANGED}",
     )
 
 
 def _added_streams(request: transactions_pb2.AddRequest) -> set[str]:
     if request.groups:
         raise _added_elsewhere(
-            f"group {request.groups[0]!r:.80}", transactions.ADD_OFFSETS, transactions.ADD_PARTITIONS
+            f"group {request.groups[0]!r:.80}", transaction_records.ADD_OFFSETS, transaction_records.ADD_PARTITIONS
         )
     return {each.stream for each in request.partitions}
 
@@ -136,7 +140,7 @@ def _added_streams(request: transactions_pb2.AddRequest) -> set[str]:
 def _added_groups(request: transactions_pb2.AddRequest) -> set[str]:
     if request.partitions:
         stream = f"stream {request.partitions[0].stream!r:.80}"
-        raise _added_elsewhere(stream, transactions.ADD_PARTITIONS, transactions.ADD_OFFSETS)
+        raise _added_elsewhere(stream, transaction_records.ADD_PARTITIONS, transaction_records.ADD_OFFSETS)
     return {*request.groups}
 
 

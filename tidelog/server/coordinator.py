@@ -45,13 +45,12 @@ from tidelog.coordination.streams import StreamsView
 from tidelog.coordination.times import Times
 from tidelog.server.coordinated import Coordinated
 from tidelog.server.deliveries import Deliveries
-from wire import json_codec
 from wire.batch import BatchBuilder, EncodedBatch, RecordBatch, iter_batches
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
-from wire.peers import PeerTransport
+from wire.messaging.transport import Message, PeerTransport, Subscription, Transport, answer_too_large
+from wire.operations import json_codec
 from wire.subjects import Subjects
-from wire.transport import Message, Subscription, Transport, answer_too_large
 from wire.turns import in_turns
 
 _log = logging.getLogger(__name__)

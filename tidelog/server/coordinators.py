@@ -13,11 +13,10 @@ from tidelog.server.coordinated import Coordinated, groups_and_cursors, transact
 from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from tidelog.transactions.shard import TransactionShard
 from wire.internal_streams import GROUPS, TRANSACTIONS, is_internal, is_of_internal
-from wire.peers import PeerTransport
-from wire.producer_keys import ProducerKeys
+from wire.messaging.transport import PeerTransport, Transport
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import Tickets
 from wire.subjects import Subjects
-from wire.tickets import Tickets
-from wire.transport import Transport
 
 VIEW_SHARE = 0.05
 """The part of the event loop's time that is spent on views of all streams, while streams are created and deleted."""

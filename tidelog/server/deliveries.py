@@ -23,9 +23,8 @@ from typing import Final
 
 from tidelog.coordination.requests import Delivery
 from wire.errors import TidelogError
-from wire.peers import PeerTransport
+from wire.messaging.transport import NO_RESPONDERS, PeerTransport
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS
 
 _log = logging.getLogger(__name__)
 

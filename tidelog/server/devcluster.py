@@ -35,7 +35,7 @@ from tidelog.runtime.orphans import ends_with_us
 from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
-from wire.ports import MOST_PORT
+from wire.notation import MOST_PORT
 
 MAX_NODES = 16
 LOCK_FILE = "up.lock"

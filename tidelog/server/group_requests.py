@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from metadata.runtime.service import MetadataService
 from tidelog.server.handing_over import HandingOver
-from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.groups import check_group_name, coordinator_partition
+from wire.internal_records.group_records import check_group_name, coordinator_partition
 from wire.internal_streams import GROUPS
-from wire.operation import Operation, handles
-from wire.peers import PeerTransport
+from wire.messaging.transport import PeerTransport
+from wire.operations import api_operations as op
+from wire.operations.operation import Operation, handles
 from wire.subjects import Subjects
 from wire.turns import Steps, in_turns, pieces
 

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from metadata.runtime.service import MetadataService
-from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream, is_internal
-from wire.operation import Operation
-from wire.peers import PeerTransport
+from wire.messaging.transport import NO_RESPONDERS, PeerTransport
+from wire.operations import json_codec
+from wire.operations.operation import Operation
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS
 from wire.turns import in_turns
 from wire.types import StreamName
 

@@ -12,14 +12,13 @@ from google.protobuf.message import DecodeError
 
 from metadata.model import Partition, Stream
 from metadata.runtime.service import MetadataService
-from wire.append import encode_append
 from wire.batch import BatchBuilder, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream, is_internal
-from wire.peers import PeerTransport
+from wire.messaging.transport import NO_RESPONDERS, Message, PeerTransport
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse
 from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest, AppendResponse
-from wire.transport import NO_RESPONDERS, Message
 from wire.types import LeaderEpoch, Offset, StreamName
 
 CONFIRM_TIMEOUT_S = 5.0

@@ -54,12 +54,11 @@ from tidelog.server.own_secret import FILE, keep_own_secret
 from tidelog.server.peers.link import PeerLink
 from tidelog.server.peers.refusals import MAX_SHOWN, Refusals
 from tidelog.server.secret_file import SecretWatch
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.peers import REFUSAL_GRACE
-from wire.racks import RACK_LABEL
+from wire.messaging.transport import REFUSAL_GRACE, Message, Subscription
+from wire.notation import RACK_LABEL
+from wire.protobuf import metadata_pb2 as pb
 from wire.subjects import Subjects
-from wire.transport import Message, Subscription
 from wire.types import BrokerId
 
 if TYPE_CHECKING:

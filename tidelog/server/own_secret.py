@@ -1,8 +1,8 @@
 """The secret of a broker that stands alone and is given none: it makes one, and keeps it in its data folder.
 
-Nobody else has to know it. Keys of producers and tickets of transactions follow from it (`wire.producer_keys`,
-`wire.tickets`), and a producer goes on with them when the broker starts again: it may have sent a batch whose answer
-was lost, and the log recognises that one by the producer's id alone.
+Nobody else has to know it. Keys of producers and tickets of transactions follow from it (`wire.security.producer_keys`,
+`wire.security.tickets`), and a producer goes on with them when the broker starts again: it may have sent a batch whose
+answer was lost, and the log recognises that one by the producer's id alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from secrets import token_hex
 
 from dataplane.log.checkpoints import read_file, replace_file
 from dataplane.log.files import FileSystem
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets
 from wire.errors import TidelogError
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets
 
 FILE = "own-secret"
 

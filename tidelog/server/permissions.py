@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from wire.echo import one_line
-from wire.operations import MissingPermissions
-from wire.transport import Transport
-from wire.violation import Act, Violation
+from wire.messaging.transport import Transport
+from wire.messaging.violation import Act, Violation
+from wire.operations.api_operations import MissingPermissions
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class PermissionWatch:
     ) -> None:
         self._owner = owner
         self._own_subjects = (f"{namespace}.", "$")
-        """No client has its inbox there (`wire.reply_subjects`)."""
+        """No client has its inbox there (`wire.messaging.reply_subjects`)."""
         self._transports = transports
         self._monotonic = monotonic
         self._own, self._answers = _Refused(), _Refused()

@@ -1,4 +1,4 @@
-"""Pushes: the controller tells clients the routes of streams that have changed (`wire.topology`).
+"""Pushes: the controller tells clients the routes of streams that have changed (`wire.operations.stream_routes`).
 
     applied command --routing_generation moved--> due ---COALESCE_S---> published, in the order in which they came due
     a new controller: all streams, newest change first --REPEATED_PER_S--> published, while nothing is due
@@ -30,9 +30,9 @@ from metadata.state import ClusterState
 from tidelog.runtime.pace import Pace
 from wire.errors import CLUSTER_HEADER, TidelogError
 from wire.internal_streams import is_internal
-from wire.json_codec import encoding
+from wire.messaging.transport import Transport
+from wire.operations.json_codec import encoding
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.turns import Steps, in_turns
 from wire.types import BrokerId, Generation, StreamName
 

@@ -1,5 +1,5 @@
-"""What clients ask any broker about routing: the topology, and their reports of adoption (`wire.topology`,
-`wire.adoption`).
+"""What clients ask any broker about routing: the topology, and their reports of adoption
+(`wire.operations.stream_routes`, `wire.operations.adoption_report`).
 
 Clients have no tags as brokers have, so that everything here may be forged: requests wait in bounded queues, requests
 that ask the same share an answer, and all of them together get a bounded share of the loop's time
@@ -19,14 +19,14 @@ from metadata.runtime.service import MetadataService
 from tidelog.runtime.micro import Answer, Endpoint, Service
 from tidelog.server.adoption import AdoptionSessions
 from tidelog.server.topology import TopologyPages, decoded
-from wire.adoption import MAX_REPORT_BYTES, SESSION_TTL_S, AdoptionReport
 from wire.echo import echo
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.json_codec import decode, encode
-from wire.operation import Refusal
+from wire.messaging.transport import Message, Transport
+from wire.operations.adoption_report import MAX_REPORT_BYTES, SESSION_TTL_S, AdoptionReport
+from wire.operations.json_codec import decode, encode
+from wire.operations.operation import Refusal
 from wire.subjects import Subjects
-from wire.transport import Message, Transport
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets
 from wire.errors import Code, TidelogError
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets
 
 _log = logging.getLogger(__name__)
 

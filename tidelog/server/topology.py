@@ -1,4 +1,4 @@
-"""Routes of streams from applied state: the pages of `<ns>.metadata.topology` (`wire.topology`).
+"""Routes of streams from applied state: the pages of `<ns>.metadata.topology` (`wire.operations.stream_routes`).
 
 A page is put together in turns of the routes of each stream, which are encoded once and kept until the stream changes.
 So routes may be of different generations; each says of which one it is.
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from metadata.describe import metadata_form
 from metadata.model import Changes, Stream
 from metadata.state import ClusterState
-from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
+from wire.operations import json_codec
+from wire.operations.stream_routes import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TopologyRequest
 from wire.subjects import Subjects
-from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TopologyRequest
 from wire.turns import Steps, in_turns
 from wire.types import StreamName
 

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 from metadata.runtime.service import MetadataService
 from tidelog.server.handing_over import HandingOver
-from wire import transaction_operations as op
 from wire.errors import Code, TidelogError
+from wire.internal_records.transaction_records import check_transactional_id, coordinator_partition
 from wire.internal_streams import GROUPS, TRANSACTIONS
-from wire.operation import Operation, handles
-from wire.peers import PeerTransport
+from wire.messaging.transport import PeerTransport
+from wire.operations import transaction_operations as op
+from wire.operations.operation import Operation, handles
 from wire.subjects import Subjects
-from wire.transactions import check_transactional_id, coordinator_partition
 
 _Answer = TypeVar("_Answer")
 

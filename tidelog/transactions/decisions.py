@@ -19,7 +19,7 @@ from tidelog.coordination.times import UNDATED, Times
 from tidelog.transactions.participants import Participant, Told
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
 from wire.errors import InvariantViolation
-from wire.transactions import RecordKey, TransactionKey, family_of
+from wire.internal_records.transaction_records import RecordKey, TransactionKey, family_of
 
 Records: TypeAlias = dict[RecordKey, ProtoMessage | None]
 """To be written; None deletes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidelog.coordination.times import UNDATED
 from tidelog.transactions.participants import GroupIn, PartitionIn
 from tidelog.transactions.transaction import Ending, Idle, Transaction
-from wire.transaction_operations import ListTransactionsRequest, TransactionDescription, TransactionSummary
+from wire.operations.transaction_operations import ListTransactionsRequest, TransactionDescription, TransactionSummary
 
 
 def is_asked_for(transaction: Transaction, request: ListTransactionsRequest) -> bool:

@@ -27,9 +27,7 @@ from tidelog.transactions import refusals
 from tidelog.transactions.decisions import Decisions, Records
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transaction
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.subjects import check_name
-from wire.tickets import LIFETIME_S
-from wire.transactions import (
+from wire.internal_records.transaction_records import (
     MAX_MEMBERS,
     MAX_METADATA,
     MAX_SEQUENCE,
@@ -39,7 +37,9 @@ from wire.transactions import (
     child_id,
     family_of,
 )
-from wire.transactions_pb2 import EndFamilyRequest, FamilyMember, FamilyRecord
+from wire.protobuf.transactions_pb2 import EndFamilyRequest, FamilyMember, FamilyRecord
+from wire.security.tickets import LIFETIME_S
+from wire.subjects import check_name
 
 KEPT_S: Final = 30 * 24 * 3600
 """For which the last commit of a family is kept: so long a program may be stopped that does not know whether it has

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tidelog.coordination.streams import StreamsView
-from wire import json_codec
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition, check_group_name
-from wire.groups import coordinator_partition as coordinator_of_group
+from wire.internal_records.group_records import StreamPartition, check_group_name
+from wire.internal_records.group_records import coordinator_partition as coordinator_of_group
+from wire.internal_records.transaction_records import GROUP_END
 from wire.internal_streams import GROUPS
+from wire.operations import json_codec
+from wire.protobuf.tidelog_pb2 import EndTransactionRequest
+from wire.protobuf.transactions_pb2 import TransactionPartition
+from wire.security.tickets import group_target, partition_target
 from wire.subjects import Subjects, check_stream_name
-from wire.tickets import group_target, partition_target
-from wire.tidelog_pb2 import EndTransactionRequest
-from wire.transactions import GROUP_END
-from wire.transactions_pb2 import TransactionPartition
 from wire.types import StreamName
 
 

@@ -48,18 +48,7 @@ from tidelog.transactions.transaction import Ending, Idle, Open, Outcome, Transa
 from wire.echo import one_line
 from wire.error_details import LIMIT
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.internal_streams import TRANSACTIONS
-from wire.producer_keys import ProducerKeys
-from wire.tickets import LIFETIME_S
-from wire.transaction_operations import (
-    MAX_LISTED,
-    TRANSACTION_ABORT,
-    TRANSACTION_DESCRIBE,
-    TRANSACTION_LIST,
-    ListTransactionsRequest,
-    place_in_list,
-)
-from wire.transactions import (
+from wire.internal_records.transaction_records import (
     MAX_ADDED,
     MAX_EPOCH,
     MAX_PARTICIPANTS,
@@ -77,7 +66,16 @@ from wire.transactions import (
     family_of,
     producer_id,
 )
-from wire.transactions_pb2 import (
+from wire.internal_streams import TRANSACTIONS
+from wire.operations.transaction_operations import (
+    MAX_LISTED,
+    TRANSACTION_ABORT,
+    TRANSACTION_DESCRIBE,
+    TRANSACTION_LIST,
+    ListTransactionsRequest,
+    place_in_list,
+)
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndFamilyRequest,
@@ -92,6 +90,8 @@ from wire.transactions_pb2 import (
     ProducerIds,
     TransactionRecord,
 )
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import LIFETIME_S
 from wire.turns import Steps, pieces
 
 HOLD_S: Final = 1.5
@@ -141,7 +141,7 @@ _STATELESS: Final = frozenset(
 Request: TypeAlias = InitRequest | AddRequest | EndRequest | EndFamilyRequest | FamilyRequest | Admin
 _OfEnd: TypeAlias = EndResponse | EndFamilyResponse
 TicketMaker: TypeAlias = Callable[[int, int, str], bytes]
-"""Makes the ticket of a producer, its epoch, and the target: `wire.tickets.Tickets.make`."""
+"""Makes the ticket of a producer, its epoch, and the target: `wire.security.tickets.Tickets.make`."""
 
 
 class TransactionShard(Shard):

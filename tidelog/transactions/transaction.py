@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from tidelog.transactions.participants import GroupIn, Participant, PartitionIn, Told
 from wire.errors import InvariantViolation
-from wire.transactions_pb2 import TransactionRecord
+from wire.protobuf.transactions_pb2 import TransactionRecord
 
 
 class Outcome(Enum):

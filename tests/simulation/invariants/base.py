@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from wire.append import UNKNOWN_OFFSET
+from wire.partition_messages.append import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tests.simulation.invariants.transactions import Ended, OffsetInTransaction
     from tests.simulation.raft import RaftGroup
     from tests.simulation.world import World
-    from wire import metadata_pb2 as pb
     from wire.batch import RecordBatch
     from wire.durability import Durability
-    from wire.groups import StreamPartition
+    from wire.internal_records.group_records import StreamPartition
+    from wire.protobuf import metadata_pb2 as pb
     from wire.types import LeaderReport, PartitionKey
 
 

@@ -81,9 +81,9 @@ from tests.simulation.invariants.transactions import (
     TransactionalAnswersHold,
     TransactionsEndEverywhere,
 )
-from wire import metadata_pb2 as pb
 from wire.batch import RecordBatch
 from wire.internal_streams import is_reserved
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import StreamName
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.raft import RaftGroup
     from tests.simulation.world import World
-    from wire.groups import StreamPartition
+    from wire.internal_records.group_records import StreamPartition
     from wire.types import LeaderReport, PartitionKey
 
 INVARIANTS: tuple[type[Invariant], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation.invariants.base import Commit, Invariant, Scene
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 from wire.types import Incarnation
 
 

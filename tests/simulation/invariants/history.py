@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dataplane.replica.epochs import LeaderEpochCache
 from dataplane.replica.producers import Producer, ProducerTable, packed_batches
-from wire.append import UNKNOWN_OFFSET
 from wire.batch import RecordBatch, iter_batches, parse_header
+from wire.partition_messages.append import UNKNOWN_OFFSET
 from wire.types import Offset
 
 if TYPE_CHECKING:

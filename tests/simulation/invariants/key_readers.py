@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from dataplane.broker.replica import Replica
     from tests.simulation.broker import SimBroker
-    from wire.groups import StreamPartition
+    from wire.internal_records.group_records import StreamPartition
     from wire.types import PartitionKey
 
 PATIENCE: Final = 8.0

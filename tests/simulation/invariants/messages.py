@@ -8,7 +8,7 @@ from tidelog.server.peers.tags import TRAILER_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-    from wire.transport import Message
+    from wire.messaging.transport import Message
 
 
 class OnlyBrokersAreBelieved:

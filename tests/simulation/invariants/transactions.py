@@ -14,9 +14,9 @@ from dataplane.replica.aborted import AbortedBatches
 from tests.simulation.invariants.base import Invariant, Move, Scene
 from tests.simulation.invariants.history import rows
 from wire.batch import BatchHeader, Marker, iter_batches, parse_header
+from wire.internal_records.transaction_records import TransactionKey, decode_key
 from wire.internal_streams import TRANSACTIONS, is_reserved
-from wire.transactions import TransactionKey, decode_key
-from wire.transactions_pb2 import TransactionRecord
+from wire.protobuf.transactions_pb2 import TransactionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.history import CommittedHistory, History
     from wire.batch import RecordBatch
-    from wire.groups import StreamPartition
+    from wire.internal_records.group_records import StreamPartition
     from wire.types import PartitionKey
 
 OUTPUTS = "o"

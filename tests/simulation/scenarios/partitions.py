@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 
 if TYPE_CHECKING:
     from tests.simulation.keyed import KeyReader

@@ -15,10 +15,10 @@ from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.log.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
-from wire import metadata_pb2 as pb
 from wire.internal_streams import GROUPS
 from wire.layouts import NOT_TOLD
-from wire.operations import METADATA
+from wire.operations.api_operations import METADATA
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import PartitionKey, StreamName
 
 if TYPE_CHECKING:

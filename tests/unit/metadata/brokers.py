@@ -26,14 +26,14 @@ from tidelog.server.api import Api
 from tidelog.server.audit import AuditTrail
 from tidelog.server.group_requests import GroupRequests
 from tidelog.server.transaction_requests import TransactionRequests
-from wire import metadata_pb2 as pb
-from wire.cluster_secrets import public_secrets
 from wire.errors import TidelogError
-from wire.operation import ALWAYS_POSSIBLE
-from wire.operations import OPERATIONS
-from wire.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
+from wire.messaging.transport import NO_RESPONDERS
+from wire.operations.api_operations import OPERATIONS
+from wire.operations.operation import ALWAYS_POSSIBLE
+from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
+from wire.protobuf import metadata_pb2 as pb
+from wire.security.cluster_secrets import public_secrets
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS
 from wire.turns import Steps
 from wire.types import (
     BrokerId,

@@ -9,7 +9,7 @@ from metadata.model import Outcome, Partition
 from metadata.references import log_ends_to_pb, logs_to_pb, ref_of
 from metadata.rules import RULES
 from metadata.state import ClusterState
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Turns
 from wire.types import BrokerId, CutoverReport, LeaderEpoch, LogEnd, Offset, PartitionKey, PauseChange, StreamName
 

@@ -14,7 +14,7 @@ from metadata.model import Outcome
 from metadata.state import ClusterState
 from tests.turns import finished
 from tests.unit.metadata.cluster import Cluster
-from wire.activity import NOWHERE, ActivityEvent, EventFilter, Position
+from wire.internal_records.activity_events import NOWHERE, ActivityEvent, EventFilter, Position
 
 
 class Watched(Cluster):

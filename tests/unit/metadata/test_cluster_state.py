@@ -9,8 +9,8 @@ import pytest
 from metadata.model import Changes, Returned
 from metadata.state import MAX_CLIENTS, OUTCOMES_PER_CLIENT, ClusterState
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.errors import Code, CorruptData
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionEpoch, PartitionKey, StreamName
 
 ACCEPTED = {"durability": "accepted"}

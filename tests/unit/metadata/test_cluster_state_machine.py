@@ -16,8 +16,8 @@ from metadata.model import Outcome, Partition, RepartitionPhase
 from metadata.references import ref_of
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.layouts import NOT_TOLD, sources
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Turns
 from wire.types import BrokerId, PartitionKey, PartitionState, PartitionView, StreamName
 

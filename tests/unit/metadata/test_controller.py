@@ -15,9 +15,9 @@ from metadata.relief import SHORTEST_PAUSE_S
 from metadata.state import ClusterState
 from tests.turns import finished
 from tests.unit.metadata.controlling import SETTINGS, Controller
-from wire import metadata_pb2 as pb
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionKey, Room, StreamName
 
 

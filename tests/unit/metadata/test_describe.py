@@ -7,8 +7,8 @@ import pytest
 from metadata.describe import cluster_form, describe_form, find_stream, list_form, loss_form, report_of_leader
 from tests.turns import finished
 from tests.unit.metadata.cluster import Cluster
-from wire.operations import Loss, Traffic
-from wire.reports import ReplicaReport, ReportedProgress, UsageReport
+from wire.operations.api_operations import Loss, Traffic
+from wire.operations.reports import ReplicaReport, ReportedProgress, UsageReport
 from wire.subjects import Subjects
 from wire.types import BrokerId
 

@@ -6,8 +6,8 @@ import pytest
 
 from metadata.describe import loss_form
 from tests.unit.metadata.cluster import Cluster
-from wire.operations import Damage
-from wire.reports import ReplicaReport
+from wire.operations.api_operations import Damage
+from wire.operations.reports import ReplicaReport
 from wire.types import BrokerId
 
 

@@ -15,7 +15,7 @@ from metadata.runtime.admin import Admin
 from metadata.runtime.namespace import MAX_PRESENCE_ANSWERS
 from tests.unit.metadata.brokers import CREATE, SUBJECTS, Broker, running, until
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.reports import StreamReport
+from wire.operations.reports import StreamReport
 from wire.turns import Steps
 from wire.types import BrokerId, StreamName
 

@@ -12,7 +12,7 @@ import pytest
 from metadata.rules import FURTHEST_LOG_LEADS, RULES
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import StreamName
 
 HISTORIES = Path(__file__).parents[2] / "testdata" / "upgrade" / "metadata_before_r71.json.gz"

@@ -16,7 +16,7 @@ from metadata.repartitioning import Repartitioning
 from metadata.runtime.subscriptions import REPORTS, ControllerSubscriptions
 from tests.loop_steps import Lines
 from tests.unit.metadata.controlling import SETTINGS, Controller
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS
 from wire.types import BrokerId, Generation, LeaderEpoch, LeaderReport, PartitionEpoch, Room
 

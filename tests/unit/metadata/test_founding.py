@@ -15,9 +15,9 @@ from metadata.metadata_settings import MetadataSettings
 from metadata.runtime import namespace
 from metadata.runtime.namespace import MAX_CLAIM_BYTES, MAX_CLUSTERS
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, World, meet, running, until
-from wire import metadata_pb2 as pb
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.operations import Nothing
+from wire.operations.api_operations import Nothing
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     BrokerId,
     LeaderReport,

@@ -12,7 +12,7 @@ from metadata.runtime.jetstream import MAX_ANSWER_BYTES, QUESTION, check_subject
 from metadata.runtime.rounds import Rounds
 from tests.fake_nats import FakeTransport
 from wire.errors import Code, TidelogError
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message
 
 
 class Question:

@@ -18,9 +18,9 @@ from tests.unit.metadata.brokers import (
     running,
     until,
 )
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     BrokerId,
     Withdrawal,

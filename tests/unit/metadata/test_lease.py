@@ -8,7 +8,7 @@ import pytest
 
 from metadata.lease import MAX_ANSWERS, Lease
 from metadata.metadata_settings import MetadataSettings
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 
 SETTINGS = MetadataSettings()
 LEASE = SETTINGS.leader_lease_s

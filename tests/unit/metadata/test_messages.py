@@ -8,8 +8,8 @@ import pytest
 
 from metadata.runtime.messages import LOG_INTERVAL_S, MAX_LOGGED, Messages
 from tests.fake_nats import FakeTransport
-from wire import metadata_pb2 as pb
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId
 
 

@@ -22,9 +22,9 @@ from tests.unit.metadata.brokers import (
     running,
     until,
 )
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.operations import OPERATIONS, Nothing
+from wire.operations.api_operations import OPERATIONS, Nothing
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     BrokerId,
     LeaderReport,

@@ -20,7 +20,7 @@ from tests.loop_steps import Lines, steps_measured
 from tests.tickets import producer_keys
 from tests.unit.metadata.brokers import until
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.subjects import Subjects
 from wire.types import BrokerId, Buffer, Incarnation, IsrChange, IsrMember, LeaderEpoch, LeaderReport, Withdrawal
 

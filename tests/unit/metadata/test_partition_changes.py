@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.metadata.brokers import CREATE, SUBJECTS, running, until
 from wire.errors import Code, TidelogError
-from wire.partition_operations import LATEST
+from wire.operations.partition_operations import LATEST
 from wire.types import BrokerId, PauseChange
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from metadata.recovery import PRODUCER_STEP, STEP, advanced
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Incarnation, StreamName
 
 

@@ -22,9 +22,9 @@ from tests.fake_nats import FakeTransport
 from tests.loop_steps import Lines
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, Group, Member, World, running, until
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.errors import Code, TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Turns
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
 

@@ -12,10 +12,10 @@ from metadata.runtime.registration import Registration
 from metadata.state import ClusterState
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, running, until
 from tests.unit.metadata.cluster import Cluster
-from wire.adoption import ADOPTION_LABEL, encode_label
 from wire.errors import Code, TidelogError
 from wire.layouts import MAX_LAYOUTS, NOT_TOLD, KeyOrder, Layout
-from wire.repartition_operations import MAX_LISTED
+from wire.operations.adoption_report import ADOPTION_LABEL, encode_label
+from wire.operations.partition_operations import MAX_LISTED
 from wire.types import BrokerId, Incarnation, Offset, PartitionState, RetiredReport, StreamName
 
 NAME = StreamName("s")

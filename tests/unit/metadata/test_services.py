@@ -22,7 +22,7 @@ from metadata.runtime.services import (
 )
 from tests.fake_nats import FakeTransport
 from wire.errors import Code, TidelogError
-from wire.transport import NO_RESPONDERS, Message
+from wire.messaging.transport import NO_RESPONDERS, Message
 
 SERVED = "prices.get"
 

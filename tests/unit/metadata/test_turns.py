@@ -13,9 +13,9 @@ from metadata.commands import streams
 from metadata.commands.ledger import PARTITION, Ledger
 from metadata.state import ClusterState
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
 from wire.errors import Code
 from wire.layouts import NOT_TOLD
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Turns
 from wire.types import BrokerId, PartitionKey, StreamName
 

@@ -16,7 +16,7 @@ from metadata.runtime.applied_state import ChangesInTurns
 from metadata.runtime.views import HANDED_OVER, ViewDelivery
 from tests.unit.metadata.brokers import CREATE, running, until
 from tests.unit.metadata.cluster import Cluster
-from wire import metadata_pb2 as pb
+from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS
 from wire.types import BrokerId, Incarnation, PartitionGone, PartitionKey, PartitionView, StreamName
 

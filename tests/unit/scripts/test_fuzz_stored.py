@@ -14,10 +14,10 @@ from spark_connector.columns import ArrowRows, spark_schema
 from tidelog.cli.records_json import from_json, headers_to_json, to_json
 from tidelog.client.records import Batch, Record
 from wire.batch import Compression, EncodedBatch, RecordBatch, encode_headers, header_items
+from wire.batch.encoded import RecordLimit
 from wire.errors import CorruptData, TidelogError
-from wire.record_limit import RecordLimit
+from wire.protobuf.tidelog_pb2 import Message
 from wire.stream_config import StreamConfig
-from wire.tidelog_pb2 import Message
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 LIMIT = RecordLimit(200_000)

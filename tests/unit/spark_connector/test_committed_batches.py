@@ -19,7 +19,7 @@ from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from tests.unit.spark_connector.fake_sink_cluster import FakeSinkCluster
 from tidelog.client.prepared import FamilyCommit
 from wire.errors import Code, TidelogError
-from wire.transactions import MAX_METADATA, check_family
+from wire.internal_records.transaction_records import MAX_METADATA, check_family
 from wire.types import Incarnation, StreamName
 
 QUERY = "612480f8-5d78-4da2-8e19-52b24e585333"

@@ -26,7 +26,7 @@ from tests.unit.tidelog.client.fake_transactions import FakeTransactions
 from tidelog import sync
 from tidelog.client import loop_thread
 from tidelog.client.loop_thread import LoopThread
-from wire.operations import GROUP_COORDINATOR
+from wire.operations.api_operations import GROUP_COORDINATOR
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:coroutine .* was never awaited:RuntimeWarning",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from wire.append import ask_durability, asked_durability
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
+from wire.partition_messages.append import ask_durability, asked_durability
+from wire.protobuf.tidelog_pb2 import AppendRequest
 from wire.stream_config import StreamConfig
-from wire.tidelog_pb2 import AppendRequest
 
 LEVELS = ["durable", "accepted", "local_durable", "majority_durable", "replica_durable:2", "replica_accepted:16"]
 

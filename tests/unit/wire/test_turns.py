@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.turns import finished
-from wire.json_codec import encode, encoding
+from wire.operations.json_codec import encode, encoding
 from wire.turns import LOOKS, Steps, in_turns, pieces
 
 

@@ -21,9 +21,9 @@ from tidelog.server.liftbridge.publishing import PublishCalls
 from tidelog.server.liftbridge.refusals import Refused, refusal
 from tidelog.server.liftbridge.streams import StreamCalls
 from tidelog.server.liftbridge.subscribing import SubscribeCalls
-from wire import liftbridge_pb2 as pb
 from wire.errors import TidelogError
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.protobuf import liftbridge_pb2 as pb
 
 SERVICE = "proto.API"
 

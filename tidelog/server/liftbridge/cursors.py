@@ -15,8 +15,8 @@ from grpc import StatusCode
 
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.refusals import Refused
-from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import liftbridge_pb2 as pb
 
 NEVER_SET = -1
 MAX_ID_BYTES = 1024

@@ -18,8 +18,8 @@ from tidelog.client.connection import Client
 from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
+from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.transport import Transport
 from wire.types import BrokerId, StreamName
 
 _log = logging.getLogger(__name__)

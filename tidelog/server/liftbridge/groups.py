@@ -19,18 +19,18 @@ from tidelog.client.api import Api
 from tidelog.client.coordinator_link import CoordinatorLink
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.refusals import Refused
-from wire import liftbridge_pb2 as pb
-from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.groups import (
+from wire.internal_records.group_records import (
     HEARTBEAT,
     StreamPartition,
     check_group_name,
     coordinator_partition,
     from_stream_partitions,
 )
-from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
 from wire.internal_streams import GROUPS
+from wire.operations import api_operations as op
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
 from wire.subjects import check_name
 from wire.types import StreamName
 

@@ -23,9 +23,9 @@ from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.port_settings import split_address
 from tidelog.server.liftbridge.refusals import Refused
-from wire import liftbridge_pb2 as pb
 from wire.errors import TidelogError
-from wire.operations import PartitionDescription, StreamDescription
+from wire.operations.api_operations import PartitionDescription, StreamDescription
+from wire.protobuf import liftbridge_pb2 as pb
 from wire.turns import Steps, in_turns, pieces
 from wire.types import BrokerId, PartitionState
 

@@ -25,7 +25,7 @@ from tidelog.server.liftbridge.calls import SERVICE, Calls
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.port_settings import LiftbridgeSettings
 from wire.errors import Code, TidelogError
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.types import BrokerId
 

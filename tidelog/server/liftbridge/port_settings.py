@@ -11,7 +11,7 @@ from typing import Any
 from tidelog.runtime.loopback import HOST
 from wire.echo import echo
 from wire.errors import Code, TidelogError
-from wire.ports import MOST_PORT, port_number
+from wire.notation import MOST_PORT, port_number
 
 KEYS = (
     "liftbridge_port", "liftbridge_host", "liftbridge_advertised", "liftbridge_ca", "liftbridge_cert",

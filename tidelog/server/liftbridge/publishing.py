@@ -27,14 +27,14 @@ from tidelog.client.records import Receipt
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.producers import Level, Place, Producers
 from tidelog.server.liftbridge.refusals import Refused, async_error
-from wire import liftbridge_pb2 as pb
-from wire.envelope import decode_ack, encode_ack, encode_publish
 from wire.errors import Code, CorruptData, TidelogError
 from wire.layouts import takes_in_place
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import Message as NatsMessage
+from wire.partition_messages.liftbridge_envelope import decode_ack, encode_ack, encode_publish
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import Ack, AckPolicy, Message
 from wire.subjects import ingest_subject
-from wire.tidelog_pb2 import Ack, AckPolicy, Message
-from wire.transport import Message as NatsMessage
 
 MAX_IN_FLIGHT = 256
 """Publishes of one PublishAsync that are not answered."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from grpc import StatusCode
 
 from wire.errors import Code, TidelogError
-from wire.liftbridge_pb2 import PublishAsyncError
+from wire.protobuf.liftbridge_pb2 import PublishAsyncError
 
 MAX_CHARACTERS = 1000
 """Characters of a sentence: it travels in a trailer of HTTP/2, which has little room."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from wire.errors import Code, TidelogError
-from wire.liftbridge_pb2 import CreateStreamRequest
+from wire.protobuf.liftbridge_pb2 import CreateStreamRequest
 from wire.stream_config import SETTINGS
 
 _COUNTERPARTS: Mapping[str, str] = {

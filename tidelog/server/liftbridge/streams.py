@@ -9,8 +9,8 @@ from grpc import StatusCode
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.refusals import Refused
 from tidelog.server.liftbridge.stream_settings import stream_config
-from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import liftbridge_pb2 as pb
 
 MAX_REPLICATION = -1
 """Stands for all brokers."""

@@ -23,10 +23,10 @@ from tidelog.client.records import Record
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.refusals import Refused
-from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import liftbridge_pb2 as pb
+from wire.protobuf.tidelog_pb2 import Message
 from wire.subjects import ingest_subject
-from wire.tidelog_pb2 import Message
 from wire.types import PartitionState
 
 MAX_SUBSCRIPTIONS = 256

@@ -1,4 +1,5 @@
-"""`wire.peers.PeerTransport`: a NATS connection whose messages prove that a broker of the cluster has sent them.
+"""`wire.messaging.transport.PeerTransport`: a NATS connection whose messages prove that a broker of the cluster has
+sent them.
 
     publish    payload | trailer ──> NATS ──> verified? ─yes─> payload, to the handler
                                                  └─no──> dropped, counted (`refusals`), never answered
@@ -20,9 +21,18 @@ from typing import cast
 from tidelog.runtime.header_block import decode_headers, status_of
 from tidelog.server.peers.refusals import Refusals
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
-from wire.cluster_secrets import ClusterSecrets
-from wire.peers import REFUSAL_GRACE, TAG_HEADER, AnswerHandler, ClaimHandler
-from wire.transport import NO_RESPONDERS, Message, MessageHandler, Subscription, Transport
+from wire.messaging.transport import (
+    NO_RESPONDERS,
+    REFUSAL_GRACE,
+    TAG_HEADER,
+    AnswerHandler,
+    ClaimHandler,
+    Message,
+    MessageHandler,
+    Subscription,
+    Transport,
+)
+from wire.security.cluster_secrets import ClusterSecrets
 from wire.types import Buffer
 
 ANSWER = "answer"

@@ -6,7 +6,7 @@
      +---------------------------------------+-----------+-----------------------+---------------------------+----+
 
     life     of the broker that sends: the first 16 bytes of SHA-256 of its life id
-    secret   fingerprint of the secret from which the key follows (`wire.cluster_secrets`)
+    secret   fingerprint of the secret from which the key follows (`wire.security.cluster_secrets`)
     number   of this message among all of this life; never the same twice
     tag      under keys of (secret, life), over
 
@@ -55,7 +55,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dataplane.replica.quota import TokenBucket
 from tidelog.server.peers.replay import ReplayWindow
-from wire.cluster_secrets import FINGERPRINT_BYTES, ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import FINGERPRINT_BYTES, ClusterSecret, ClusterSecrets
 from wire.types import Buffer
 
 VERSION: Final = b"\x01"

@@ -23,7 +23,7 @@ from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.tickets import producer_keys, tickets
 from tests.views import A, partition_view
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
 from wire.subjects import Subjects
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,

@@ -9,9 +9,9 @@ import pytest
 
 from dataplane.broker.acks import Answers, BareReplies, EnvelopeReply, Replies, reply_column
 from tests.fake_nats import FakeTransport
-from wire.envelope import decode_ack
 from wire.errors import Code, TidelogError
-from wire.tidelog_pb2 import AckPolicy, Message
+from wire.partition_messages.liftbridge_envelope import decode_ack
+from wire.protobuf.tidelog_pb2 import AckPolicy, Message
 from wire.types import Incarnation, Offset, PartitionKey, StreamName
 
 KEY = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))

@@ -16,10 +16,10 @@ from dataplane.broker.context import Counters
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES_OF_ALL, Decoding, ReceivedAppend
 from dataplane.broker.role import Role
 from wire.batch import BatchBuilder, Compression, EncodedBatch, ReceivedBatch
+from wire.batch.encoded import RecordLimit
 from wire.error_details import LIMIT
 from wire.errors import Code, CorruptData, TidelogError
-from wire.record_limit import RecordLimit
-from wire.tidelog_pb2 import AppendRequest
+from wire.protobuf.tidelog_pb2 import AppendRequest
 from wire.types import LeaderEpoch, Offset
 
 

@@ -15,9 +15,9 @@ from tests.unit.wire.test_errors import MALFORMED
 from tests.views import A, B
 from wire.durability import ACCEPTED, DURABLE, Durability
 from wire.errors import Code, TidelogError
-from wire.replication import encode_header
-from wire.tidelog_pb2 import ReplicationRequest
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.replication import encode_header
+from wire.protobuf.tidelog_pb2 import ReplicationRequest
 from wire.types import Offset
 
 

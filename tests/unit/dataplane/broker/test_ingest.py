@@ -13,14 +13,14 @@ from dataplane.broker.acks import each_reply
 from dataplane.broker.ingest import Ingest
 from dataplane.replica.quota import Quota
 from wire.batch import Compression, RecordBatch, encode_headers, header_items
+from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import MAX_RECORD_HEADERS, RAW_HEADERS
-from wire.envelope import MAGIC, encode_publish
 from wire.errors import Code, TidelogError
-from wire.jetstream import PublishHeaders
-from wire.record_limit import RecordLimit
+from wire.messaging.transport import UniformRun
+from wire.partition_messages.jetstream import PublishHeaders
+from wire.partition_messages.liftbridge_envelope import MAGIC, encode_publish
+from wire.protobuf.tidelog_pb2 import AckPolicy, Message
 from wire.stream_config import StreamConfig
-from wire.tidelog_pb2 import AckPolicy, Message
-from wire.transport import UniformRun
 from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 LIMIT = 1000

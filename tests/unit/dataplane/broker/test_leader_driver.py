@@ -17,15 +17,15 @@ from dataplane.log.partition_log import LogConfig
 from dataplane.replica.effects import ProposeIsr
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
 from tests.views import KEY, A, B
-from wire.append import encode_append
 from wire.batch import BatchBuilder, Compression
 from wire.durability import DURABLE, Durability
-from wire.envelope import MAGIC, decode_ack, encode_publish
 from wire.errors import Code, TidelogError
-from wire.replication import encode_header
-from wire.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
-from wire.tidelog_pb2 import Message as Envelope
-from wire.transport import BulkHandler, Message
+from wire.messaging.transport import BulkHandler, Message
+from wire.partition_messages.append import encode_append
+from wire.partition_messages.liftbridge_envelope import MAGIC, decode_ack, encode_publish
+from wire.partition_messages.replication import encode_header
+from wire.protobuf.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
+from wire.protobuf.tidelog_pb2 import Message as Envelope
 from wire.types import Incarnation, IsrChange, IsrMember, LeaderEpoch, Offset, PartitionEpoch, PartitionView
 
 

@@ -16,14 +16,14 @@ from dataplane.encryption.keyring import Keyring
 from tests.tickets import add_proof_of, tickets
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
-from wire.append import encode_append
 from wire.batch import BatchBuilder, ControlType, EncodedBatch, Marker, decode_control, iter_batches, with_message_id
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import Message
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
+from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
-from wire.transport import Message
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset, PartitionKey, PartitionView, StreamName
 
 ONE = FIRST_TRANSACTIONAL_ID

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dataplane.broker.plain_subjects import PlainSubjects
-from wire.transport import Subscription
+from wire.messaging.transport import Subscription
 
 
 class Nats:

@@ -16,11 +16,11 @@ from dataplane.replica.requests import FollowerFetch
 from tests.tickets import add_proof_of
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
 from tests.views import KEY, A, B
-from wire.append import encode_append
 from wire.batch import BatchBuilder, iter_batches, with_message_id
 from wire.errors import TidelogError
-from wire.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.append import encode_append
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
 from wire.types import (
     FIRST_TRANSACTIONAL_ID,
     NO_PRODUCER,

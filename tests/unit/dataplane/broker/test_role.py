@@ -12,7 +12,7 @@ from dataplane.broker.timer import BEAT, NEAR
 from tests.unit.dataplane.broker.role_bench import Bench, Loop, view
 from tests.unit.dataplane.log.conftest import Batches
 from tests.views import A
-from wire.transport import Message
+from wire.messaging.transport import Message
 from wire.types import LeaderEpoch, Offset, PartitionView
 
 

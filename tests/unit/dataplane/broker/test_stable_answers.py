@@ -14,9 +14,16 @@ from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from tests.views import A
 from wire.batch import Marker
-from wire.replication import BYTES_HEADER, HEADER_SIZE, LOG_END_HEADER, LOG_START_HEADER, OFFSET_HEADER, decode_header
-from wire.tidelog_pb2 import FetchRequest
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.partition_messages.replication import (
+    BYTES_HEADER,
+    HEADER_SIZE,
+    LOG_END_HEADER,
+    LOG_START_HEADER,
+    OFFSET_HEADER,
+    decode_header,
+)
+from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import Offset
 
 

@@ -26,7 +26,7 @@ from tests.unit.dataplane.replica.test_transactions import ONE, TWO, abort, comm
 from wire.batch import BatchHeader
 from wire.error_details import LIMIT
 from wire.errors import Code, CorruptData, TidelogError
-from wire.tickets import LIFETIME_S
+from wire.security.tickets import LIFETIME_S
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, Offset
 
 HOUR = 3600 * 1_000_000_000

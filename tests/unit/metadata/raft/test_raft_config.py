@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metadata.raft import RaftConfig, RaftConfigurationError
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 
 VALID: dict[str, Any] = {
     "address": "127.0.0.1:7001",

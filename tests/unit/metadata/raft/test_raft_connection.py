@@ -15,7 +15,7 @@ from metadata.raft.connection import ACCEPT_PAUSE_S, CONNECTED, DISCONNECTED, Fr
 from metadata.raft.framing import FrameSession
 from metadata.raft.poller import EpollPoller
 from metadata.raft.ports import StreamSocket
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
 

@@ -33,7 +33,7 @@ from metadata.raft.transport import well_formed
 from metadata.raft.types import REGULAR
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
 from tidelog.runtime.loopback import free_addresses
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 from wire.turns import Turns
 
 SELF, PEER, OTHER = sorted(free_addresses(3))

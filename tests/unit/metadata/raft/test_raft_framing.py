@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES, MAX_FRAME_BYTES, WELCOME, FrameError, FrameSession
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
 ADDRESS = "127.0.0.1:7001"

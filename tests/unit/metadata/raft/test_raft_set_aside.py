@@ -11,7 +11,7 @@ from metadata.raft.journal_mark import JournalMark, mark_path
 from metadata.raft.set_aside import MAX_KEPT, open_or_set_aside, set_aside
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import end
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 
 
 def config(directory: Path, *peers: str) -> RaftConfig:

@@ -17,7 +17,7 @@ from metadata.raft.poller import EpollPoller
 from metadata.raft.ports import StreamSocket
 from metadata.raft.tls import RaftTls
 from scripts.certificates import Authority
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])
 

@@ -12,7 +12,7 @@ from metadata.raft.ports import RaftPorts
 from metadata.raft.recovery import INDEX_STEP, TERM_STEP, begin_anew, read
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import Recorder, end
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 from wire.turns import Turns
 
 ADDRESSES = ("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tidelog.cli import main, repartition, session
-from wire.repartition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
+from wire.operations.partition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
 
 PLAN: RepartitionPlan = {
     "stream": "s",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tidelog.cli import main, rotate_secret
 from tidelog.server.secret_file import SecretFile
-from wire.cluster_secrets import ClusterSecret
+from wire.security.cluster_secrets import ClusterSecret
 
 OTHER = ClusterSecret(b"the secret of another cluster").fingerprint.hex()
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from scripts.docs_tables import DOCS
 from tidelog.cli import main
-from wire.operations import OPERATIONS, PRODUCER_INIT
-from wire.permissions import Role, Scope, permissions_of
+from wire.operations.api_operations import OPERATIONS, PRODUCER_INIT
+from wire.security.permissions import Role, Scope, permissions_of
 
 NKEY = "UAAACAQDAQCQMBYIBEFAWDANBYHRAEISCMKBKFQXDAMRUGY4DUPB63NN"
 

@@ -12,7 +12,7 @@ from tidelog.cli import main, session
 from tidelog.cli.stream import _show_damage
 from tidelog.client.errors import StreamExists
 from wire.errors import Code
-from wire.operations import ReplicaProgress, StreamDescription
+from wire.operations.api_operations import ReplicaProgress, StreamDescription
 
 
 class _Client:

@@ -11,7 +11,7 @@ from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
 from tests.unit.tidelog.client.transactions_world import World
 from tidelog.client import coordinator_link
-from wire.operations import GROUP_COORDINATOR
+from wire.operations.api_operations import GROUP_COORDINATOR
 
 
 @pytest.fixture

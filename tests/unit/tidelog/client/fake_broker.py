@@ -19,18 +19,18 @@ from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
 from tests.tickets import producer_keys
 from tidelog.client.connection import Client
-from wire.append import decode_append
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
-from wire.batch_proofs import check_batch_proof
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.layouts import NOT_TOLD
-from wire.operations import OPERATIONS, StreamDescription
-from wire.replication import encode_header
+from wire.messaging.transport import Message
+from wire.operations.api_operations import OPERATIONS, StreamDescription
+from wire.partition_messages.append import decode_append
+from wire.partition_messages.replication import encode_header
+from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
+from wire.security.batch_proofs import check_batch_proof
+from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.tickets import partition_target
-from wire.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
-from wire.transport import Message
 from wire.types import NO_PRODUCER, BrokerId, LeaderEpoch, Offset, StreamName
 
 CLUSTER = "c1"

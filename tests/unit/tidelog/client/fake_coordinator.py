@@ -15,7 +15,7 @@ from functools import partial
 from tests.fake_nats import FakeTransport
 from wire.error_details import CURSOR_VERSION
 from wire.errors import Code, TidelogError
-from wire.groups import (
+from wire.internal_records.group_records import (
     COMMIT,
     CURSOR,
     DISCOVER,
@@ -28,7 +28,8 @@ from wire.groups import (
     to_stream_partitions,
     unknown_member,
 )
-from wire.groups_pb2 import (
+from wire.messaging.transport import Message
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,
@@ -41,7 +42,6 @@ from wire.groups_pb2 import (
     Subscription,
 )
 from wire.subjects import Subjects
-from wire.transport import Message
 
 Partitions = frozenset[StreamPartition]
 

@@ -16,12 +16,7 @@ from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import FakeBroker
 from wire.batch import BatchHeader, Marker, RecordBatch, transaction_marker
 from wire.errors import Code, TidelogError
-from wire.groups_pb2 import CommitRequest
-from wire.subjects import Subjects
-from wire.tidelog_pb2 import AppendRequest
-from wire.transaction_operations import TRANSACTION_COORDINATOR
-from wire.transaction_proofs import proven_of, proven_of_member
-from wire.transactions import (
+from wire.internal_records.transaction_records import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
     ADDS,
@@ -35,7 +30,11 @@ from wire.transactions import (
     coordinator_subject,
     producer_id,
 )
-from wire.transactions_pb2 import (
+from wire.messaging.transport import Message
+from wire.operations.transaction_operations import TRANSACTION_COORDINATOR
+from wire.protobuf.groups_pb2 import CommitRequest
+from wire.protobuf.tidelog_pb2 import AppendRequest
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndFamilyRequest,
@@ -47,7 +46,8 @@ from wire.transactions_pb2 import (
     InitRequest,
     InitResponse,
 )
-from wire.transport import Message
+from wire.security.transaction_proofs import proven_of, proven_of_member
+from wire.subjects import Subjects
 
 
 @dataclass

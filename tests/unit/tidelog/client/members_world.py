@@ -12,7 +12,7 @@ from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator, ModelGroup
 from tidelog.client.connection import Client
 from tidelog.client.group_consumer import GroupConsumer
-from wire.operations import GROUP_COORDINATOR
+from wire.operations.api_operations import GROUP_COORDINATOR
 
 S0, S1 = ("s", 0), ("s", 1)
 

@@ -26,8 +26,8 @@ from tidelog.client.errors import (
     typed,
 )
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.metadata_pb2 import ClusterClaim
-from wire.operations import (
+from wire.messaging.transport import Message
+from wire.operations.api_operations import (
     ClusterStatus,
     MovedPartition,
     PartitionDescription,
@@ -35,7 +35,7 @@ from wire.operations import (
     StreamSummary,
     UncleanElection,
 )
-from wire.transport import Message
+from wire.protobuf.metadata_pb2 import ClusterClaim
 
 
 @pytest.fixture

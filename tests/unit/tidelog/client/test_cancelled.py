@@ -19,7 +19,7 @@ from tidelog.client import connecting, coordinator_link, group_commits, group_co
 from tidelog.client.connection import Client
 from tidelog.client.errors import BadRequest, NoServer, TransactionAborted
 from tidelog.client.group_consumer import GroupConsumer
-from wire.operations import GROUP_COORDINATOR
+from wire.operations.api_operations import GROUP_COORDINATOR
 
 LIMIT = 30
 

@@ -14,7 +14,7 @@ from tidelog.client.connection import Client
 from tidelog.client.cursors import CursorValue
 from tidelog.client.errors import BadName, BadRequest, CursorChanged, DeliveryTimeout, NoServer
 from wire.errors import Code, TidelogError
-from wire.groups import CURSOR
+from wire.internal_records.group_records import CURSOR
 
 
 @dataclass

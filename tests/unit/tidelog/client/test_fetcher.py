@@ -11,7 +11,7 @@ from tidelog.client.positions import Anchor, AtOffset, AtTime, Position
 from tidelog.client.sources import REST_NS, FollowerSources
 from wire.batch import BatchBuilder, control_batch, emptied, parse_header
 from wire.errors import Code, TidelogError
-from wire.replication import encode_header
+from wire.partition_messages.replication import encode_header
 from wire.types import BrokerId, LeaderEpoch, Offset
 
 NOW = 1_000

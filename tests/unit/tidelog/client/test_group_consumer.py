@@ -15,10 +15,10 @@ from tidelog.client.errors import BadRequest, Closed, FencedInstance, NoServer, 
 from tidelog.client.group_consumer import Committed
 from tidelog.client.group_session import session_clock
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, StreamPartition
-from wire.groups_pb2 import HeartbeatRequest
-from wire.operations import GROUP_COORDINATOR
-from wire.transport import Message
+from wire.internal_records.group_records import COMMIT, StreamPartition
+from wire.messaging.transport import Message
+from wire.operations.api_operations import GROUP_COORDINATOR
+from wire.protobuf.groups_pb2 import HeartbeatRequest
 from wire.types import StreamName
 
 

@@ -22,8 +22,8 @@ from tidelog.client.membership import (
 )
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition, to_stream_partitions
-from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse
+from wire.internal_records.group_records import StreamPartition, to_stream_partitions
+from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse
 
 A, B, C = (StreamPartition("s", 5, partition) for partition in range(3))
 

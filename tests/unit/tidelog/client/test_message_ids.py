@@ -13,8 +13,8 @@ from tidelog.client.batches import Gathering, PendingBatch
 from tidelog.client.errors import BadRequest
 from tidelog.client.receipts import Receipts
 from tidelog.client.records import BatchReceipt, Receipt
-from wire.append import UNKNOWN_OFFSET
 from wire.batch import MAX_MESSAGE_IDS, RecordBatch, with_message_id
+from wire.partition_messages.append import UNKNOWN_OFFSET
 
 
 async def test_ids_travel_as_the_header_of_jetstream_and_the_batch_says_so(cluster: Cluster) -> None:

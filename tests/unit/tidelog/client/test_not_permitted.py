@@ -9,8 +9,8 @@ import pytest
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.errors import NotPermitted
-from wire.transport import Message
-from wire.violation import Act, Violation
+from wire.messaging.transport import Message
+from wire.messaging.violation import Act, Violation
 
 APPEND = Violation(act=Act.PUBLISH, subject="tidelog.s.0.append")
 LEADER = Violation(act=Act.PUBLISH, subject="tidelog.s.0.leader")

@@ -21,7 +21,7 @@ from tidelog.client.errors import (
 from tidelog.client.prepared import PreparedTransaction
 from tidelog.client.transaction import State
 from wire.errors import Code, TidelogError
-from wire.transactions import END_FAMILY, MAX_MEMBERS
+from wire.internal_records.transaction_records import END_FAMILY, MAX_MEMBERS
 
 
 async def prepared(world: World, child: str, *values: bytes) -> PreparedTransaction:

@@ -30,8 +30,8 @@ from tidelog.client.positions import AtTime
 from tidelog.client.records import Receipt
 from wire.batch import Compression, RecordBatch, parse_header
 from wire.errors import Code, TidelogError
-from wire.tidelog_pb2 import AppendRequest
-from wire.transport import Message
+from wire.messaging.transport import Message
+from wire.protobuf.tidelog_pb2 import AppendRequest
 
 
 async def test_send_gives_partition_offset_and_timestamp(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from tests.unit.tidelog.client.transactions_world import World
 from tidelog.client.connection import Client
 from tidelog.client.errors import Closed, NoServer, UnknownStream
 from wire.errors import Code
-from wire.transport import Message
+from wire.messaging.transport import Message
 
 
 async def test_closing_the_client_fails_unacknowledged_records(cluster: Cluster) -> None:

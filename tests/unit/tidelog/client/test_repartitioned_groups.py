@@ -15,10 +15,10 @@ from tests.unit.tidelog.client.members_world import World, take, until
 from tidelog.client import group_gate, group_partitions, layout_watch
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import CommittedOffset, OffsetsRequest
-from wire.operations import GROUP_COORDINATOR
-from wire.transport import Message
+from wire.internal_records.group_records import StreamPartition
+from wire.messaging.transport import Message
+from wire.operations.api_operations import GROUP_COORDINATOR
+from wire.protobuf.groups_pb2 import CommittedOffset, OffsetsRequest
 from wire.types import StreamName
 
 

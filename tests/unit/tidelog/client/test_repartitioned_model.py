@@ -33,8 +33,8 @@ from tidelog.client.layout_watch import LayoutWatch
 from tidelog.client.records import Record
 from wire.batch import BatchBuilder
 from wire.batch.control import control_batch
-from wire.groups import StreamPartition
-from wire.operations import GROUP_COORDINATOR
+from wire.internal_records.group_records import StreamPartition
+from wire.operations.api_operations import GROUP_COORDINATOR
 
 KEYS = 12
 RECORDS = 400

@@ -16,7 +16,7 @@ from tests.unit.tidelog.client.transactions_world import until
 from tidelog.client import route_updates
 from tidelog.client.metadata import StreamMetadata
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
 from wire.types import BrokerId, StreamName
 
 S = StreamName("three")

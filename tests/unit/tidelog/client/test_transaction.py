@@ -21,7 +21,7 @@ from tidelog.client.transaction import (
     Transactions,
 )
 from wire.errors import Code, TidelogError
-from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
+from wire.internal_records.transaction_records import ADD_OFFSETS, ADD_PARTITIONS, MAX_ADDED, MAX_EPOCH
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 FIRST = ProducerSession(FIRST_TRANSACTIONAL_ID, 4)

@@ -18,7 +18,7 @@ from tidelog.client.group_commits import Mark
 from tidelog.client.group_consumer import Committed
 from tidelog.client.metadata import StreamMetadata
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, OFFSETS
+from wire.internal_records.group_records import COMMIT, OFFSETS
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 

@@ -26,8 +26,8 @@ from tidelog.client.errors import (
 from tidelog.client.transactional_producer import TransactionalProducer
 from tidelog.transactions.shard import MAX_HELD
 from wire.errors import Code, TidelogError
-from wire.transactions import ADD_OFFSETS, ADD_PARTITIONS, END, INIT
-from wire.transactions_pb2 import InitRequest
+from wire.internal_records.transaction_records import ADD_OFFSETS, ADD_PARTITIONS, END, INIT
+from wire.protobuf.transactions_pb2 import InitRequest
 from wire.types import FIRST_TRANSACTIONAL_ID
 
 

@@ -12,7 +12,7 @@ from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
 from tidelog.client.connection import Client
 from tidelog.client.transactional_producer import TransactionalProducer
-from wire.transactions_pb2 import AddRequest, EndRequest
+from wire.protobuf.transactions_pb2 import AddRequest, EndRequest
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tidelog.groups.assignor import Assignment, assigning
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 
 def assign(

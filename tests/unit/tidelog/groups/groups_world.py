@@ -10,8 +10,9 @@ from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.coordination.times import Times
 from tidelog.groups.shard import GroupShard, Request
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition, from_stream_partitions
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import StreamPartition, from_stream_partitions
+from wire.operations.operation import Operation
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommittedOffset,
     CursorRequest,
@@ -22,7 +23,6 @@ from wire.groups_pb2 import (
     OffsetsResponse,
     Subscription,
 )
-from wire.operation import Operation
 
 GROUP = "g"
 PATIENCE = 5.0
@@ -42,7 +42,7 @@ def view(generation: int = 10, **streams: tuple[int, int]) -> StreamsView:
 
 
 def check_ticket(ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> None:
-    """As `wire.tickets.Tickets.check`, of tickets that everybody can make."""
+    """As `wire.security.tickets.Tickets.check`, of tickets that everybody can make."""
     if ticket != make_ticket(producer_id, producer_epoch, target):
         raise TidelogError(Code.NOT_IN_TRANSACTION, f"{ticket!r} is no ticket for {target}")
 

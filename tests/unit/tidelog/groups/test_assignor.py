@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tidelog.groups.assigned import assign
 from tidelog.groups.assignor import Assignment
-from wire.groups import StreamPartition
+from wire.internal_records.group_records import StreamPartition
 
 STREAMS = ("a", "b", "c")
 

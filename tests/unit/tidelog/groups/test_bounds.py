@@ -22,8 +22,8 @@ from tidelog.groups.selection import MOST_KEPT, Selection, Subscribed
 from tidelog.groups.shard import MAX_REQUESTS, MAX_WORK
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import HeartbeatRequest, Subscription
+from wire.internal_records.group_records import StreamPartition
+from wire.protobuf.groups_pb2 import HeartbeatRequest, Subscription
 
 LONG = "x" * 50
 

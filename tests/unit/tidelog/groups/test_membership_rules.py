@@ -17,8 +17,8 @@ from tests.unit.tidelog.groups.groups_world import (
     view,
 )
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
+from wire.internal_records.group_records import StreamPartition
+from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
 
 
 def test_the_first_member_gets_everything_with_its_first_answer() -> None:

@@ -10,11 +10,11 @@ from tests.unit.tidelog.groups.groups_world import GROUP, RETENTION, Member, Wor
 from tidelog.coordination.requests import encoded
 from tidelog.groups import group as group_module
 from tidelog.groups import shard as shard_module
-from wire import operations as op
 from wire.error_details import CURSOR_VERSION, LIMIT
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import StreamPartition
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommitResponse,
     CommittedOffset,

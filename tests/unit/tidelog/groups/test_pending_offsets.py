@@ -9,12 +9,12 @@ from tidelog.coordination.requests import Answer
 from tidelog.groups import pending as module
 from tidelog.groups.pending import PROOF_S
 from tidelog.groups.shard import BARRIER
-from wire import operations as op
 from wire.errors import Code, TidelogError
-from wire.groups import StreamPartition
-from wire.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, StreamPartitions
-from wire.tickets import group_target
-from wire.transactions import GROUP_END
+from wire.internal_records.group_records import StreamPartition
+from wire.internal_records.transaction_records import GROUP_END
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import CommitRequest, CommitResponse, CommittedOffset, OffsetsRequest, StreamPartitions
+from wire.security.tickets import group_target
 
 PRODUCER = 1 << 62
 S0, S1 = (StreamPartition("s", 1, number) for number in (0, 1))

@@ -10,10 +10,10 @@ from tidelog.groups import group as group_module
 from tidelog.groups import members
 from tidelog.groups import shard as shard_module
 from tidelog.groups.shard import BARRIER, BEAT
-from wire import operations as op
 from wire.errors import Code
-from wire.groups import GroupKey, MemberKey, StreamPartition, decode_key
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import GroupKey, MemberKey, StreamPartition, decode_key
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommittedOffset,
     CursorRequest,

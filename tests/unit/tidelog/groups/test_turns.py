@@ -16,9 +16,9 @@ from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.groups.assignor import MOST_LOOKS, Assignment, assigning
 from tidelog.groups.group import MAX_MEMBERS, MAX_PARTITIONS, MAX_SUBSCRIPTIONS, TURN
 from tidelog.groups.shard import Request
-from wire import operations as op
-from wire.groups import StreamPartition
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import StreamPartition
+from wire.operations import api_operations as op
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommittedOffset,
     HeartbeatRequest,

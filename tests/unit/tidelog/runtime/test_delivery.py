@@ -7,7 +7,7 @@ import pytest
 from tidelog.runtime.counters import Counters
 from tidelog.runtime.delivery import MAX_HEADER_BYTES, Guard, Inboxes, checked_subject, decoding, guarded
 from tidelog.runtime.parser import ReadCounters
-from wire.transport import Message
+from wire.messaging.transport import Message
 
 
 def block(size: int) -> bytes:

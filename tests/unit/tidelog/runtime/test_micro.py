@@ -14,7 +14,7 @@ from tidelog.runtime.micro import ERROR_CODE_HEADER, MAX_BURST_BYTES, MAX_IN_WOR
 from tidelog.runtime.request_queue import MAX_WAITING_ALIKE
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
-from wire.transport import Message
+from wire.messaging.transport import Message
 from wire.types import Buffer
 
 VERBS = ("PING", "INFO", "STATS")

@@ -22,7 +22,7 @@ from tidelog.runtime.parser import (
     ChunkParser,
     ProtocolError,
 )
-from wire.transport import RawHandler
+from wire.messaging.transport import RawHandler
 
 Event: TypeAlias = tuple[object, ...]
 HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"

@@ -6,7 +6,7 @@ import asyncio
 
 from tidelog.runtime.pace import Pace
 from tidelog.runtime.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES, Asked, RequestQueue
-from wire.transport import Message
+from wire.messaging.transport import Message
 
 
 class Work:

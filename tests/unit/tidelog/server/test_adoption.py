@@ -6,9 +6,9 @@ import pytest
 
 from tidelog.server import adoption
 from tidelog.server.adoption import AdoptionSessions, LabelsWithAdoption
-from wire.adoption import ADOPTION_LABEL, MAX_STREAMS, SESSION_TTL_S, AdoptionReport
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
+from wire.operations.adoption_report import ADOPTION_LABEL, MAX_STREAMS, SESSION_TTL_S, AdoptionReport
 
 
 def report(sessions: AdoptionSessions, client: str, now: float = 0.0, *, origin: str = "", **streams: int) -> None:

@@ -9,9 +9,9 @@ import pytest
 from metadata.runtime.services import QUESTION
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.answering import AnsweringTransport
-from wire.reply_subjects import ReplySubjects
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import Message
 from wire.subjects import Subjects
-from wire.transport import Message
 from wire.types import BrokerId
 
 SUBJECTS = Subjects()

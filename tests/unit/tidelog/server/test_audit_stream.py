@@ -21,9 +21,9 @@ from tidelog.server.audit_stream import (
     AuditStream,
     QueuedRecord,
 )
-from wire.audit import AuditRecord, audit_record
 from wire.errors import Code, TidelogError
-from wire.operations import StreamRef
+from wire.internal_records.audit_records import AuditRecord, audit_record
+from wire.operations.api_operations import StreamRef
 
 
 def record(number: int, *, refused: bool = False, padding: int = 0) -> AuditRecord:

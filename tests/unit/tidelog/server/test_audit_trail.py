@@ -11,10 +11,10 @@ import pytest
 
 from tidelog.server.audit import AuditTrail
 from tidelog.server.log_limit import ALWAYS, MAX_ARGUMENT, LogLimit
-from wire.audit import AuditRecord
 from wire.errors import Code, TidelogError
-from wire.operations import CLUSTER_STATUS, STREAM_ALTER, STREAM_DELETE, AlterStreamRequest, StreamRef
-from wire.transport import Message
+from wire.internal_records.audit_records import AuditRecord
+from wire.messaging.transport import Message
+from wire.operations.api_operations import CLUSTER_STATUS, STREAM_ALTER, STREAM_DELETE, AlterStreamRequest, StreamRef
 
 REQUEST = Message("tidelog.api.stream.delete.s", b"", "_INBOX.a.1", {"Tidelog-Client": "anna@host tidelog"})
 

@@ -13,8 +13,8 @@ from tests.peers import peer_link
 from tidelog.server import node
 from tidelog.server.node import FoundCluster, _ask_for_cluster
 from tidelog.server.peers.link import PeerLink
-from wire import metadata_pb2 as pb
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.protobuf import metadata_pb2 as pb
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 from wire.subjects import Subjects
 from wire.types import BrokerId
 

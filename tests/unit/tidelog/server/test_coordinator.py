@@ -20,13 +20,14 @@ from tidelog.groups.shard import GroupShard
 from tidelog.server import coordinator as module
 from tidelog.server.coordinated import groups_and_cursors
 from tidelog.server.coordinator import Coordinator, CoordinatorCounters
-from wire import json_codec
-from wire import operations as op
 from wire.batch import BatchBuilder, EncodedBatch
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
-from wire.groups import CursorKey, coordinator_partition
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import CursorKey, coordinator_partition
+from wire.messaging.transport import Message, PeerTransport, Transport
+from wire.operations import api_operations as op
+from wire.operations import json_codec
+from wire.protobuf.groups_pb2 import (
     CursorRecord,
     CursorRequest,
     CursorResponse,
@@ -34,9 +35,7 @@ from wire.groups_pb2 import (
     HeartbeatResponse,
     OffsetsRequest,
 )
-from wire.peers import PeerTransport
 from wire.subjects import Subjects
-from wire.transport import Message, Transport
 from wire.types import Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 SUBJECTS = Subjects()

@@ -20,8 +20,9 @@ from tidelog.server.coordinated import groups_and_cursors
 from tidelog.server.coordinator import Coordinator, CoordinatorCounters
 from wire.batch import EncodedBatch, RecordBatch
 from wire.errors import Code, TidelogError
-from wire.groups import COMMIT, HEARTBEAT, KINDS, OFFSETS, coordinator_partition
-from wire.groups_pb2 import (
+from wire.internal_records.group_records import COMMIT, HEARTBEAT, KINDS, OFFSETS, coordinator_partition
+from wire.messaging.transport import Message
+from wire.protobuf.groups_pb2 import (
     CommitRequest,
     CommittedOffset,
     HeartbeatRequest,
@@ -31,7 +32,6 @@ from wire.groups_pb2 import (
     Subscription,
 )
 from wire.subjects import Subjects
-from wire.transport import Message
 from wire.types import Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 SUBJECTS = Subjects()

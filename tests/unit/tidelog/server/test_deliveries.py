@@ -14,8 +14,8 @@ from tidelog.coordination.requests import Delivery
 from tidelog.server import deliveries as module
 from tidelog.server.deliveries import Deliveries
 from wire.errors import Code, TidelogError
+from wire.messaging.transport import NO_RESPONDERS, Message
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message
 from wire.types import Buffer
 
 

@@ -17,8 +17,8 @@ from tidelog.server.liftbridge.metadata import MetadataCalls
 from tidelog.server.liftbridge.producers import Place
 from tidelog.server.liftbridge.publishing import PublishCalls
 from tidelog.server.liftbridge.refusals import Refused, refusal
-from wire import liftbridge_pb2 as pb
 from wire.errors import Code, TidelogError
+from wire.protobuf import liftbridge_pb2 as pb
 from wire.subjects import Subjects
 from wire.types import BrokerId, StreamName
 

@@ -23,7 +23,7 @@ from tests.tickets import producer_keys
 from tidelog.groups.shard import GroupShard
 from tidelog.server.coordinated import groups_and_cursors, transactional_ids
 from tidelog.transactions.shard import TransactionShard
-from wire.operations import OPERATIONS
+from wire.operations.api_operations import OPERATIONS
 
 LINES = 200_000
 ROOT = Path(__file__).parents[4]

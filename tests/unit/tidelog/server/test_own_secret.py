@@ -9,7 +9,7 @@ import pytest
 
 from dataplane.log.files import RealFiles
 from tidelog.server.own_secret import FILE, keep_own_secret
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 
 def kept(folder: Path) -> ClusterSecret:

@@ -24,11 +24,10 @@ from tidelog.server.peers.link import PeerLink, kind_of
 from tidelog.server.peers.refusals import LOG_INTERVAL_S, Refusals
 from tidelog.server.peers.replay import WINDOW, ReplayWindow
 from tidelog.server.peers.tags import CLAIM, PEER, TRAILER_BYTES, UNHEARD_PER_S, Signer
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.errors import TidelogError
-from wire.peers import TAG_HEADER
+from wire.messaging.transport import NO_RESPONDERS, TAG_HEADER, Message
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.subjects import Subjects
-from wire.transport import NO_RESPONDERS, Message
 from wire.types import BrokerId, Buffer, StreamName
 
 SUBJECT = "tidelog.s.0.replicate"

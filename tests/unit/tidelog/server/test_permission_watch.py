@@ -6,7 +6,7 @@ import pytest
 
 from tests.fake_nats import FakeTransport
 from tidelog.server.permissions import LOG_INTERVAL_S, MAX_SHOWN, REMEMBERED_S, PermissionWatch
-from wire.violation import Act, Violation
+from wire.messaging.violation import Act, Violation
 
 
 class Bench:

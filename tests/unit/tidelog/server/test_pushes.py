@@ -13,13 +13,13 @@ from tests.fake_nats import FakeTransport, Hub
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.server import pushes
 from tidelog.server.pushes import DuePushes, Pushes
-from wire import json_codec
 from wire.errors import CLUSTER_HEADER
 from wire.internal_streams import GROUPS
-from wire.operations import StreamRoutes
-from wire.racks import RACK_LABEL
+from wire.messaging.transport import Message
+from wire.notation import RACK_LABEL
+from wire.operations import json_codec
+from wire.operations.api_operations import StreamRoutes
 from wire.subjects import Subjects
-from wire.transport import Message
 from wire.turns import LOOKS, Steps
 from wire.types import BrokerId, Generation, StreamName
 

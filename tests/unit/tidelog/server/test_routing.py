@@ -14,10 +14,10 @@ from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.runtime.request_queue import MAX_WAITING
 from tidelog.server.routing import QUEUE, RoutingRequests
-from wire.adoption import ADOPT, MAX_REPORT_BYTES
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.operations.adoption_report import ADOPT, MAX_REPORT_BYTES
+from wire.operations.stream_routes import TOPOLOGY
 from wire.subjects import Subjects
-from wire.topology import TOPOLOGY
 from wire.types import BrokerId
 
 SUBJECTS = Subjects()

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.waiting import until
 from tidelog.server.secret_file import SecretFile, SecretWatch, Step, obstacles
-from wire.cluster_secrets import ClusterSecret, ClusterSecrets
 from wire.errors import TidelogError
+from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 OLD, NEW = ClusterSecret(b"the old secret of the cluster"), ClusterSecret(b"the new secret of the cluster")
 OLD_ID, NEW_ID = OLD.fingerprint.hex(), NEW.fingerprint.hex()

@@ -14,11 +14,11 @@ from metadata.model import Outcome
 from tests.turns import finished
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
 from tidelog.server.topology import HEAD_BYTES, TopologyPages
-from wire import json_codec
 from wire.errors import Code, TidelogError
 from wire.internal_streams import GROUPS
+from wire.operations import json_codec
+from wire.operations.stream_routes import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TOPOLOGY, Topology
 from wire.subjects import Subjects
-from wire.topology import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TOPOLOGY, Topology
 from wire.turns import LOOKS
 from wire.types import StreamName
 

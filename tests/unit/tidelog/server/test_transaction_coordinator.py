@@ -21,15 +21,9 @@ from tidelog.server import deliveries
 from tidelog.server.coordinated import transactional_ids
 from tidelog.server.coordinator import Coordinator
 from tidelog.transactions.shard import TransactionShard
-from wire import json_codec
 from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
-from wire.producer_keys import prove
-from wire.subjects import Subjects
-from wire.tickets import group_target, partition_target
-from wire.tidelog_pb2 import EndTransactionRequest
-from wire.transaction_proofs import add_proof, proven_of, proven_of_prepared
-from wire.transactions import (
+from wire.internal_records.transaction_records import (
     ADD_ANY,
     ADD_OFFSETS,
     ADD_PARTITIONS,
@@ -40,7 +34,10 @@ from wire.transactions import (
     coordinator_partition,
     coordinator_subject,
 )
-from wire.transactions_pb2 import (
+from wire.messaging.transport import Message
+from wire.operations import json_codec
+from wire.protobuf.tidelog_pb2 import EndTransactionRequest
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndFamilyRequest,
@@ -53,7 +50,10 @@ from wire.transactions_pb2 import (
     InitRequest,
     InitResponse,
 )
-from wire.transport import Message
+from wire.security.producer_keys import prove
+from wire.security.tickets import group_target, partition_target
+from wire.security.transaction_proofs import add_proof, proven_of, proven_of_prepared
+from wire.subjects import Subjects
 from wire.types import Incarnation, PartitionKey, StreamName
 
 SUBJECTS = Subjects()

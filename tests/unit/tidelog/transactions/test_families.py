@@ -15,9 +15,14 @@ from tidelog.server.coordinator import MAX_REQUEST_BYTES
 from tidelog.transactions import families
 from tidelog.transactions.transaction import Ending, Idle, Open, Outcome
 from wire.errors import Code, TidelogError
-from wire.subjects import Subjects
-from wire.transactions import MAX_EPOCH, MAX_MEMBERS, FamilyKey, coordinator_partition, coordinator_subject
-from wire.transactions_pb2 import (
+from wire.internal_records.transaction_records import (
+    MAX_EPOCH,
+    MAX_MEMBERS,
+    FamilyKey,
+    coordinator_partition,
+    coordinator_subject,
+)
+from wire.protobuf.transactions_pb2 import (
     EndFamilyRequest,
     EndFamilyResponse,
     FamilyMember,
@@ -25,6 +30,7 @@ from wire.transactions_pb2 import (
     FamilyResponse,
     InitResponse,
 )
+from wire.subjects import Subjects
 
 ENDED = EndFamilyResponse()
 SUPERSEDED = EndFamilyResponse(superseded=True)

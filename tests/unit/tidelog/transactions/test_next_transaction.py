@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.tidelog.transactions.transactions_world import Producer, World, code, init_request
 from wire.errors import Code
-from wire.transactions_pb2 import EndResponse
+from wire.protobuf.transactions_pb2 import EndResponse
 
 
 def decided_and_not_told() -> tuple[World, Producer]:

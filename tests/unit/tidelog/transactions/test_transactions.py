@@ -18,12 +18,12 @@ from tidelog.transactions import shard as module
 from tidelog.transactions.participants import GroupIn, PartitionIn
 from tidelog.transactions.shard import BARRIER, HOLD_S, MAX_HELD
 from tidelog.transactions.transaction import Idle, Open, Outcome
-from wire import transactions
 from wire.errors import Code, TidelogError
-from wire.tickets import group_target, partition_target
-from wire.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
-from wire.transactions import MAX_EPOCH, MAX_TIMEOUT_MS, ProducerIdsKey, producer_id
-from wire.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.internal_records import transaction_records
+from wire.internal_records.transaction_records import MAX_EPOCH, MAX_TIMEOUT_MS, ProducerIdsKey, producer_id
+from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE, TRANSACTION_LIST
+from wire.protobuf.transactions_pb2 import AddRequest, AddResponse, EndRequest, EndResponse, InitRequest, InitResponse
+from wire.security.tickets import group_target, partition_target
 
 
 def test_a_transaction_is_told_to_all_that_take_part_and_the_next_one_has_the_next_epoch() -> None:
@@ -563,7 +563,7 @@ def test_a_request_adds_at_most_what_fits_into_it() -> None:
         transactional_id="i" * 64,
         producer_id=(1 << 63) - 1,
         producer_epoch=MAX_EPOCH,
-        partitions=[partition(10_000, "s" * 64, (1 << 40), (1 << 40)) for _ in range(transactions.MAX_ADDED)],
+        partitions=[partition(10_000, "s" * 64, (1 << 40), (1 << 40)) for _ in range(transaction_records.MAX_ADDED)],
         cluster_id="c" * 64,
     )
     assert most.ByteSize() <= 64 << 10

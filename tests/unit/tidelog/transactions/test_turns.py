@@ -11,8 +11,8 @@ from tests.unit.tidelog.groups.groups_world import view
 from tests.unit.tidelog.transactions.transactions_world import Producer, World, init_request
 from tidelog.coordination.requests import Admin, Settled
 from tidelog.transactions.shard import KEPT_S
-from wire.transaction_operations import TRANSACTION_DESCRIBE, TRANSACTION_LIST
-from wire.transactions_pb2 import FamilyRequest
+from wire.operations.transaction_operations import TRANSACTION_DESCRIBE, TRANSACTION_LIST
+from wire.protobuf.transactions_pb2 import FamilyRequest
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from tidelog.coordination.times import Times
 from tidelog.transactions.participants import Told
 from tidelog.transactions.shard import Request, TransactionShard
 from wire.errors import Code, TidelogError
-from wire.operation import Operation
-from wire.transactions_pb2 import (
+from wire.operations.operation import Operation
+from wire.protobuf.transactions_pb2 import (
     AddRequest,
     AddResponse,
     EndRequest,

@@ -1,0 +1,89 @@
+"""Values as people write them in settings, options and labels: amounts of bytes and of time (`512KiB`, `10GB`, `7d`),
+TCP ports, and racks.
+
+    bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); small and capital letters alike
+    time       ms, s, m, h, d
+
+A setting whose value is a number of bytes or of milliseconds takes both the plain number and an amount with a unit.
+`1.5GB` is taken where it is a whole number of bytes. A lone K, M or G is not: it may stand for either power, and for
+minutes.
+
+A rack is where a broker or a consumer runs, such as an availability zone; equal texts are near each other. A broker
+reports its rack as a label of its probe answers; clients get the racks of a stream's replicas with its metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final, TypeAlias
+
+from wire.echo import echo
+from wire.errors import Code, TidelogError
+
+RACK_LABEL: Final = "rack"
+_RACK = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def check_rack(rack: object) -> str:
+    """Raises TidelogError(BAD_CONFIG)."""
+    if not isinstance(rack, str) or not _RACK.fullmatch(rack):
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"rack={echo(rack):.120} is no name of a rack: letters, digits, '.', '_' and '-', at most 100, such as"
+            " 'eu-1a'",
+        )
+    return rack
+
+
+MOST_PORT: Final = 65535
+
+
+def port_number(text: str) -> int | None:
+    """The port that the ASCII digits of `text` name, from 1 to 65535; None: they name none, or other characters are in
+    it."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):  # `int` refuses thousands of digits
+        return None
+    number = int(text)
+    return number if 0 < number <= MOST_PORT else None
+
+
+Factors: TypeAlias = dict[str, int]
+"""What one of each unit is in the plain number."""
+
+TIME: Factors = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+"""In milliseconds."""
+BYTES: Factors = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+
+_AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([a-zA-Z]{1,3})", re.ASCII)
+_SHOWN = ("B", "kB", "MB", "GB", "TB")
+
+
+def amount(text: str, factors: Factors) -> int | None:
+    """The plain number that a text with a unit stands for; None: it is no such text, or no whole number."""
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        return None
+    factor = next((factor for unit, factor in factors.items() if unit.lower() == found[2].lower()), None)
+    if factor is None:
+        return None
+    exact = Decimal(found[1]) * factor
+    return int(exact) if exact == int(exact) else None
+
+
+def units_in_words(factors: Factors) -> str:
+    *others, last = factors
+    return f"{', '.join(others)} or {last}"
+
+
+def bytes_in_words(count: int) -> str:
+    """Three digits or so: "0 B", "999 B", "35.1 MB", "812 GB"."""
+    size = float(count)
+    unit = 0
+    while size >= 999.5 and unit < len(_SHOWN) - 1:
+        size /= 1000
+        unit += 1
+    return f"{count} B" if unit == 0 else f"{size:.{1 if size < 99.95 else 0}f} {_SHOWN[unit]}"
