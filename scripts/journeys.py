@@ -108,13 +108,19 @@ class Journeys:
             os.kill(pid, number)
 
 
+async def take_one(member: tidelog.GroupConsumer[bytes, bytes]) -> None:
+    async for _ in member:
+        return
+    raise AssertionError("the member has left")
+
+
 async def travel(nats_url: str, folder: Path, pids: list[int]) -> dict[str, set[str]]:
     journeys = Journeys(folder, pids)
     async with await tidelog.connect(nats_url) as client:
         await client.create_stream("s", partitions=3, replication_factor=3)
-        async with client.producer("s") as producer, client.consumer("s", group="g") as member:
+        async with client.producer("s") as producer, client.subscribe("s", group="g") as member:
             await producer.send(b"first")
-            await anext(member)
+            await take_one(member)
             await member.commit()
             await asyncio.sleep(WARM_UP_S)
 
@@ -122,11 +128,11 @@ async def travel(nats_url: str, folder: Path, pids: list[int]) -> dict[str, set[
                 await producer.send(b"second")
 
             async def fetch() -> None:
-                await anext(member)
+                await take_one(member)
                 await member.commit()
 
             async def alter() -> None:
-                await client.alter_stream("s", partitions=6)
+                await client.repartition("s", 6)
 
             return {
                 "send": await journeys.files_of(send),
