@@ -69,7 +69,8 @@ class SparkJobs:
         return {carrier: CarrierFigures(*figures) for carrier, figures in json.loads(output).items()}
 
     def _why(self) -> str:
-        """Python's own last words, which stand at the margin: "tidelog.client.errors.NoServer: no NATS server ..."."""
+        """Python's own last words, which stand at the margin: "tidelog.client.base.exceptions.NoServer: no NATS server
+        ..."."""
         log = self._log_file.read_text(errors="replace")
         words = re.findall(r"^[A-Za-z_][\w.]*: .*(?<!last\):)$", log, re.MULTILINE)
         return words[-1] if words else "it said nothing"

@@ -582,7 +582,7 @@ BOUNDS = (
         on="LeaderEpoch and offset of an answer to a client",
         limit="an acknowledgement of a later LeaderEpoch than the request named, or of an offset outside 63 bits, is"
         " left alone; where no leader knows a LeaderEpoch that an answer told, the metadata's counts",
-        where="tidelog/client/accumulator.py",
+        where="tidelog/client/producer/accumulator.py",
     ),
     Bound(
         on="calls on the port for [Liftbridge's clients](liftbridge.md)",

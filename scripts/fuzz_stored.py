@@ -36,8 +36,8 @@ from spark_connector.connections import Address
 from spark_connector.log_port import OffsetRange
 from spark_connector.reading import TaskSettings, read_ranges
 from spark_connector.retrying import Retry
-from tidelog.client.connection import Client
-from tidelog.client.positions import AtTime
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from wire.batch import BatchBuilder, Compression, encode_headers, header_items
 from wire.batch.header import encode_header

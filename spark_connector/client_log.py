@@ -23,10 +23,10 @@ from spark_connector.cluster import Cluster
 from spark_connector.connections import Connection
 from spark_connector.log_port import OffsetRange, PartitionExtent, PartitionName, Span, StreamExtent
 from spark_connector.retrying import WARN_SECONDS, WaitedOut
-from tidelog.client.connection import Client
-from tidelog.client.errors import UnknownStream
-from tidelog.client.offset_lookup import Span as ClientSpan
-from tidelog.client.positions import AtTime
+from tidelog.client.base.exceptions import UnknownStream
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.client import Client
+from tidelog.client.consumer.offset_lookup import Span as ClientSpan
 from wire.batch import RecordBatch
 from wire.error_details import OFFSET
 from wire.errors import Code, TidelogError

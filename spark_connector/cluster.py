@@ -13,7 +13,7 @@ from spark_connector.connections import Address, Connection, KeptConnections, ke
 from spark_connector.inline_files import with_paths
 from spark_connector.option_values import ConnectionOptions
 from spark_connector.retrying import Retry
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from wire.errors import TidelogError
 
 RENEW_SECONDS = 15.0

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import tidelog
-from tidelog.client.connection import Client
-from tidelog.client.loop_thread import LoopThread
+from tidelog.client.client import Client
+from tidelog.loop_thread import LoopThread
 from wire.errors import Code, TidelogError
 
 MAX_KEPT = 8

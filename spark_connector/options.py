@@ -34,7 +34,7 @@ from spark_connector.option_values import (
     parsed,
     refuse,
 )
-from tidelog.client.positions import timestamp_from_text
+from tidelog.client.base.read_positions import timestamp_from_text
 from wire.internal_records.group_records import check_group_name
 from wire.notation import check_rack
 from wire.subjects import check_stream_name

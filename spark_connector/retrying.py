@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidelog.client.errors import NoServer
+from tidelog.client.base.exceptions import NoServer
 from wire.errors import TidelogError
 
 WARN_SECONDS = 10.0

@@ -26,11 +26,11 @@ from spark_connector.committed_batch import CommittedBatch, Rows, added, family_
 from spark_connector.connections import Connection
 from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import Records, Target, chunks, records_of
-from tidelog.client.connection import Client
-from tidelog.client.errors import ProducerFenced
-from tidelog.client.prepared import FamilyCommit, PreparedTransaction
-from tidelog.client.producer import Producer
-from tidelog.client.transactional_producer import TransactionalProducer
+from tidelog.client.base.exceptions import ProducerFenced
+from tidelog.client.client import Client
+from tidelog.client.producer.producer import Producer
+from tidelog.client.transaction.prepared_transactions import FamilyCommit, PreparedTransaction
+from tidelog.client.transaction.transactional_producer import TransactionalProducer
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import child_id
 from wire.types import Incarnation, StreamName

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from spark_connector.cluster import Cluster
     from spark_connector.sink_delivery import Place, Sent
-    from tidelog.client.connection import Client
-    from tidelog.client.prepared import PreparedTransaction
+    from tidelog.client.client import Client
+    from tidelog.client.transaction.prepared_transactions import PreparedTransaction
     from wire.types import StreamName
 
 QUERY_ID: Final = "sql.streaming.queryId"

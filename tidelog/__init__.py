@@ -18,67 +18,67 @@ from typing import TYPE_CHECKING, Any
 from tidelog.shadowing import check_not_hidden, warn_if_hidden
 
 if TYPE_CHECKING:
-    from tidelog.client.connecting import connect as connect
-    from tidelog.client.connection import Client as Client
-    from tidelog.client.consumer import Consumer as Consumer
-    from tidelog.client.cursors import Cursor as Cursor
-    from tidelog.client.cursors import CursorValue as CursorValue
-    from tidelog.client.errors import BadConfig as BadConfig
-    from tidelog.client.errors import BadName as BadName
-    from tidelog.client.errors import BadReplicationFactor as BadReplicationFactor
-    from tidelog.client.errors import BadRequest as BadRequest
-    from tidelog.client.errors import BadSubject as BadSubject
-    from tidelog.client.errors import BufferFull as BufferFull
-    from tidelog.client.errors import Closed as Closed
-    from tidelog.client.errors import CorruptBatch as CorruptBatch
-    from tidelog.client.errors import CorruptEnvelope as CorruptEnvelope
-    from tidelog.client.errors import CursorChanged as CursorChanged
-    from tidelog.client.errors import DeliveryTimeout as DeliveryTimeout
-    from tidelog.client.errors import DeserializationFailed as DeserializationFailed
-    from tidelog.client.errors import FencedInstance as FencedInstance
-    from tidelog.client.errors import GroupNotEmpty as GroupNotEmpty
-    from tidelog.client.errors import IncorrectOffset as IncorrectOffset
-    from tidelog.client.errors import LeaderNotMoved as LeaderNotMoved
-    from tidelog.client.errors import LimitReached as LimitReached
-    from tidelog.client.errors import LogTruncated as LogTruncated
-    from tidelog.client.errors import MessageTooLarge as MessageTooLarge
-    from tidelog.client.errors import NoKey as NoKey
-    from tidelog.client.errors import NoServer as NoServer
-    from tidelog.client.errors import NoSpace as NoSpace
-    from tidelog.client.errors import NotAssigned as NotAssigned
-    from tidelog.client.errors import NotEnoughReplicas as NotEnoughReplicas
-    from tidelog.client.errors import NotInTransaction as NotInTransaction
-    from tidelog.client.errors import NotPermitted as NotPermitted
-    from tidelog.client.errors import OffsetOutOfRange as OffsetOutOfRange
-    from tidelog.client.errors import OutOfOrderSequence as OutOfOrderSequence
-    from tidelog.client.errors import PartitionRetired as PartitionRetired
-    from tidelog.client.errors import ProducerFenced as ProducerFenced
-    from tidelog.client.errors import ReadOnly as ReadOnly
-    from tidelog.client.errors import RecordTooLarge as RecordTooLarge
-    from tidelog.client.errors import SerializationFailed as SerializationFailed
-    from tidelog.client.errors import StaleCommit as StaleCommit
-    from tidelog.client.errors import StaleGeneration as StaleGeneration
-    from tidelog.client.errors import StalePartitioning as StalePartitioning
-    from tidelog.client.errors import StreamExists as StreamExists
-    from tidelog.client.errors import SubjectTaken as SubjectTaken
-    from tidelog.client.errors import TransactionAborted as TransactionAborted
-    from tidelog.client.errors import UnknownGroup as UnknownGroup
-    from tidelog.client.errors import UnknownMember as UnknownMember
-    from tidelog.client.errors import UnknownStream as UnknownStream
-    from tidelog.client.errors import UnknownTransaction as UnknownTransaction
-    from tidelog.client.errors import WrongCluster as WrongCluster
-    from tidelog.client.errors import WrongIncarnation as WrongIncarnation
-    from tidelog.client.group_consumer import Committed as Committed
-    from tidelog.client.group_consumer import GroupConsumer as GroupConsumer
-    from tidelog.client.positions import AtTime as AtTime
-    from tidelog.client.prepared import FamilyCommit as FamilyCommit
-    from tidelog.client.prepared import PreparedTransaction as PreparedTransaction
-    from tidelog.client.producer import Producer as Producer
-    from tidelog.client.records import Batch as Batch
-    from tidelog.client.records import BatchReceipt as BatchReceipt
-    from tidelog.client.records import Receipt as Receipt
-    from tidelog.client.records import Record as Record
-    from tidelog.client.transactional_producer import TransactionalProducer as TransactionalProducer
+    from tidelog.client.base.exceptions import BadConfig as BadConfig
+    from tidelog.client.base.exceptions import BadName as BadName
+    from tidelog.client.base.exceptions import BadReplicationFactor as BadReplicationFactor
+    from tidelog.client.base.exceptions import BadRequest as BadRequest
+    from tidelog.client.base.exceptions import BadSubject as BadSubject
+    from tidelog.client.base.exceptions import BufferFull as BufferFull
+    from tidelog.client.base.exceptions import Closed as Closed
+    from tidelog.client.base.exceptions import CorruptBatch as CorruptBatch
+    from tidelog.client.base.exceptions import CorruptEnvelope as CorruptEnvelope
+    from tidelog.client.base.exceptions import CursorChanged as CursorChanged
+    from tidelog.client.base.exceptions import DeliveryTimeout as DeliveryTimeout
+    from tidelog.client.base.exceptions import DeserializationFailed as DeserializationFailed
+    from tidelog.client.base.exceptions import FencedInstance as FencedInstance
+    from tidelog.client.base.exceptions import GroupNotEmpty as GroupNotEmpty
+    from tidelog.client.base.exceptions import IncorrectOffset as IncorrectOffset
+    from tidelog.client.base.exceptions import LeaderNotMoved as LeaderNotMoved
+    from tidelog.client.base.exceptions import LimitReached as LimitReached
+    from tidelog.client.base.exceptions import LogTruncated as LogTruncated
+    from tidelog.client.base.exceptions import MessageTooLarge as MessageTooLarge
+    from tidelog.client.base.exceptions import NoKey as NoKey
+    from tidelog.client.base.exceptions import NoServer as NoServer
+    from tidelog.client.base.exceptions import NoSpace as NoSpace
+    from tidelog.client.base.exceptions import NotAssigned as NotAssigned
+    from tidelog.client.base.exceptions import NotEnoughReplicas as NotEnoughReplicas
+    from tidelog.client.base.exceptions import NotInTransaction as NotInTransaction
+    from tidelog.client.base.exceptions import NotPermitted as NotPermitted
+    from tidelog.client.base.exceptions import OffsetOutOfRange as OffsetOutOfRange
+    from tidelog.client.base.exceptions import OutOfOrderSequence as OutOfOrderSequence
+    from tidelog.client.base.exceptions import PartitionRetired as PartitionRetired
+    from tidelog.client.base.exceptions import ProducerFenced as ProducerFenced
+    from tidelog.client.base.exceptions import ReadOnly as ReadOnly
+    from tidelog.client.base.exceptions import RecordTooLarge as RecordTooLarge
+    from tidelog.client.base.exceptions import SerializationFailed as SerializationFailed
+    from tidelog.client.base.exceptions import StaleCommit as StaleCommit
+    from tidelog.client.base.exceptions import StaleGeneration as StaleGeneration
+    from tidelog.client.base.exceptions import StalePartitioning as StalePartitioning
+    from tidelog.client.base.exceptions import StreamExists as StreamExists
+    from tidelog.client.base.exceptions import SubjectTaken as SubjectTaken
+    from tidelog.client.base.exceptions import TransactionAborted as TransactionAborted
+    from tidelog.client.base.exceptions import UnknownGroup as UnknownGroup
+    from tidelog.client.base.exceptions import UnknownMember as UnknownMember
+    from tidelog.client.base.exceptions import UnknownStream as UnknownStream
+    from tidelog.client.base.exceptions import UnknownTransaction as UnknownTransaction
+    from tidelog.client.base.exceptions import WrongCluster as WrongCluster
+    from tidelog.client.base.exceptions import WrongIncarnation as WrongIncarnation
+    from tidelog.client.base.read_positions import AtTime as AtTime
+    from tidelog.client.base.records import Batch as Batch
+    from tidelog.client.base.records import BatchReceipt as BatchReceipt
+    from tidelog.client.base.records import Receipt as Receipt
+    from tidelog.client.base.records import Record as Record
+    from tidelog.client.client import Client as Client
+    from tidelog.client.client import connect as connect
+    from tidelog.client.consumer.consumer import Consumer as Consumer
+    from tidelog.client.group.group_consumer import Committed as Committed
+    from tidelog.client.group.group_consumer import GroupConsumer as GroupConsumer
+    from tidelog.client.group.named_cursor import Cursor as Cursor
+    from tidelog.client.group.named_cursor import CursorValue as CursorValue
+    from tidelog.client.producer.producer import Producer as Producer
+    from tidelog.client.transaction.prepared_transactions import FamilyCommit as FamilyCommit
+    from tidelog.client.transaction.prepared_transactions import PreparedTransaction as PreparedTransaction
+    from tidelog.client.transaction.transactional_producer import TransactionalProducer as TransactionalProducer
     from wire.errors import Code as Code
     from wire.errors import TidelogError as TidelogError
 
@@ -96,25 +96,25 @@ _ERRORS = (
 )  # fmt: skip
 
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "tidelog.client.errors"),
-    "AtTime": "tidelog.client.positions",
-    "Batch": "tidelog.client.records",
-    "BatchReceipt": "tidelog.client.records",
-    "Client": "tidelog.client.connection",
+    **dict.fromkeys(_ERRORS, "tidelog.client.base.exceptions"),
+    "AtTime": "tidelog.client.base.read_positions",
+    "Batch": "tidelog.client.base.records",
+    "BatchReceipt": "tidelog.client.base.records",
+    "Client": "tidelog.client.client",
     "Code": "wire.errors",
-    "Committed": "tidelog.client.group_consumer",
-    "Consumer": "tidelog.client.consumer",
-    "Cursor": "tidelog.client.cursors",
-    "CursorValue": "tidelog.client.cursors",
-    "FamilyCommit": "tidelog.client.prepared",
-    "GroupConsumer": "tidelog.client.group_consumer",
-    "PreparedTransaction": "tidelog.client.prepared",
-    "Producer": "tidelog.client.producer",
-    "Receipt": "tidelog.client.records",
-    "Record": "tidelog.client.records",
+    "Committed": "tidelog.client.group.group_consumer",
+    "Consumer": "tidelog.client.consumer.consumer",
+    "Cursor": "tidelog.client.group.named_cursor",
+    "CursorValue": "tidelog.client.group.named_cursor",
+    "FamilyCommit": "tidelog.client.transaction.prepared_transactions",
+    "GroupConsumer": "tidelog.client.group.group_consumer",
+    "PreparedTransaction": "tidelog.client.transaction.prepared_transactions",
+    "Producer": "tidelog.client.producer.producer",
+    "Receipt": "tidelog.client.base.records",
+    "Record": "tidelog.client.base.records",
     "TidelogError": "wire.errors",
-    "TransactionalProducer": "tidelog.client.transactional_producer",
-    "connect": "tidelog.client.connecting",
+    "TransactionalProducer": "tidelog.client.transaction.transactional_producer",
+    "connect": "tidelog.client.client",
 }
 
 

@@ -25,19 +25,15 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-from tidelog.client import (
-    connecting,
-    connection,
-    consumer,
-    cursors,
-    group_consumer,
-    producer,
-    transactional_producer,
-)
-from tidelog.client.errors import Closed, UnknownMember
-from tidelog.client.loop_thread import LoopThread, Turns, Undo
-from tidelog.client.records import Batch, K, Record, V
-from tidelog.client.subscription import Listener, Name
+from tidelog.client import client
+from tidelog.client.base.exceptions import Closed, UnknownMember
+from tidelog.client.base.records import Batch, K, Record, V
+from tidelog.client.consumer import consumer
+from tidelog.client.group import group_consumer, named_cursor
+from tidelog.client.group.subscription import Listener, Name
+from tidelog.client.producer import producer
+from tidelog.client.transaction import transactional_producer
+from tidelog.loop_thread import LoopThread, Turns, Undo
 from wire.errors import TidelogError
 
 _Inner = TypeVar("_Inner")
@@ -509,13 +505,13 @@ class GroupConsumer(Generic[K, V]):
 class Cursor:
     """See `tidelog.Cursor`. Make it with `Client.cursor`."""
 
-    def __init__(self, inner: cursors.Cursor, thread: LoopThread) -> None:
+    def __init__(self, inner: named_cursor.Cursor, thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
-    get = _blocking(cursors.Cursor.get)
-    set = _blocking(cursors.Cursor.set)
-    delete = _blocking(cursors.Cursor.delete)
+    get = _blocking(named_cursor.Cursor.get)
+    set = _blocking(named_cursor.Cursor.set)
+    delete = _blocking(named_cursor.Cursor.delete)
 
     @property
     def name(self) -> str:
@@ -540,10 +536,10 @@ def _in_thread(listener: Listener | None) -> Listener | None:
 
 
 def _subscribed(
-    method: Callable[Concatenate[connection.Client, _P], group_consumer.GroupConsumer[Any, Any]],
-) -> Callable[Concatenate[_Blocking[connection.Client], _P], GroupConsumer[Any, Any]]:
+    method: Callable[Concatenate[client.Client, _P], group_consumer.GroupConsumer[Any, Any]],
+) -> Callable[Concatenate[_Blocking[client.Client], _P], GroupConsumer[Any, Any]]:
     @wraps(method)
-    def call(self: _Blocking[connection.Client], /, *args: _P.args, **kwargs: _P.kwargs) -> GroupConsumer[Any, Any]:
+    def call(self: _Blocking[client.Client], /, *args: _P.args, **kwargs: _P.kwargs) -> GroupConsumer[Any, Any]:
         thread = self._thread
         for name in ("on_assigned", "on_revoked", "on_lost"):
             if name in kwargs:
@@ -560,7 +556,7 @@ async def _next(items: AsyncIterator[_R]) -> _R | None:
 class Client:
     """See `tidelog.Client`. Make it with `connect`; use it with `with`, or `close()` it."""
 
-    def __init__(self, inner: connection.Client, thread: LoopThread) -> None:
+    def __init__(self, inner: client.Client, thread: LoopThread) -> None:
         self._inner = inner
         self._thread = thread
 
@@ -585,31 +581,31 @@ class Client:
         """To NATS, at this moment. A lost connection comes back by itself."""
         return self._inner.is_connected
 
-    create_stream = _blocking(connection.Client.create_stream)
-    ensure_stream = _blocking(connection.Client.ensure_stream)
-    alter_stream = _blocking(connection.Client.alter_stream)
-    delete_stream = _blocking(connection.Client.delete_stream)
-    streams = _blocking(connection.Client.streams)
-    streams_with_usage = _blocking(connection.Client.streams_with_usage)
-    describe = _blocking(connection.Client.describe)
-    move_leader = _blocking(connection.Client.move_leader)
-    elect_unclean = _blocking(connection.Client.elect_unclean)
-    partition_story = _blocking(connection.Client.partition_story)
-    cluster_status = _blocking(connection.Client.cluster_status)
-    describe_broker = _blocking(connection.Client.describe_broker)
-    alter_cluster = _blocking(connection.Client.alter_cluster)
-    set_readonly = _blocking(connection.Client.set_readonly)
-    pause = _blocking(connection.Client.pause)
-    resume = _blocking(connection.Client.resume)
-    delete_records = _blocking(connection.Client.delete_records)
-    repartition = _blocking(connection.Client.repartition)
-    repartition_status = _blocking(connection.Client.repartition_status)
-    cancel_repartition = _blocking(connection.Client.cancel_repartition)
-    copy_stream = _blocking(connection.Client.copy_stream)
-    metadata = _blocking(connection.Client.metadata)
-    offsets = _blocking(connection.Client.offsets)
-    fetch_batches = _iterated(connection.Client.fetch_batches)
-    activity = _iterated(connection.Client.activity)
+    create_stream = _blocking(client.Client.create_stream)
+    ensure_stream = _blocking(client.Client.ensure_stream)
+    alter_stream = _blocking(client.Client.alter_stream)
+    delete_stream = _blocking(client.Client.delete_stream)
+    streams = _blocking(client.Client.streams)
+    streams_with_usage = _blocking(client.Client.streams_with_usage)
+    describe = _blocking(client.Client.describe)
+    move_leader = _blocking(client.Client.move_leader)
+    elect_unclean = _blocking(client.Client.elect_unclean)
+    partition_story = _blocking(client.Client.partition_story)
+    cluster_status = _blocking(client.Client.cluster_status)
+    describe_broker = _blocking(client.Client.describe_broker)
+    alter_cluster = _blocking(client.Client.alter_cluster)
+    set_readonly = _blocking(client.Client.set_readonly)
+    pause = _blocking(client.Client.pause)
+    resume = _blocking(client.Client.resume)
+    delete_records = _blocking(client.Client.delete_records)
+    repartition = _blocking(client.Client.repartition)
+    repartition_status = _blocking(client.Client.repartition_status)
+    cancel_repartition = _blocking(client.Client.cancel_repartition)
+    copy_stream = _blocking(client.Client.copy_stream)
+    metadata = _blocking(client.Client.metadata)
+    offsets = _blocking(client.Client.offsets)
+    fetch_batches = _iterated(client.Client.fetch_batches)
+    activity = _iterated(client.Client.activity)
 
     @overload
     def producer(
@@ -649,7 +645,7 @@ class Client:
         value_serializer: Callable[[V], bytes] | None = None,
     ) -> TransactionalProducer[K, V]: ...
 
-    @wraps(connection.Client.producer)
+    @wraps(client.Client.producer)
     def producer(self, *args: Any, **kwargs: Any) -> Any:
         inner, thread = self._inner, self._thread
 
@@ -660,26 +656,26 @@ class Client:
 
         return thread.call(make, undo=_dropped)
 
-    consume = _made(connection.Client.consume, Consumer, _dropped)
-    subscribe = _subscribed(connection.Client.subscribe)
-    groups = _blocking(connection.Client.groups)
-    describe_group = _blocking(connection.Client.describe_group)
-    reset_group = _blocking(connection.Client.reset_group)
-    delete_group = _blocking(connection.Client.delete_group)
-    commit_offsets = _blocking(connection.Client.commit_offsets)
-    extents = _blocking(connection.Client.extents)
-    spans = _blocking(connection.Client.spans)
-    transactions = _blocking(connection.Client.transactions)
-    describe_transaction = _blocking(connection.Client.describe_transaction)
-    abort_transaction = _blocking(connection.Client.abort_transaction)
-    commit_prepared = _blocking(connection.Client.commit_prepared)
-    abort_prepared = _blocking(connection.Client.abort_prepared)
-    committed_sequence = _blocking(connection.Client.committed_sequence)
-    last_commit = _blocking(connection.Client.last_commit)
-    cursor = _made(connection.Client.cursor, Cursor)
+    consume = _made(client.Client.consume, Consumer, _dropped)
+    subscribe = _subscribed(client.Client.subscribe)
+    groups = _blocking(client.Client.groups)
+    describe_group = _blocking(client.Client.describe_group)
+    reset_group = _blocking(client.Client.reset_group)
+    delete_group = _blocking(client.Client.delete_group)
+    commit_offsets = _blocking(client.Client.commit_offsets)
+    extents = _blocking(client.Client.extents)
+    spans = _blocking(client.Client.spans)
+    transactions = _blocking(client.Client.transactions)
+    describe_transaction = _blocking(client.Client.describe_transaction)
+    abort_transaction = _blocking(client.Client.abort_transaction)
+    commit_prepared = _blocking(client.Client.commit_prepared)
+    abort_prepared = _blocking(client.Client.abort_prepared)
+    committed_sequence = _blocking(client.Client.committed_sequence)
+    last_commit = _blocking(client.Client.last_commit)
+    cursor = _made(client.Client.cursor, Cursor)
 
 
-def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -> Callable[_P, Client]:
+def _connecting(connect: Callable[_P, Coroutine[Any, Any, client.Client]]) -> Callable[_P, Client]:
     @wraps(connect)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Client:
         thread = LoopThread("tidelog-client")
@@ -696,4 +692,4 @@ def _connecting(connect: Callable[_P, Coroutine[Any, Any, connection.Client]]) -
     return call
 
 
-connect = _connecting(connecting.connect)
+connect = _connecting(client.connect)

@@ -28,7 +28,7 @@ MAX_PARTITIONS: Final = 10_000
 DEFAULT_PARTITIONER: Final = "crc32c"
 PARTITIONERS: Final = (DEFAULT_PARTITIONER, "murmur2")
 """Names of the hashes of keys, of which a stream has one for its life: CRC-32C, and MurmurHash2 as Kafka's Java clients
-use it. `tidelog.client.partitioner` computes them."""
+use it. `tidelog.client.producer.partitioner` computes them."""
 NOT_TOLD: Final = -1
 """In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32

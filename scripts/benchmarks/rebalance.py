@@ -19,7 +19,7 @@ import tidelog
 from scripts.benchmarks.comparison import Figure
 from scripts.benchmarks.running import Run, new_stream, tell
 from scripts.benchmarks.systems import Durability, Tidelog
-from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client.group.group_consumer import GroupConsumer
 
 MEMBERS, PARTITIONS = 100, 1_000
 TURNS = 5

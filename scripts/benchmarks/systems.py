@@ -28,7 +28,7 @@ from nats.aio.client import Client as NatsClient
 from nats.js.api import StorageType, StreamConfig, StreamInfo
 
 import tidelog
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.runtime.loopback import free_addresses
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster

@@ -7,7 +7,7 @@ not in the answer, or None. That says nothing about the cluster, so a test asks 
 from __future__ import annotations
 
 from tests.integration.waiting import until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from wire.operations.api_operations import BrokerStatus, ClusterStatus, StreamDescription
 
 

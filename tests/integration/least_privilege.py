@@ -8,7 +8,7 @@ from typing import Any
 
 import tidelog
 from tests.integration.command_line import tidelog_command
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 
 PASSWORD = "let-me-in"

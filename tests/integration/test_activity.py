@@ -15,7 +15,7 @@ from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import observed
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import UnknownStream
+from tidelog.client.base.exceptions import UnknownStream
 from tidelog.server.devcluster import DevCluster
 
 

@@ -21,7 +21,7 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.test_permissions import USERS
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import BadName, BadRequest
+from tidelog.client.base.exceptions import BadName, BadRequest
 from tidelog.server.devcluster import DevCluster
 from wire.batch import BatchBuilder
 from wire.internal_streams import AUDIT

@@ -26,7 +26,7 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
 from tests.peers import as_broker
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.peers.link import PeerLink

@@ -18,7 +18,7 @@ from tests.integration.command_line import command, start_tidelog
 from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
-from tidelog.client.partitioner import murmur2
+from tidelog.client.producer.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
 from wire.operations.api_operations import BrokerDescription, StreamDescription, StreamList
 

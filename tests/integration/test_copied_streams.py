@@ -15,8 +15,8 @@ import tidelog
 from tests.integration.command_line import command
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import BadRequest, RecordTooLarge, StreamExists
-from tidelog.client.partitioner import Partitioner, murmur2
+from tidelog.client.base.exceptions import BadRequest, RecordTooLarge, StreamExists
+from tidelog.client.producer.partitioner import Partitioner, murmur2
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 3000

@@ -28,7 +28,7 @@ from tests.integration.brokers_status import status_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import acked_load, assert_nothing_lost, wait_in_sync
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.peers.tags import TRAILER_BYTES
 from wire.partition_messages.replication import encode_header

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, observed
-from tidelog.client.errors import DeliveryTimeout
+from tidelog.client.base.exceptions import DeliveryTimeout
 from tidelog.server.devcluster import DevCluster
 from wire.errors import Code
 

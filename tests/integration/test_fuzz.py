@@ -17,7 +17,7 @@ from tests.integration.brokers_status import counters_of_all
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.liftbridge_stub import cluster_with_port
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 
 

@@ -30,7 +30,7 @@ from tests.integration.dev_cluster import assert_logs_without, dev_cluster
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
 from tests.peers import peer_link, secrets_of
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.log_limit import MAX_BYTES

@@ -12,7 +12,7 @@ import pytest
 import tidelog
 from tests.integration.replicated_cluster import ReplicatedCluster, observed, three_brokers
 from tests.integration.waiting import until
-from tidelog.client.records import BatchReceipt
+from tidelog.client.base.records import BatchReceipt
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 400

@@ -14,7 +14,7 @@ from tests.integration.command_line import command
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.nats_logins import reload
 from tests.integration.waiting import LIMIT, until, wait_until
-from tidelog.client.errors import BadSubject
+from tidelog.client.base.exceptions import BadSubject
 from tidelog.server.devcluster import DevCluster
 from wire.errors import TidelogError
 

@@ -20,8 +20,8 @@ from tests.integration.command_line import tidelog_command
 from tests.integration.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.nats_logins import reload
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
-from tidelog.client.errors import NotPermitted
+from tidelog.client.base.exceptions import NotPermitted
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from wire.types import Incarnation, Offset, StreamName
 

@@ -13,7 +13,7 @@ from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, observed
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import OffsetOutOfRange, ReadOnly
+from tidelog.client.base.exceptions import OffsetOutOfRange, ReadOnly
 from tidelog.server.devcluster import DevCluster
 
 STREAM = "shortened"

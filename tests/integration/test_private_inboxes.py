@@ -21,7 +21,7 @@ from tests.integration.brokers_status import counters_of_all, described
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until
 from tests.integration.workload import wait_in_sync
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from wire.batch import BatchBuilder
 from wire.partition_messages.append import encode_append

@@ -15,7 +15,7 @@ import tidelog
 from tests.integration.brokers_status import counters_of_all, described
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.devcluster import DevCluster
 

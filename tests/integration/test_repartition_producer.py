@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 import tidelog
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.route_updates import RouteUpdates
+from tidelog.client.cluster.route_updates import RouteUpdates
 from tidelog.server.devcluster import DevCluster
 from wire.layouts import Layout
 

@@ -10,7 +10,7 @@ import tidelog
 from tests.integration.brokers_status import counters_of_all, described
 from tests.integration.waiting import until
 from tests.integration.workload import wait_in_sync
-from tidelog.client.errors import OffsetOutOfRange
+from tidelog.client.base.exceptions import OffsetOutOfRange
 from tidelog.server.devcluster import DevCluster
 
 LIMIT = 60.0

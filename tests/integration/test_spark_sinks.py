@@ -31,7 +31,7 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.spark_session import local_spark
 from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, wait_until
-from tidelog.client.partitioner import murmur2
+from tidelog.client.producer.partitioner import murmur2
 from tidelog.server.devcluster import DevCluster
 
 RECORDS = 3000

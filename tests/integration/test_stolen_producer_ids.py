@@ -16,7 +16,7 @@ from tests.integration.dev_cluster import dev_cluster
 from tests.integration.least_privilege import client_of, least_privilege, printed, with_password
 from tests.integration.told_transactions import until_told
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from wire.batch import BatchBuilder
 from wire.errors import Code, TidelogError

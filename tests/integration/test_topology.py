@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 import tidelog
 from tests.integration.brokers_status import counters_of
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
 from wire.error_details import LIMIT as WHICH_LIMIT
 from wire.errors import CLUSTER_HEADER, Code, TidelogError

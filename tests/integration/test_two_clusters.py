@@ -23,7 +23,7 @@ from tests.integration.command_line import start_tidelog, tidelog_command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until, wait_until
 from tests.integration.workload import wait_in_sync
-from tidelog.client.errors import WrongCluster
+from tidelog.client.base.exceptions import WrongCluster
 from tidelog.runtime.server import EmbeddedNatsServer
 from tidelog.server.devcluster import DevCluster
 

@@ -14,7 +14,7 @@ import tidelog
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.errors import BadName
+from tidelog.client.base.exceptions import BadName
 from tidelog.server.devcluster import DevCluster
 
 pytestmark = pytest.mark.timeout(900)

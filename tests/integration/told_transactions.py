@@ -8,7 +8,7 @@ committed records up to "latest" ends there.
 from __future__ import annotations
 
 from tests.integration.waiting import LIMIT, until
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from wire.operations.transaction_operations import TransactionList
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidelog.client.fetched_ahead import Answer, FetchedAhead
+from tidelog.client.consumer.fetched_ahead import Answer, FetchedAhead
 from wire.batch import BatchBuilder, RecordBatch
 from wire.types import LeaderEpoch, Offset
 

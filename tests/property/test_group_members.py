@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.tidelog.client.fake_coordinator import ModelGroup
-from tidelog.client.membership import Effects, MemberSettings, Membership, Revoke, SendHeartbeat
+from tidelog.client.group.membership import Effects, MemberSettings, Membership, Revoke, SendHeartbeat
 from wire.errors import TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse

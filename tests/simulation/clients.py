@@ -20,11 +20,11 @@ from tests.simulation.invariants import Acknowledged, Invariants
 from tests.simulation.invariants.history import Session
 from tests.simulation.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
-from tidelog.client.connection import Client
-from tidelog.client.consumer import Consumer
-from tidelog.client.errors import IncorrectOffset, OutOfOrderSequence
-from tidelog.client.producer import Producer
-from tidelog.client.records import Receipt
+from tidelog.client.base.exceptions import IncorrectOffset, OutOfOrderSequence
+from tidelog.client.base.records import Receipt
+from tidelog.client.client import Client
+from tidelog.client.consumer.consumer import Consumer
+from tidelog.client.producer.producer import Producer
 from wire.batch import RecordBatch
 from wire.durability import Durability
 from wire.errors import Code, TidelogError

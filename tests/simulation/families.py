@@ -19,13 +19,13 @@ from tests.simulation.invariants.transactions import OUTPUTS, Ended
 from tests.simulation.messaging import SimConnection
 from tests.simulation.transactors import SimTransactor, SimTransactors
 from tests.simulation.world import Process
-from tidelog.client.connection import Client
-from tidelog.client.errors import DeliveryTimeout, StaleCommit, TransactionAborted
-from tidelog.client.prepared import PreparedTransaction
+from tidelog.client.base.exceptions import DeliveryTimeout, StaleCommit, TransactionAborted
+from tidelog.client.client import Client
+from tidelog.client.transaction.prepared_transactions import PreparedTransaction
 from wire.errors import TidelogError
 
 if TYPE_CHECKING:
-    from tidelog.client.transactional_producer import TransactionalProducer
+    from tidelog.client.transaction.transactional_producer import TransactionalProducer
 
 FAMILY_NAME: Final = "x3"
 TASKS: Final = 2

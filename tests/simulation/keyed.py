@@ -18,18 +18,18 @@ from tests.simulation.invariants.history import rows
 from tests.simulation.invariants.routing import SHARED, is_keyed
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
-from tidelog.client.connection import Client
-from tidelog.client.group_consumer import GroupConsumer
-from tidelog.client.positions import Anchor
-from tidelog.client.producer import Producer
+from tidelog.client.base.read_positions import Anchor
+from tidelog.client.client import Client
+from tidelog.client.group.group_consumer import GroupConsumer
+from tidelog.client.producer.producer import Producer
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.types import Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
-    from tidelog.client.partition_reader import PartitionReader
-    from tidelog.client.records import Batch, Receipt
+    from tidelog.client.base.records import Batch, Receipt
+    from tidelog.client.consumer.partition_reader import PartitionReader
     from wire.protobuf.groups_pb2 import CommitRequest
     from wire.subjects import Subjects
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.invariants.groups import Assigned, CommittedOffsetsStay, OffsetCommit
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
-from tidelog.client.connection import Client
-from tidelog.client.membership import (
+from tidelog.client.client import Client
+from tidelog.client.group.membership import (
     AskWhere,
     Assign,
     Effects,

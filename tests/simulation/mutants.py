@@ -77,13 +77,13 @@ from metadata.runtime.registration import Registrar
 from metadata.runtime.service import MetadataService
 from metadata.state import ClusterState
 from tests.simulation.mutation import Edit, Mutant
-from tidelog.client import group_partitions
-from tidelog.client.accumulator import PartitionAccumulator
-from tidelog.client.group_gate import GroupGate
-from tidelog.client.membership import Membership
-from tidelog.client.producer import Producer
-from tidelog.client.rerouting import Routes
-from tidelog.client.stream_reading import StreamReading
+from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.group import group_partitions
+from tidelog.client.group.group_gate import GroupGate
+from tidelog.client.group.membership import Membership
+from tidelog.client.producer.accumulator import PartitionAccumulator
+from tidelog.client.producer.layout_routes import Routes
+from tidelog.client.producer.producer import Producer
 from tidelog.coordination.times import Times
 from tidelog.groups.group import Group
 from tidelog.groups.pending import PendingOffsets

@@ -30,10 +30,10 @@ from tests.simulation.invariants.transactions import (
 )
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
-from tidelog.client.connection import Client
-from tidelog.client.errors import DeliveryTimeout, ProducerFenced, TransactionAborted
-from tidelog.client.transaction import State
-from tidelog.client.transactional_producer import TransactionalProducer
+from tidelog.client.base.exceptions import DeliveryTimeout, ProducerFenced, TransactionAborted
+from tidelog.client.client import Client
+from tidelog.client.transaction.producer_transactions import State
+from tidelog.client.transaction.transactional_producer import TransactionalProducer
 from wire.error_details import OUTCOME
 from wire.errors import TidelogError
 from wire.internal_records.group_records import OFFSETS, StreamPartition, to_stream_partitions
@@ -44,8 +44,8 @@ from wire.types import StreamName
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
-    from tidelog.client.batches import ProducerSession
-    from tidelog.client.records import Receipt
+    from tidelog.client.base.records import Receipt
+    from tidelog.client.producer.batches import ProducerSession
     from wire.subjects import Subjects
 
 COPIER: Final = 0

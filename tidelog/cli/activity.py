@@ -18,7 +18,7 @@ from tidelog.cli.times import FORMS, point_in_time, time_zone_option, told_time
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.internal_records.activity_events import ActivityEvent
 
 _COLUMNS = ("time", "event", "of", "what")
@@ -57,7 +57,7 @@ def activity(
     start = "earliest" if since is None else point_in_time("--since", since, zone)
 
     async def work(client: Client) -> None:
-        from tidelog.client.errors import UnknownStream
+        from tidelog.client.base.exceptions import UnknownStream
 
         rows = []
         try:

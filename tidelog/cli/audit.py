@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import tzinfo
 
-    from tidelog.client.connection import Client
-    from tidelog.client.positions import AtTime
+    from tidelog.client.base.read_positions import AtTime
+    from tidelog.client.client import Client
 
 _COLUMNS = ("time", "act", "stream", "outcome", "client", "request")
 _REMEMBERED = 10_000
@@ -99,7 +99,7 @@ async def _records(
     client: Client, subjects: Subjects, start: str | AtTime, *, follow: bool
 ) -> AsyncIterator[dict[str, Any]]:
     """Each once. None where there has been no act since the cluster was founded: the stream does not exist."""
-    from tidelog.client.errors import UnknownStream
+    from tidelog.client.base.exceptions import UnknownStream
 
     known: dict[str, None] = {}
     try:

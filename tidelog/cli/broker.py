@@ -11,7 +11,7 @@ from tidelog.cli.tables import Rows
 from tidelog.cli.usage import in_words, size
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerDescription, HeldReplica
 
 

@@ -16,7 +16,7 @@ from tidelog.cli.tables import Rows
 from wire.notation import bytes_in_words
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions
 
 

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from tidelog.cli.session import connected_for_completion
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
 
 TIMEOUT = 1.0
 """Seconds, for all of it."""

@@ -11,7 +11,7 @@ from tidelog.cli.session import cluster_options, fail, print_json, run
 from tidelog.cli.shown import cleaner, raw_option
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
 
 _EXPECT = click.option(
     "--expect-version",

@@ -13,8 +13,8 @@ from tidelog.cli.shown import plain, shown
 from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
-    from tidelog.client.group_admin import DescribedGroup, GroupProgress, OffsetChange
+    from tidelog.client.client import Client
+    from tidelog.client.group.group_admin import DescribedGroup, GroupProgress, OffsetChange
     from wire.operations.api_operations import GroupList
 
 MOST_LAGS = 200
@@ -225,7 +225,7 @@ def _show_list(found: GroupList, lags: Mapping[str, int | None]) -> None:
 
 
 def _show_description(found: DescribedGroup) -> None:
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     console().print(
         f"group [bold]{shown(found['name'])}[/]  {_state(found['state'])}  generation {found['generation']}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dataplane.encryption.keyring import Keyring
     from dataplane.log.inspection import Piece, StoredBatch
     from dataplane.log.verification import PartitionReport
-    from tidelog.client.records import Record
+    from tidelog.client.base.records import Record
     from wire.types import PartitionKey
 
 REFUSED = 2
@@ -186,7 +186,7 @@ def _dumped_batches(path: Path, offset: int | None) -> Iterator[_Shown]:
 
 def _batch_facts(batch: StoredBatch) -> dict[str, Any]:
     from dataplane.encryption.bodies import key_id_of
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
     from wire.batch import HEADER_SIZE
     from wire.errors import CorruptData
     from wire.types import NO_PRODUCER
@@ -246,7 +246,7 @@ def _dumped_records(path: Path, offset: int | None, key: PartitionKey | None, ke
 
 
 def _records(batch: StoredBatch, key: PartitionKey | None, decrypted: Callable[[bytes], bytes]) -> Iterator[Record]:
-    from tidelog.client.records import Record
+    from tidelog.client.base.records import Record
     from wire.batch import RecordBatch
 
     data = decrypted(batch.data) if batch.header.is_encrypted else batch.data
@@ -264,7 +264,7 @@ def _records(batch: StoredBatch, key: PartitionKey | None, decrypted: Callable[[
 
 
 def _line(record: Record) -> bytes:
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     place = f"{record.partition}:{record.offset}\t{timestamp_to_text(record.timestamp)}\t"
     return place.encode() + (record.key or b"") + b"\t" + (record.value or b"")
@@ -431,7 +431,7 @@ def index(directory: Path, rebuild: bool, as_json: bool) -> None:
     from dataplane.log.errors import DataDirError, LogDamaged
     from dataplane.log.files import REAL_FILES
     from dataplane.log.index_files import rebuild_index, show_index
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     segments = _segment_files(directory, None)
     data_dir = directory.absolute().parent.parent

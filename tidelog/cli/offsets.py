@@ -14,7 +14,7 @@ from tidelog.cli.times import FORMS, point_in_time, shown_time, time_zone_option
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
 
 
 @click.command()

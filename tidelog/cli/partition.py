@@ -13,7 +13,7 @@ from tidelog.cli.times import time_zone_option, told_time
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.api_operations import PartitionStory
 
 _PARTITION = click.IntRange(min=0)

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.client.errors import BadRequest
+from tidelog.client.base.exceptions import BadRequest
 from wire.errors import Code
 
 if TYPE_CHECKING:
-    from tidelog.client.metadata import StreamMetadata
+    from tidelog.client.cluster.metadata_cache import StreamMetadata
 
 
 class Position(NamedTuple):

@@ -22,10 +22,10 @@ from wire.layouts import PARTITIONERS
 if TYPE_CHECKING:
     import asyncio
 
-    from tidelog.client.connection import Client
-    from tidelog.client.positions import AtTime
-    from tidelog.client.producer import Producer
-    from tidelog.client.records import BatchReceipt, Receipt
+    from tidelog.client.base.read_positions import AtTime
+    from tidelog.client.base.records import BatchReceipt, Receipt
+    from tidelog.client.client import Client
+    from tidelog.client.producer.producer import Producer
     from wire.errors import TidelogError
 
     _Outcomes = list[tuple[Sequence[int], BatchReceipt | Receipt | TidelogError]]
@@ -322,7 +322,7 @@ class _Published:
         return f"{self.unit}s 1 to {self.lines} are {self.state}"
 
     async def publish(self, producer: Producer, chunk: list[bytes], form: str, given: _Given) -> None:
-        from tidelog.client.errors import BadRequest
+        from tidelog.client.base.exceptions import BadRequest
         from wire.errors import TidelogError
 
         self._under_way = len(chunk)
@@ -344,7 +344,7 @@ class _Published:
         self._under_way = 0
 
     def count(self, outcomes: _Outcomes) -> None:
-        from tidelog.client.records import Receipt
+        from tidelog.client.base.records import Receipt
         from wire.errors import TidelogError
 
         for indices, receipt in outcomes:
@@ -383,7 +383,7 @@ class _Published:
 
 def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str, unit: str) -> str:
     """Says which lines are in the stream: the lines up to `before` are, and those after them have these outcomes."""
-    from tidelog.client.errors import may_be_written
+    from tidelog.client.base.exceptions import may_be_written
     from wire.errors import TidelogError
 
     there = [range(1, before + 1)] if before else []
@@ -422,7 +422,7 @@ def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str,
 
     All of them have the same key, so that a record that is too large is the longest line.
     """
-    from tidelog.client.errors import RecordTooLarge
+    from tidelog.client.base.exceptions import RecordTooLarge
     from wire.error_details import OUTCOME
 
     parts = [error.message]
@@ -458,7 +458,7 @@ async def _publish_json(
 ) -> tuple[_Outcomes, int]:
     """The outcomes, and the number of bytes of the values."""
     from tidelog.cli.records_json import from_json
-    from tidelog.client.errors import BadRequest, RecordTooLarge
+    from tidelog.client.base.exceptions import BadRequest, RecordTooLarge
     from wire.errors import TidelogError
 
     one_by_one = _OneByOne(producer, given)
@@ -500,7 +500,7 @@ class _OneByOne:
         msg_id: bytes | None = None,
     ) -> None:
         """Waits while the producer's buffer is full. Raises BadRequest, RecordTooLarge."""
-        from tidelog.client.errors import BufferFull
+        from tidelog.client.base.exceptions import BufferFull
 
         given = partial(
             self._producer.send_nowait,

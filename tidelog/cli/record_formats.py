@@ -22,7 +22,7 @@ import click
 from tidelog.cli.shown import Cleaner
 
 if TYPE_CHECKING:
-    from tidelog.client.records import Record
+    from tidelog.client.base.records import Record
 
 RecordFormat: TypeAlias = Callable[["Record"], bytes]
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from tidelog.cli.shown import plain_json
-from tidelog.client.errors import BadRequest
-from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text, timestamp_ns, timestamp_to_text
-from tidelog.client.records import Record
+from tidelog.client.base.exceptions import BadRequest
+from tidelog.client.base.read_positions import AtTime, UnclearTime, timestamp_from_text, timestamp_ns, timestamp_to_text
+from tidelog.client.base.records import Record
 
 _FIELDS = ("value", "key", "headers", "timestamp", "msg_id", "encoding", "stream", "partition", "offset")
 

@@ -15,7 +15,7 @@ from tidelog.cli.session import cluster_options, confirm, console, counted, prin
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.api_operations import LayoutForm, PartitionDescription
     from wire.operations.partition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
 

@@ -12,7 +12,7 @@ import click
 from tidelog.cli.session import Failure, cluster_options, print_json, run
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from tidelog.server.secret_file import Obstacles, SecretFile, Step
 
 SILENCE = 2.0

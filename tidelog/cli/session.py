@@ -20,7 +20,7 @@ from wire.echo import one_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -146,7 +146,7 @@ def run(
 
 async def connected_for_completion(ctx: click.Context, timeout: float) -> Client:
     """A client for the options that are on the line so far. Raises anything."""
-    from tidelog.client.connecting import connect
+    from tidelog.client.client import connect
 
     _context_in_use(ctx)
     with ctx.scope(cleanup=False):
@@ -171,8 +171,8 @@ async def _connected(
 ) -> None:
     import asyncio
 
-    from tidelog.client.connecting import connect
-    from tidelog.client.errors import NoServer
+    from tidelog.client.base.exceptions import NoServer
+    from tidelog.client.client import connect
     from tidelog.runtime.nats_errors import NatsNotListening
 
     inboxes = click.get_current_context().meta[_INBOX_PREFIX]

@@ -19,7 +19,7 @@ from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, PARTITIONERS
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.api_operations import PartitionDescription, ReplicaProgress, StreamDescription, StreamSummary
     from wire.operations.partition_operations import ChangedPartition, RepartitionStatus
 

@@ -18,7 +18,7 @@ from wire.layouts import MAX_PARTITIONS
 if TYPE_CHECKING:
     from datetime import tzinfo
 
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
 
 
 @click.command(cls=SettingsCommand)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from tidelog.cli.positions_file import Position, PositionsFile
-    from tidelog.client.connection import Client
-    from tidelog.client.consumer import Consumer
-    from tidelog.client.group_consumer import GroupConsumer
-    from tidelog.client.records import Record
+    from tidelog.client.base.records import Record
+    from tidelog.client.client import Client
+    from tidelog.client.consumer.consumer import Consumer
+    from tidelog.client.group.group_consumer import GroupConsumer
 
 KEPT_EVERY = 1.0
 """Seconds between two writes of the file of `--resume`."""

@@ -17,7 +17,7 @@ from tidelog.cli.session import fail
 from wire.notation import TIME, amount
 
 if TYPE_CHECKING:
-    from tidelog.client.positions import AtTime
+    from tidelog.client.base.read_positions import AtTime
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -104,7 +104,7 @@ def position(option: str, text: str, zone: tzinfo | None) -> str | int | AtTime:
 
 
 def _point(option: str, text: str, zone: tzinfo | None) -> AtTime | None:
-    from tidelog.client.positions import AtTime, UnclearTime, timestamp_from_text
+    from tidelog.client.base.read_positions import AtTime, UnclearTime, timestamp_from_text
 
     ago = amount(text, TIME)
     if ago is not None:
@@ -120,7 +120,7 @@ def _point(option: str, text: str, zone: tzinfo | None) -> AtTime | None:
 
 def shown_time(zone: tzinfo | None) -> Callable[[int], str]:
     """ns since 1970 -> ISO-8601 with nine digits of fraction, in that zone (None: UTC)."""
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     if zone is None or zone is UTC:
         return timestamp_to_text
@@ -139,7 +139,7 @@ def shown_time(zone: tzinfo | None) -> Callable[[int], str]:
 
 def told_time(text: object, zone: tzinfo | None) -> str:
     """A time in ISO-8601, in that zone; with three digits of a second where there are no more."""
-    from tidelog.client.positions import timestamp_from_text
+    from tidelog.client.base.read_positions import timestamp_from_text
 
     try:
         told = shown_time(zone)(timestamp_from_text(str(text)))

@@ -12,7 +12,7 @@ from tidelog.cli.shown import plain, shown
 from tidelog.cli.tables import Rows
 
 if TYPE_CHECKING:
-    from tidelog.client.connection import Client
+    from tidelog.client.client import Client
     from wire.operations.transaction_operations import TransactionDescription, TransactionList, TransactionSummary
 
 
@@ -106,7 +106,7 @@ def abort(transactional_id: str, yes: bool, server: str | None, namespace: str, 
 
 
 def _show_list(found: TransactionList, *, idle: bool) -> None:
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     if found["transactions"]:
         table = Rows(
@@ -146,7 +146,7 @@ def _show_list(found: TransactionList, *, idle: bool) -> None:
 
 
 def _show_description(found: TransactionDescription) -> None:
-    from tidelog.client.positions import timestamp_to_text
+    from tidelog.client.base.read_positions import timestamp_to_text
 
     console().print(
         f"transactional id [bold]{shown(found['transactional_id'])}[/]  {_state(found)}  coordinator"

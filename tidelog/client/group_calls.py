@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from tidelog.client.api import Api
-from tidelog.client.arguments import check_flag, check_number, check_whole
-from tidelog.client.closing import Started
-from tidelog.client.consumer import Consumer
-from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.cursors import Cursor
-from tidelog.client.fetcher import FetchSettings
-from tidelog.client.group_admin import DescribedGroup, GroupAdmin, OffsetChange
-from tidelog.client.group_consumer import GroupConsumer
-from tidelog.client.key_limits import checked_order
-from tidelog.client.metadata import MetadataCache
-from tidelog.client.offset_lookup import OffsetLookup
-from tidelog.client.positions import AtTime
-from tidelog.client.reading_options import reading_options
-from tidelog.client.records import K, V
-from tidelog.client.serialization import Deserializers
-from tidelog.client.stream_reading import StreamReading
-from tidelog.client.subscription import Listener, Name, checked_listeners, group_start, member_settings
+from tidelog.client.base.arguments import check_flag, check_number, check_whole
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.base.records import K, V
+from tidelog.client.base.serialization import Deserializers
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
+from tidelog.client.cluster.lifetime import Started
+from tidelog.client.cluster.metadata_cache import MetadataCache
+from tidelog.client.consumer.consumer import Consumer
+from tidelog.client.consumer.fetcher import FetchSettings
+from tidelog.client.consumer.key_limits import checked_order
+from tidelog.client.consumer.offset_lookup import OffsetLookup
+from tidelog.client.consumer.reading_options import reading_options
+from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.group.group_admin import DescribedGroup, GroupAdmin, OffsetChange
+from tidelog.client.group.group_consumer import GroupConsumer
+from tidelog.client.group.named_cursor import Cursor
+from tidelog.client.group.subscription import Listener, Name, checked_listeners, group_start, member_settings
 from wire.messaging.transport import Transport
 from wire.operations import api_operations as op
 from wire.subjects import Subjects

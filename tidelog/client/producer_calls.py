@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, overload
 
-from tidelog.client.accumulator_settings import AccumulatorSettings
-from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_number, check_text, check_texts, check_whole
-from tidelog.client.closing import Started
-from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import typed
-from tidelog.client.group_admin import GroupAdmin
-from tidelog.client.metadata import MetadataCache, stream_name
-from tidelog.client.producer import Producer
-from tidelog.client.records import K, V
-from tidelog.client.send_buffer import SendBuffer
-from tidelog.client.serialization import Serializers
-from tidelog.client.transaction_writer import TransactionWriter
-from tidelog.client.transactional_producer import TransactionalProducer
+from tidelog.client.base.arguments import bad, check_number, check_text, check_texts, check_whole
+from tidelog.client.base.exceptions import typed
+from tidelog.client.base.records import K, V
+from tidelog.client.base.serialization import Serializers
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
+from tidelog.client.cluster.lifetime import Started
+from tidelog.client.cluster.metadata_cache import MetadataCache, stream_name
+from tidelog.client.group.group_admin import GroupAdmin
+from tidelog.client.producer.batches import AccumulatorSettings
+from tidelog.client.producer.producer import Producer
+from tidelog.client.producer.send_buffer import SendBuffer
+from tidelog.client.transaction.transaction_work import TransactionWriter
+from tidelog.client.transaction.transactional_producer import TransactionalProducer
 from wire.durability import Durability
 from wire.errors import TidelogError
 from wire.internal_records.transaction_records import (

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
-from tidelog.client.api import Api
-from tidelog.client.arguments import bad, check_text, check_whole
-from tidelog.client.coordinator_link import CoordinatorLink
-from tidelog.client.errors import typed
-from tidelog.client.prepared import FamilyCommit, PreparedTransaction, end_family, last_commit
+from tidelog.client.base.arguments import bad, check_text, check_whole
+from tidelog.client.base.exceptions import typed
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
+from tidelog.client.transaction.prepared_transactions import FamilyCommit, PreparedTransaction, end_family, last_commit
 from wire.errors import TidelogError
 from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE, check_family, check_transactional_id
 from wire.operations.transaction_operations import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.members import MEMBERS
 from tests.simulation.scenarios.running import ScenarioRun, Steps, Until
-from tidelog.client.membership import State
+from tidelog.client.group.membership import State
 
 TIMES = 3
 """Each scenario brings its situation about so many times."""

@@ -12,7 +12,7 @@ from dataplane.replica.quota import Quota
 from scripts.fuzz_stored import Appendables
 from spark_connector.columns import ArrowRows, spark_schema
 from tidelog.cli.records_json import from_json, headers_to_json, to_json
-from tidelog.client.records import Batch, Record
+from tidelog.client.base.records import Batch, Record
 from wire.batch import Compression, EncodedBatch, RecordBatch, encode_headers, header_items
 from wire.batch.encoded import RecordLimit
 from wire.errors import CorruptData, TidelogError

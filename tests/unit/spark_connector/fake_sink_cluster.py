@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tidelog.client.errors import ProducerFenced
-from tidelog.client.prepared import FamilyCommit, PreparedTransaction
+from tidelog.client.base.exceptions import ProducerFenced
+from tidelog.client.transaction.prepared_transactions import FamilyCommit, PreparedTransaction
 from wire.errors import Code, TidelogError
 
 

@@ -14,8 +14,8 @@ from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import OffsetRange
 from spark_connector.retrying import Retry, WaitedOut
-from tidelog.client.errors import NoServer
-from tidelog.client.offset_lookup import LogExtent, StreamExtents
+from tidelog.client.base.exceptions import NoServer
+from tidelog.client.consumer.offset_lookup import LogExtent, StreamExtents
 from wire.batch import BatchBuilder, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.types import Incarnation, LeaderEpoch, Offset, StreamName

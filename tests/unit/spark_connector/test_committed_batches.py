@@ -17,7 +17,7 @@ from spark_connector.sink_options import SinkOptions
 from spark_connector.sink_rows import Records
 from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from tests.unit.spark_connector.fake_sink_cluster import FakeSinkCluster
-from tidelog.client.prepared import FamilyCommit
+from tidelog.client.transaction.prepared_transactions import FamilyCommit
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import MAX_METADATA, check_family
 from wire.types import Incarnation, StreamName

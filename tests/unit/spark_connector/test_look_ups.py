@@ -12,10 +12,10 @@ from spark_connector.cluster import Cluster
 from spark_connector.connections import Address, Connection, KeptConnections
 from spark_connector.log_port import PartitionExtent, Span, StreamExtent
 from spark_connector.retrying import Retry
-from tidelog.client.errors import UnknownStream
-from tidelog.client.offset_lookup import LogExtent, StreamExtents
-from tidelog.client.offset_lookup import Span as ClientSpan
-from tidelog.client.positions import AtTime
+from tidelog.client.base.exceptions import UnknownStream
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.consumer.offset_lookup import LogExtent, StreamExtents
+from tidelog.client.consumer.offset_lookup import Span as ClientSpan
 from wire.errors import Code
 from wire.types import Incarnation, Offset, StreamName
 

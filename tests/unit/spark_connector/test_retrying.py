@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from spark_connector.retrying import REFUSAL_SECONDS, WARN_SECONDS, Retry, WaitedOut
-from tidelog.client.errors import NoServer
+from tidelog.client.base.exceptions import NoServer
 from wire.errors import Code, TidelogError
 
 

@@ -29,7 +29,7 @@ from spark_connector.sink_rows import Records, Target, check_written_schema, chu
 from spark_connector.sinks import TidelogBatchWriter, TidelogStreamWriter
 from spark_connector.source import TidelogDataSource
 from tests.unit.spark_connector.fake_sink_cluster import FakeSinkCluster
-from tidelog.client.prepared import PreparedTransaction
+from tidelog.client.transaction.prepared_transactions import PreparedTransaction
 from wire.errors import TidelogError
 from wire.types import StreamName
 

@@ -14,8 +14,8 @@ import pytest
 import tidelog
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tidelog import sync
-from tidelog.client.loop_thread import LoopThread
-from tidelog.client.partitioner import murmur2
+from tidelog.client.producer.partitioner import murmur2
+from tidelog.loop_thread import LoopThread
 
 OTHER_NAMES = {"aclose": "close"}
 """Of the asyncio classes: the name of the same method here."""

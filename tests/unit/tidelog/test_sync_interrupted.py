@@ -23,9 +23,8 @@ import tidelog
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
-from tidelog import sync
-from tidelog.client import loop_thread
-from tidelog.client.loop_thread import LoopThread
+from tidelog import loop_thread, sync
+from tidelog.loop_thread import LoopThread
 from wire.operations.api_operations import GROUP_COORDINATOR
 
 pytestmark = pytest.mark.filterwarnings(

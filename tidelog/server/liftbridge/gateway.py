@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from metadata.cluster import Cluster
 from metadata.model import Stream
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal

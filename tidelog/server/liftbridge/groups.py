@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from tidelog.client.api import Api
-from tidelog.client.coordinator_link import CoordinatorLink
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.refusals import Refused
 from wire.errors import Code, TidelogError

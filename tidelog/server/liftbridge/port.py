@@ -18,7 +18,7 @@ import grpc
 from grpc import aio
 
 from metadata.cluster import Cluster
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from tidelog.runtime.loopback import is_loopback
 from tidelog.runtime.nats import NatsConnection
 from tidelog.server.liftbridge.calls import SERVICE, Calls

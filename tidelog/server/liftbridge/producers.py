@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tidelog.client.closing import close_all
-from tidelog.client.connection import Client
-from tidelog.client.metadata import StreamMetadata
-from tidelog.client.producer import Producer
+from tidelog.client.client import Client
+from tidelog.client.cluster.lifetime import close_all
+from tidelog.client.cluster.metadata_cache import StreamMetadata
+from tidelog.client.producer.producer import Producer
 from wire.errors import Code, TidelogError
 
 Level: TypeAlias = Literal["all", "leader"]

@@ -23,7 +23,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from tidelog.client.records import Receipt
+from tidelog.client.base.records import Receipt
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.producers import Level, Place, Producers
 from tidelog.server.liftbridge.refusals import Refused, async_error

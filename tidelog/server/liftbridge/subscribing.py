@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 
 from grpc import StatusCode
 
-from tidelog.client.closing import close_all
-from tidelog.client.consumer import Consumer
-from tidelog.client.positions import AtTime, Start, Stop
-from tidelog.client.records import Record
+from tidelog.client.base.read_positions import AtTime, Start, Stop
+from tidelog.client.base.records import Record
+from tidelog.client.cluster.lifetime import close_all
+from tidelog.client.consumer.consumer import Consumer
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.refusals import Refused

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tidelog.cli import group, main, session
 from tidelog.cli.group import _show_description
-from tidelog.client.errors import UnknownGroup
+from tidelog.client.base.exceptions import UnknownGroup
 from wire.errors import Code
 
 

@@ -20,7 +20,7 @@ from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import main, publish, record_input
 from tidelog.cli.publish import _Given, _publish_file, _Published
 from tidelog.cli.session import Failure
-from tidelog.client.records import BatchReceipt, Receipt
+from tidelog.client.base.records import BatchReceipt, Receipt
 from wire.batch import RecordBatch
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError

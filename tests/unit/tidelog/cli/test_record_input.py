@@ -16,7 +16,7 @@ from tidelog.cli.publish import _Given, _publish_file
 from tidelog.cli.record_formats import record_format
 from tidelog.cli.record_input import MOST_BYTES, InputFault, Lengths, Lines, chunks
 from tidelog.cli.session import Failure
-from tidelog.client.positions import timestamp_to_text
+from tidelog.client.base.read_positions import timestamp_to_text
 
 
 def framed(*records: bytes) -> bytes:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.cli.records_json import Parsed, from_json, to_json
-from tidelog.client.positions import AtTime
-from tidelog.client.records import Record
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.base.records import Record
 from wire.batch import decode_headers, encode_headers
 
 bytes_or_none = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(str.encode)

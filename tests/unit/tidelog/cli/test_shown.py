@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tidelog.cli.record_formats import record_format
 from tidelog.cli.shown import clean, cleaner, plain, plain_json, shown
-from tidelog.client.positions import timestamp_to_text
-from tidelog.client.records import Record
+from tidelog.client.base.read_positions import timestamp_to_text
+from tidelog.client.base.records import Record
 
 HOSTILE = "\x1b]0;title\x07\x1b[2Jrow\nrow\r\x9b31m\u202egnp\u2028[red]x[/]"
 UNSAFE = {

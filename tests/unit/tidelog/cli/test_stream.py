@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.unit.tidelog.client.fake_broker import blank
 from tidelog.cli import main, session
 from tidelog.cli.stream import _show_damage
-from tidelog.client.errors import StreamExists
+from tidelog.client.base.exceptions import StreamExists
 from wire.errors import Code
 from wire.operations.api_operations import ReplicaProgress, StreamDescription
 

@@ -24,8 +24,8 @@ from tidelog.cli import main, session, standard_output, subscribe
 from tidelog.cli.positions_file import Position
 from tidelog.cli.record_formats import record_format
 from tidelog.cli.standard_output import StandardOutput
-from tidelog.client.positions import timestamp_to_text
-from tidelog.client.records import Record
+from tidelog.client.base.read_positions import timestamp_to_text
+from tidelog.client.base.records import Record
 from wire.batch import decode_headers, encode_headers
 
 HEADERS = decode_headers(encode_headers({"h": [b"1", b"2"], "only": b"\xff"}))

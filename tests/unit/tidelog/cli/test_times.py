@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tidelog.cli import main
 from tidelog.cli.times import _LocalZone, point_in_time, position, shown_time
-from tidelog.client.positions import AtTime, timestamp_from_text
+from tidelog.client.base.read_positions import AtTime, timestamp_from_text
 
 NOON = 1_769_860_800_000_000_000
 """2026-01-31T12:00Z"""

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from tidelog.cli import main, session
-from tidelog.client import connecting
-from tidelog.client.errors import NoServer
+from tidelog.client import client
+from tidelog.client.base.exceptions import NoServer
 from tidelog.runtime.nats_errors import NatsNotListening, NatsRefused
 from wire.errors import Code
 
@@ -27,7 +27,7 @@ def test_only_a_server_that_may_be_starting_is_said_to_be_waited_for(
         await asyncio.sleep(0.2)
         raise NoServer(Code.UNAVAILABLE, str(why)) from why
 
-    monkeypatch.setattr(connecting, "connect", connect)
+    monkeypatch.setattr(client, "connect", connect)
     monkeypatch.setattr(session, "_SILENCE", 0.05)
     done = CliRunner().invoke(main, ["stream", "create", "s", "--server", "nats://n1:4222"])
     assert done.exit_code == 1

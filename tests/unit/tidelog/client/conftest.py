@@ -10,7 +10,7 @@ from tests.unit.tidelog.client.fake_broker import Cluster, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
 from tests.unit.tidelog.client.transactions_world import World
-from tidelog.client import coordinator_link
+from tidelog.client.cluster import coordinator_link
 from wire.operations.api_operations import GROUP_COORDINATOR
 
 

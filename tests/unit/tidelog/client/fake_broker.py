@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, get_origin, get_type_hints
 from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
 from tests.tickets import producer_keys
-from tidelog.client.connection import Client
+from tidelog.client.client import Client
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError

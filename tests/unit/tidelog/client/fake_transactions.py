@@ -1,4 +1,5 @@
-"""A coordinator of transactions in memory, by the rules of `tidelog.client.transaction` and docs/transactions.md.
+"""A coordinator of transactions in memory, by the rules of `tidelog.client.transaction.producer_transactions` and
+docs/transactions.md.
 
 Transactions end at once: the markers are in the logs of the broker when the answer leaves.
 """

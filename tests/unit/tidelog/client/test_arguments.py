@@ -14,9 +14,8 @@ import pytest
 
 import tidelog
 from tests.unit.tidelog.client.fake_broker import make
-from tidelog.client.connecting import connect
-from tidelog.client.connection import Client
-from tidelog.client.positions import AtTime
+from tidelog.client.base.read_positions import AtTime
+from tidelog.client.client import Client, connect
 from wire.errors import TidelogError
 
 NOWHERE = "nats://127.0.0.1:1"

@@ -15,10 +15,12 @@ from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
-from tidelog.client import connecting, coordinator_link, group_commits, group_consumer
-from tidelog.client.connection import Client
-from tidelog.client.errors import BadRequest, NoServer, TransactionAborted
-from tidelog.client.group_consumer import GroupConsumer
+from tidelog.client import client
+from tidelog.client.base.exceptions import BadRequest, NoServer, TransactionAborted
+from tidelog.client.client import Client
+from tidelog.client.cluster import coordinator_link
+from tidelog.client.group import group_commits, group_consumer
+from tidelog.client.group.group_consumer import GroupConsumer
 from wire.operations.api_operations import GROUP_COORDINATOR
 
 LIMIT = 30
@@ -273,5 +275,5 @@ async def test_connect_does_not_swallow_a_cancellation() -> None:
         return Connection()
 
     for step in range(1, 4):
-        assert not await cancelled_at(step, connecting._connected(connect()))
+        assert not await cancelled_at(step, client._connected(connect()))
     assert len(closed) >= 2

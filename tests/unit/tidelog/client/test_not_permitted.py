@@ -8,7 +8,7 @@ import pytest
 
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster
-from tidelog.client.errors import NotPermitted
+from tidelog.client.base.exceptions import NotPermitted
 from wire.messaging.transport import Message
 from wire.messaging.violation import Act, Violation
 

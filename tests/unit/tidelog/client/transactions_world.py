@@ -10,8 +10,8 @@ from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import FakeBroker
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
-from tidelog.client.connection import Client
-from tidelog.client.transactional_producer import TransactionalProducer
+from tidelog.client.client import Client
+from tidelog.client.transaction.transactional_producer import TransactionalProducer
 from wire.protobuf.transactions_pb2 import AddRequest, EndRequest
 
 

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from metadata.describe import metadata_form
 from tests.turns import finished
 from tests.unit.metadata.cluster import CLUSTER_ID, Cluster
-from tidelog.client.metadata import StreamMetadata
+from tidelog.client.cluster.metadata_cache import StreamMetadata
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.groups import GroupCalls
 from tidelog.server.liftbridge.metadata import MetadataCalls

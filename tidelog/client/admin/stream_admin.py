@@ -1,0 +1,348 @@
+"""Changes by an operator that take more than one call: arguments are checked before they are sent, and a change whose
+answer was lost on the way is looked up."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from tidelog.client.base.arguments import (
+    bad,
+    check_flag,
+    check_mapping,
+    check_texts,
+    check_whole,
+    partition_count,
+    shown,
+)
+from tidelog.client.base.exceptions import BadConfig, StreamExists, typed
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.metadata_cache import MetadataCache, partitions_spread_over, stream_name
+from wire.error_details import REPEATED
+from wire.errors import Code, TidelogError
+from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, check_partitioner
+from wire.operations import api_operations as op
+from wire.operations.partition_operations import (
+    LATEST,
+    STREAM_DELETE_RECORDS,
+    STREAM_PAUSE,
+    STREAM_REPARTITION,
+    STREAM_REPARTITION_CANCEL,
+    STREAM_REPARTITION_STATUS,
+    STREAM_RESUME,
+    STREAM_SET_READONLY,
+    ChangedPartition,
+    Repartitioned,
+    RepartitionStatus,
+)
+from wire.stream_config import StreamConfig
+from wire.subjects import Subjects
+
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class PartitionChanges(ABC):
+    """An operator's changes of partitions and of their number: a part of the client."""
+
+    _api: Api
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    async def set_readonly(
+        self, stream: str, readonly: bool = True, partitions: Iterable[int] | None = None
+    ) -> list[ChangedPartition]:
+        """Let partitions (None: all) take no records, or with `readonly=False` take them again. A publish to one that
+        takes none fails with ReadOnly; consumers read on. Returns the partitions when all live replicas know it, or
+        after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        check_flag("readonly", readonly)
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_SET_READONLY, name=name, readonly=readonly, partitions=numbers)
+        return answer["partitions"]
+
+    async def pause(
+        self, stream: str, partitions: Iterable[int] | None = None, resume_all: bool = False
+    ) -> list[ChangedPartition]:
+        """Pause partitions (None: all) to which nothing is published for long: their followers sleep, and cost next to
+        nothing. A publish of any kind ends the pause of its partition by itself, and is stored and acknowledged as
+        ever; with `resume_all` it ends the pause of the whole stream. Paused partitions can be read. Returns the
+        partitions as `set_readonly` does.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        check_flag("resume_all", resume_all)
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_PAUSE, name=name, partitions=numbers, resume_all=resume_all)
+        return answer["partitions"]
+
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None) -> list[ChangedPartition]:
+        """End the pause of partitions (None: all). Returns and raises as `pause`."""
+        self._check_open()
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_RESUME, name=name, partitions=numbers)
+        return answer["partitions"]
+
+    async def repartition(self, stream: str, partitions: int, dry_run: bool = False) -> Repartitioned:
+        """Spread the keys of a living stream over another number of partitions. With `dry_run` nothing is changed: the
+        answer's `plan` tells what would be. Returns when new records go to the new layout, or after 3 s: `status` tells
+        how far it is, as `repartition_status` does.
+
+        Raises UnknownStream, BadRequest (another repartition is under way, it has so many partitions already, one of
+        Tidelog's own streams, a compacted stream), BadConfig, LimitReached, BadReplicationFactor (too few live
+        brokers), NoServer.
+        """
+        self._check_open()
+        check_flag("dry_run", dry_run)
+        wanted, name = partition_count(partitions), stream_name(stream)
+        planned = await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=True)
+        if dry_run:
+            return planned
+        try:
+            return await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=False)
+        except TidelogError as error:
+            if not error.detail(REPEATED):
+                raise
+            # The answer was lost on the way, or takes longer than one attempt: what is under way may be ours.
+            status = await self.repartition_status(name)
+            begun = status["repartition"]
+            if wanted != (status["partitions"] if begun is None else begun["partitions"]):
+                raise
+            return {"plan": planned["plan"], "status": status}
+
+    async def repartition_status(self, stream: str) -> RepartitionStatus:
+        """How far the repartition of a stream is; its field `repartition` is None while none is under way. Raises
+        UnknownStream, NoServer."""
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_STATUS, stream_name(stream))
+
+    async def cancel_repartition(self, stream: str) -> RepartitionStatus:
+        """Give up a repartition. That can be done until new records go to the new layout.
+
+        Raises UnknownStream, BadRequest (none is under way, or it is too late), NoServer.
+        """
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_CANCEL, stream_name(stream))
+
+    async def delete_records(
+        self, stream: str, before: Mapping[int, int | Literal["latest"]]
+    ) -> list[ChangedPartition]:
+        """Delete the records below an offset, by partition; "latest": all that are committed, up to what `offsets`
+        calls the end, which is in front of a transaction that is open. They are served no more,
+        whatever happens to brokers; their bytes go with the segments that hold nothing else. An offset below the first
+        record changes nothing. Returns the partitions, with their `log_start_offset`, when all live replicas know it,
+        or after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest, OffsetOutOfRange (above the committed log: nothing was deleted), NoServer.
+        """
+        self._check_open()
+        _check_offsets(before)
+        offsets = {str(number): LATEST if offset == "latest" else offset for number, offset in before.items()}
+        answer = await self._api.call(STREAM_DELETE_RECORDS, stream_name(stream), offsets)
+        return answer["partitions"]
+
+
+def partition_numbers(partitions: Iterable[int]) -> list[int]:
+    """Raises BadRequest."""
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
+        raise bad(f"partitions={shown(partitions)} is no list of numbers; give one such as [0, 2]")
+    numbers = [*partitions]
+    if not numbers:
+        raise bad("partitions is empty; name one, or leave it out for all")
+    for number in numbers:
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
+    return numbers
+
+
+def _check_offsets(before: object) -> None:
+    if not isinstance(before, Mapping) or not before:
+        raise bad(f"before={shown(before)} is no mapping of partitions to offsets; give one such as {{0: 1000}}")
+    for number, offset in before.items():
+        check_whole("partition", number, 0, MAX_PARTITIONS - 1)
+        if offset != "latest":
+            check_whole(f"the offset of partition {number}", offset, 0, _MAX_OFFSET)
+
+
+class EnsuredStream(op.StreamDescription):
+    created: bool
+    """False: it was there."""
+
+
+class Admin:
+    def __init__(self, api: Api, metadata: MetadataCache, subjects: Subjects) -> None:
+        self._api = api
+        self._metadata = metadata
+        self._subjects = subjects
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str | int | bool],
+        partitioner: str | None,
+    ) -> op.StreamDescription:
+        stream = stream_name(name)
+        wanted = stream if subject is None else subject
+        count = partition_count(partitions)
+        strings = _config_texts(config)
+        try:
+            self._subjects.check_subject(wanted)
+            if partitioner is not None:
+                check_partitioner(partitioner)
+        except TidelogError as error:
+            raise typed(error) from None
+        self._metadata.forget(stream)
+        try:
+            made = await self._api.call(
+                op.STREAM_CREATE,
+                name=stream,
+                subject=wanted,
+                partitions=count,
+                replication_factor=replication_factor,
+                config=strings,
+                partitioner=partitioner,
+            )
+        except TidelogError as error:
+            if error.code is not Code.STREAM_EXISTS or not error.detail(REPEATED):
+                raise
+            # An answer was lost on the way, so it may be ours.
+            found = await self._api.call(op.STREAM_DESCRIBE, stream)
+            if (
+                found["subject"] != wanted
+                or partitions_spread_over(found) != count
+                or _partitioner_of(found) != (partitioner or DEFAULT_PARTITIONER)
+            ):
+                raise
+            self._metadata.on_created(stream, found["incarnation"])
+            return found
+        self._metadata.on_created(stream, made["incarnation"])
+        if partitioner is not None and _partitioner_of(made) != partitioner:
+            raise BadConfig(
+                Code.BAD_CONFIG,
+                f"stream {stream} was created with partitioner={_partitioner_of(made)}: its brokers are of a version"
+                " that gives streams no other one; delete it and upgrade them, or let each producer choose",
+            )
+        return made
+
+    async def ensure_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str | int | bool],
+        partitioner: str | None,
+    ) -> EnsuredStream:
+        try:
+            made = await self.create_stream(
+                name,
+                subject=subject,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                config=config,
+                partitioner=partitioner,
+            )
+            return {**made, "created": True}
+        except TidelogError as error:
+            if error.code is not Code.STREAM_EXISTS:
+                raise
+            stream = stream_name(name)
+            found = await self._api.call(op.STREAM_DESCRIBE, stream)
+            wanted = _config_texts(config)
+            wanted["subject"] = stream if subject is None else subject
+            wanted["partitions"] = str(partition_count(partitions))
+            if replication_factor is not None:
+                wanted["replication_factor"] = str(replication_factor)
+            if partitioner is not None:
+                wanted["partitioner"] = partitioner
+            there = {
+                **found["config"],
+                "subject": found["subject"],
+                "partitioner": _partitioner_of(found),
+                "partitions": str(partitions_spread_over(found)),
+                "replication_factor": str(found["replication_factor"]),
+            }
+            others = [f"{key}={there[key]}, not {value}" for key, value in wanted.items() if there[key] != value]
+            if others:
+                raise StreamExists(
+                    Code.STREAM_EXISTS,
+                    f"stream {stream} exists with {'; '.join(others)}; ask for what is there, or change its settings "
+                    "or partitions (`stream alter`); subject, replication factor and partitioner are fixed",
+                    error.details,
+                ) from None
+            return {**found, "created": False}
+
+    async def alter_stream(
+        self, name: str, *, config: Mapping[str, str | int | bool], unset: Iterable[str]
+    ) -> op.StreamDescription:
+        stream = stream_name(name)
+        texts = _config_texts(config)
+        settings = _unset(unset)
+        self._metadata.forget(stream)
+        return await self._api.call(op.STREAM_ALTER, name=stream, config=texts, unset=settings)
+
+    async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
+        changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=_unset(unset))
+        return changed["config"]
+
+    async def delete_stream(self, name: str) -> None:
+        stream = stream_name(name)
+        try:
+            await self._api.call(op.STREAM_DELETE, stream)
+        except TidelogError as error:
+            if error.code is not Code.UNKNOWN_STREAM or not error.detail(REPEATED):
+                raise
+        self._metadata.on_deleted(stream)
+
+    async def move_leader(self, stream: str, partition: int, broker: str) -> op.PartitionDescription:
+        name = stream_name(stream)
+        try:
+            return await self._api.call(op.PARTITION_MOVE_LEADER, name, partition, broker)
+        except TidelogError as error:
+            if error.code is not Code.BAD_REQUEST or not error.detail(REPEATED):
+                raise
+            # An answer was lost on the way, so it may have been done.
+            partitions = (await self._api.call(op.STREAM_DESCRIBE, name))["partitions"]
+            found = next((known for known in partitions if known["partition"] == partition), None)
+            if found is None or found["leader"] != broker:
+                raise
+            return found
+
+
+def _partitioner_of(described: op.StreamDescription) -> str:
+    """A broker of an older version tells none."""
+    return described.get("partitioner", DEFAULT_PARTITIONER)
+
+
+def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:
+    """As the API takes them, each looked at by itself. Raises BadConfig, BadRequest."""
+    check_mapping("config", config, "{'retention_max_age_ms': 86400000}")
+    try:
+        return StreamConfig.plain({key: _config_text(value) for key, value in config.items()})
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _unset(names: Iterable[str]) -> list[str]:
+    check_texts("unset", names, "['retention_max_age_ms']")
+    return [*names]
+
+
+def _config_text(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise BadConfig(Code.BAD_CONFIG, f"a setting is text, a number or true/false, not {value!r}")

@@ -1,0 +1,123 @@
+"""Callables of users that make bytes of keys and values, and keys and values of bytes.
+
+None stays None on both sides: a record without a key has none, and a value of None deletes its key in a compacted
+stream, whatever the callables are. They are called one record at a time where records are sent or handed out; headers
+and whole batches (`Consumer.batches`) stay bytes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic
+
+from tidelog.client.base.arguments import bad, shown
+from tidelog.client.base.exceptions import DeserializationFailed, SerializationFailed
+from tidelog.client.base.records import K, Record, V
+from wire.errors import Code
+
+
+class Serializers(Generic[K, V]):
+    """None for one of them: the caller gives bytes. Raises BadRequest for what cannot be called."""
+
+    def __init__(self, key: Callable[[K], bytes] | None, value: Callable[[V], bytes] | None) -> None:
+        self._key = _checked("key_serializer", key)
+        self._value = _checked("value_serializer", value)
+
+    @property
+    def are_none(self) -> bool:
+        """Bytes stay as they are; what is no bytes is not looked at."""
+        return self._key is None and self._value is None
+
+    def both(self, value: V | None, key: K | None) -> tuple[Any, Any]:
+        """Bytes or None of a record's value and key. Raises SerializationFailed."""
+        if self._value is not None:
+            value = _serialized("value_serializer", self._value, value)
+        if self._key is not None:
+            key = _serialized("key_serializer", self._key, key)
+        return value, key
+
+    def lists(self, values: Sequence[V | None], keys: Sequence[K | None] | None) -> tuple[Any, Any]:
+        """As `both`, of many records."""
+        made: Any = values
+        made_keys: Any = keys
+        if self._value is not None:
+            made = [_serialized("value_serializer", self._value, value) for value in values]
+        if self._key is not None and keys is not None:
+            made_keys = [_serialized("key_serializer", self._key, key) for key in keys]
+        return made, made_keys
+
+
+class Deserializers(Generic[K, V]):
+    """As `Serializers`."""
+
+    def __init__(self, key: Callable[[bytes], K] | None, value: Callable[[bytes], V] | None) -> None:
+        self._key = _checked("key_deserializer", key)
+        self._value = _checked("value_deserializer", value)
+
+    def read(self, records: Iterator[Record]) -> Iterator[Record[K, V]]:
+        """The records with what was made of their keys and values. The iterator raises DeserializationFailed for a
+        record that cannot be read, and does so again when it is asked again: it does not pass over it."""
+        if self._key is None and self._value is None:
+            return records  # type: ignore[return-value]  # K and V are bytes then
+        return _Deserialized(records, self._key, self._value)
+
+
+class _Deserialized(Iterator[Record[K, V]]):
+    def __init__(
+        self, records: Iterator[Record], key: Callable[[bytes], K] | None, value: Callable[[bytes], V] | None
+    ) -> None:
+        self._records = records
+        self._key = key
+        self._value = value
+        self._next: Record | None = None
+        """Taken from `records`, and not handed out yet."""
+
+    def __next__(self) -> Record[K, V]:
+        record = self._next
+        if record is None:
+            record = self._next = next(self._records)
+        key: Any = record.key
+        value: Any = record.value
+        if self._key is not None and key is not None:
+            key = _deserialized("key", self._key, record, key)
+        if self._value is not None and value is not None:
+            value = _deserialized("value", self._value, record, value)
+        self._next = None
+        return Record(record.stream, record.partition, record.offset, record.timestamp, key, value, record.headers)
+
+
+def _checked(name: str, given: Any) -> Any:
+    if given is not None and not callable(given):
+        raise bad(f"{name}={shown(given)} cannot be called; give a function of one argument, such as json.loads")
+    if inspect.iscoroutinefunction(given):
+        raise bad(f"{name}={shown(given)} is a coroutine function; give one that returns its result")
+    return given
+
+
+def _serialized(name: str, serializer: Callable[[Any], bytes], given: object) -> Any:
+    if given is None:
+        return None
+    try:
+        made = serializer(given)
+    except Exception as error:
+        raise SerializationFailed(
+            Code.BAD_REQUEST, f"the {name} refuses {shown(given)}: {type(error).__name__}: {error}"
+        ) from error
+    if type(made) is not bytes:
+        raise SerializationFailed(
+            Code.BAD_REQUEST, f"the {name} made {shown(made)} of {shown(given)}; it has to return bytes"
+        )
+    return made
+
+
+def _deserialized(field: str, deserializer: Callable[[bytes], Any], record: Record, data: bytes) -> object:
+    try:
+        return deserializer(data)
+    except Exception as error:
+        raise DeserializationFailed(
+            Code.BAD_REQUEST,
+            f"the {field} of {record.stream}/{record.partition} at offset {record.offset} cannot be read:"
+            f" {type(error).__name__}: {error}; seek({record.partition}, {record.offset + 1}) passes over it",
+            record=record,
+        ) from error

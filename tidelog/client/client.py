@@ -1,0 +1,705 @@
+"""`connect` finds the servers and the login, connects to NATS, and makes the client: one NATS connection, and all
+requests over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from ssl import SSLContext
+from types import NoneType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast, runtime_checkable
+
+from tidelog.client.admin.copied_stream import CopiedStream, CopyRequest, copy_stream
+from tidelog.client.admin.stream_admin import Admin, EnsuredStream, PartitionChanges
+from tidelog.client.base.arguments import (
+    bad,
+    check_flag,
+    check_number,
+    check_optional_paths,
+    check_optional_texts,
+    check_whole,
+    shown,
+)
+from tidelog.client.base.exceptions import Closed, NoServer, UnknownStream, WrongIncarnation, typed
+from tidelog.client.base.read_positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
+from tidelog.client.base.records import K, V
+from tidelog.client.base.serialization import Deserializers
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.coordinator_link import OF_TRANSACTIONS, CoordinatorLink
+from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
+from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata, stream_name
+from tidelog.client.consumer.consumer import Consumer
+from tidelog.client.consumer.fetcher import FetchSettings
+from tidelog.client.consumer.key_limits import checked_order
+from tidelog.client.consumer.offset_lookup import OffsetLookup, Span, StreamExtents
+from tidelog.client.consumer.reading_options import FollowerSources, ReadFrom, reading_options
+from tidelog.client.consumer.stream_reading import ANSWER_OVERHEAD, tell_sources
+from tidelog.client.group.group_admin import GroupAdmin
+from tidelog.client.group.group_consumer import GroupConsumer
+from tidelog.client.group_calls import GroupCalls
+from tidelog.client.producer.producer import Producer
+from tidelog.client.producer_calls import ProducerCalls
+from tidelog.client.transaction.transactional_producer import TransactionalProducer
+from tidelog.client.transaction_calls import TransactionCalls
+from wire.batch import RecordBatch
+from wire.errors import Code, TidelogError
+from wire.internal_records.activity_events import ActivityEvent, EventFilter
+from wire.internal_streams import ACTIVITY, is_internal
+from wire.messaging.transport import Transport
+from wire.operations import api_operations as op
+from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
+
+if TYPE_CHECKING:
+    from tidelog.client.base.read_positions import Start
+
+NOT_RECORDED = (
+    "no event of this cluster is recorded: `activity_stream = true` below [metadata] in the configurations of all"
+    " brokers has them recorded from then on"
+)
+
+
+async def read_activity(client: Client, subjects: Subjects, start: Start, follow: bool) -> AsyncIterator[ActivityEvent]:
+    """Reads the activity stream: the changes of the cluster, as the controller has written them."""
+    try:
+        subject = (await client.metadata(ACTIVITY.name)).subject
+    except UnknownStream as error:
+        raise UnknownStream(Code.UNKNOWN_STREAM, NOT_RECORDED, error.details) from None
+    if not is_internal(ACTIVITY.name, subject, subjects):
+        raise UnknownStream(
+            Code.UNKNOWN_STREAM,
+            f"stream {ACTIVITY.name}, on subject {subject!r}, is a user's, made under an earlier version of Tidelog:"
+            " events are not recorded until it is deleted",
+        )
+    events = EventFilter()
+    stop: Literal["latest"] | None = None if follow else "latest"
+    async with client.consume(ACTIVITY.name, start=start, stop=stop, on_gap="skip") as consumer:
+        async for record in consumer:
+            event = json.loads(record.value or b"{}")
+            if events.takes(event):
+                yield cast("ActivityEvent", event)
+
+
+_MAX_OFFSET = (1 << 63) - 1
+
+
+@runtime_checkable
+class ClosableTransport(Transport, Protocol):
+    async def close(self) -> None: ...
+
+
+class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
+    """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
+
+    def __init__(
+        self, transport: ClosableTransport, subjects: Subjects, *, server: str, name: str, api_timeout: float = 5.0
+    ) -> None:
+        self._transport: ClosableTransport = transport
+        self._subjects = subjects
+        self._name = name
+        self._api = Api(transport, subjects, server=server, timeout=api_timeout)
+        self._metadata = MetadataCache(self._api, transport, subjects)
+        self._admin = Admin(self._api, self._metadata, subjects)
+        self._link = CoordinatorLink(transport, subjects, self._api)
+        self._transactions_link = CoordinatorLink(transport, subjects, self._api, OF_TRANSACTIONS)
+        self._groups = GroupAdmin(self._api, self._metadata, self._link, self.offsets)
+        self._producers = Started[Producer[Any, Any] | TransactionalProducer[Any, Any]](self._check_open)
+        self._consumers = Started[Consumer[Any, Any] | GroupConsumer[Any, Any]](self._check_open)
+        self._numbers = count(time.time_ns() % 1021)
+        self._lookup = OffsetLookup(transport, subjects, self._metadata)
+        self._closed = False
+        """It takes no calls any more."""
+        self._closing = Closing("a client", self._close)
+        self._home = HomeLoop("this client")
+        transport.on_connection_change(self._on_connection_change)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Open producers give up their unacknowledged records: close them first. Transactions
+        that are open are aborted. Everything is closed, then the first error is raised, such as one of `on_revoked`.
+        Safe to call twice. Goes on when the caller is cancelled; another call waits for it."""
+        if self._closing.is_over:
+            return
+        self._home.check()
+        for consumer in self._consumers:
+            if isinstance(consumer, GroupConsumer):
+                consumer._check_closable()
+        self._closed = True
+        await self._closing.run()
+
+    @property
+    def is_connected(self) -> bool:
+        """To NATS, at this moment. A lost connection comes back by itself."""
+        return self._transport.is_connected
+
+    # Streams
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
+    ) -> op.StreamDescription:
+        """Create a stream that captures `subject` (default: its name). `replication_factor` None: 3, or all brokers of
+        a smaller cluster. `partitioner`: how producers that choose none spread keys over partitions, as long as the
+        stream lives; "murmur2" is as Kafka's Java clients do it, None is "crc32c". Returns the answer of `describe`,
+        which tells the replication factor and all settings.
+
+        Raises StreamExists, SubjectTaken, BadName, BadSubject, BadConfig, BadReplicationFactor, NoServer.
+        """
+        self._check_open()
+        return await self._admin.create_stream(
+            name,
+            subject=subject,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config={} if config is None else config,
+            partitioner=partitioner,
+        )
+
+    async def ensure_stream(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+        partitioner: Literal["crc32c", "murmur2"] | None = None,
+    ) -> EnsuredStream:
+        """As `create_stream`; a stream of that name that is there already is left as it is, if its subject, its
+        partitions, and the replication factor, partitioner and settings that are given are the same. Returns the
+        answer of `describe`, and whether it was `created` now.
+
+        Raises StreamExists, which tells what differs, and otherwise as `create_stream`.
+        """
+        self._check_open()
+        return await self._admin.ensure_stream(
+            name,
+            subject=subject,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            config={} if config is None else config,
+            partitioner=partitioner,
+        )
+
+    async def alter_stream(
+        self, name: str, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
+    ) -> op.StreamDescription:
+        """Change settings of a living stream; the ones in `unset` go back to their defaults. All of it is done, or
+        nothing. Returns the answer of `describe`.
+
+        Raises UnknownStream, BadConfig (a setting that does not exist, that cannot be changed while the stream lives,
+        or that does not go with the others), BadRequest, NoServer.
+        """
+        self._check_open()
+        return await self._admin.alter_stream(name, config={} if config is None else config, unset=unset)
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream with all its records. Raises UnknownStream."""
+        self._check_open()
+        await self._admin.delete_stream(name)
+
+    async def streams(self, *, internal: bool = False) -> list[op.StreamSummary]:
+        """Name, subject and numbers of each stream; `internal`: with Tidelog's own. Raises NoServer."""
+        self._check_open()
+        return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
+
+    async def streams_with_usage(self, *, internal: bool = False) -> op.StreamList:
+        """As `streams`, with `bytes_on_disk` and `traffic` of each, for which all brokers are asked; and the brokers
+        that did not answer, whose replicas are missing in that. Raises NoServer."""
+        self._check_open()
+        return await self._api.call(op.STREAM_LIST, internal=internal, usage=True)
+
+    async def describe(self, name: str) -> op.StreamDescription:
+        """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
+        self._check_open()
+        return await self._api.call(op.STREAM_DESCRIBE, stream_name(name))
+
+    async def move_leader(self, stream: str, partition: int, broker: str) -> op.PartitionDescription:
+        """Let `broker`, a live in-sync replica, lead that partition in place of its present leader, which stays in
+        sync. Nothing acknowledged is lost; producers wait for some ms. Returns when the new leader serves.
+
+        Raises UnknownStream, BadRequest (it cannot lead, or leads already), LeaderNotMoved (the old leader goes on, or
+        another one was elected meanwhile), NoServer.
+        """
+        self._check_open()
+        return await self._admin.move_leader(stream, partition, broker)
+
+    async def elect_unclean(
+        self, stream: str, partition: int, broker: str, *, accept_loss: bool = False
+    ) -> op.UncleanElection:
+        """Tell the loss if `broker` leads a partition that no broker can lead safely, though its replica may lack
+        committed records; with `accept_loss` it leads from now on. For when the replicas that hold them are gone for
+        good.
+
+        Raises UnknownStream, BadRequest (the partition has a leader, or `broker` is no live replica), NoServer.
+        """
+        self._check_open()
+        return await self._api.call(
+            op.PARTITION_UNCLEAN_ELECT, stream_name(stream), partition, broker, accept_loss=accept_loss
+        )
+
+    async def partition_story(self, stream: str, partition: int) -> op.PartitionStory:
+        """The last events of each replica of a partition, for finding out what happened to it. Raises UnknownStream,
+        BadRequest (no such partition), NoServer."""
+        self._check_open()
+        return await self._api.call(op.PARTITION_STORY, stream_name(stream), partition)
+
+    async def cluster_status(self) -> op.ClusterStatus:
+        """Brokers, controller, streams in numbers, partitions that are offline or lack replicas. Raises NoServer."""
+        self._check_open()
+        return await self._api.call(op.CLUSTER_STATUS)
+
+    async def describe_broker(self, broker: str) -> op.BrokerDescription:
+        """A broker as `cluster_status` has it, and each replica that it holds. Raises BadRequest when no broker of that
+        id has ever registered."""
+        self._check_open()
+        return await self._api.call(op.BROKER_DESCRIBE, broker)
+
+    async def alter_cluster(
+        self, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Change the settings that new streams get where they bring none of their own. Returns all of them. Streams
+        that exist keep theirs. Raises BadConfig, BadRequest, NoServer."""
+        self._check_open()
+        return await self._admin.alter_cluster(config={} if config is None else config, unset=unset)
+
+    async def metadata(self, stream: str) -> StreamMetadata:
+        """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""
+        self._check_open()
+        return await self._metadata.refresh(stream, of_controller=True)
+
+    # Records
+
+    def consume(
+        self,
+        stream: str,
+        *,
+        start: Start = "earliest",
+        stop: Stop = None,
+        partitions: Iterable[int] | None = None,
+        order: Literal["partition", "key"] = "partition",
+        max_bytes: int = 1 << 20,
+        prefetch_bytes: int = 16 << 20,
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
+        on_gap: Literal["raise", "skip"] | None = None,
+        on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
+        read_uncommitted: bool = False,
+        key_deserializer: Callable[[bytes], K] | None = None,
+        value_deserializer: Callable[[bytes], V] | None = None,
+    ) -> Consumer[K, V]:
+        """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
+
+        `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.base.read_positions` says:
+        "earliest", "latest" (as a start the newest record, as a stop the end of the committed records now), "new", an
+        offset, {partition: offset} for every partition read (as `Consumer.positions`, which goes on where another
+        consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
+        ahead of the caller. Records of a partition come in offset order; partitions come as they answer. Where all
+        partitions are read, and not to the end that they have now, those that a repartition makes are read, too, each
+        from its beginning. `order`: with "key", the records of each key come in the order in which they were written,
+        also where a repartition has taken the key to another partition: that one is read on when the first one was read
+        to its end (`Consumer.waiting`). `read_from`:
+        "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
+        behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
+        `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
+        The records are the same. `on_gap`: the reaction when retention has removed the next record before it was read.
+        "raise" OffsetOutOfRange, or "skip" the removed records: that is told in the log and counted in
+        `Consumer.missed`. None: raise where reading starts at an offset, skip where it starts at a word or a time.
+        `on_out_of_range`: where to start in place of an offset below the start or above the end of the committed log,
+        which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above it waits for the log to
+        grow (but is refused with the stop "latest"). `read_uncommitted`: hand out the records of transactions that are
+        open or were aborted, too, and none waits for a transaction. `key_deserializer`, `value_deserializer`: called
+        with the bytes of each key and value that is not None, for `Record.key` and `Record.value`; `batches()` gives
+        bytes. What they raise is raised where the record is taken, as DeserializationFailed, which names the record;
+        the position stays at it.
+        """
+        self._check_open()
+        source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
+        if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
+            raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
+        check_whole("max_bytes", max_bytes, 1, 1 << 30)
+        check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
+        check_flag("read_uncommitted", read_uncommitted)
+        return Consumer(
+            self._transport,
+            self._subjects,
+            self._metadata,
+            self._lookup,
+            stream_name(stream),
+            start=start,
+            stop=stop,
+            partitions=partitions,
+            prefetch_bytes=prefetch_bytes,
+            settings=FetchSettings(max_bytes=max_bytes, read_uncommitted=read_uncommitted),
+            read_from=source,
+            rack=near,
+            on_gap=gap,
+            on_out_of_range=reset,
+            spread=next(self._numbers),
+            order=checked_order(order),
+            deserializers=Deserializers(key_deserializer, value_deserializer),
+            started=self._consumers,
+        )
+
+    # Positions, for callers that plan their reads themselves
+
+    async def offsets(
+        self,
+        stream: str,
+        which: Literal["earliest", "latest"] | Moment,
+        *,
+        partitions: Iterable[int] | None = None,
+        read_uncommitted: bool = False,
+    ) -> dict[int, int]:
+        """One offset per partition (None: of all): "earliest" = of the oldest record there is; "latest" = the end of
+        the committed log (exclusive: the next record's; in front of the first transaction that is open, or, with
+        `read_uncommitted`, behind it); a time (as the `timestamp` of `Producer.send`) = of the first
+        record at or after it, the end when there is none. "latest" never goes back. `Consumer` has the same as
+        `beginning_offsets`, `end_offsets` and `offsets_for_times`.
+
+        Raises UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        position = _looked_up(which)
+        check_flag("read_uncommitted", read_uncommitted)
+        if position is Anchor.EARLIEST:
+            return await self._lookup.beginnings(stream, partitions)
+        if position is Anchor.NEW:
+            return await self._lookup.ends(stream, partitions, read_uncommitted=read_uncommitted)
+        return await self._lookup.at(stream, position, partitions, read_uncommitted=read_uncommitted)
+
+    async def extents(
+        self, stream: str, *, read_uncommitted: bool = False, knows_layouts: bool = False
+    ) -> StreamExtents:
+        """Where the log of each partition begins and ends, as its leader tells it now, and of which life of stream and
+        partition that is: for callers that keep positions, to tell a log that was cut or made anew. Each end is told as
+        the leader knows it, and may be an earlier one than `offsets` has told. `knows_layouts`: no record in front of
+        these ends is of a later layout than those that are told.
+
+        Raises UnknownStream, NoServer.
+        """
+        self._check_open()
+        check_flag("read_uncommitted", read_uncommitted)
+        check_flag("knows_layouts", knows_layouts)
+        return await self._lookup.extents(stream, read_uncommitted=read_uncommitted, knows_layouts=knows_layouts)
+
+    async def spans(
+        self, stream: str, wanted: Mapping[int, tuple[int, int]], *, read_uncommitted: bool = False
+    ) -> dict[int, Span]:
+        """For callers that read by size: `wanted` has an offset and a number of bytes for each partition, and the
+        answer tells where about so many bytes from there on end, and how many there are to the end of the committed
+        log. Sizes are those on the brokers' disks.
+
+        Raises UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        check_flag("read_uncommitted", read_uncommitted)
+        for partition, (offset, size) in wanted.items():
+            check_whole(f"the offset of partition {partition}", offset, 0, _MAX_OFFSET)
+            check_whole(f"the bytes of partition {partition}", size, 1, _MAX_OFFSET)
+        return await self._lookup.spans(stream, wanted, read_uncommitted=read_uncommitted)
+
+    async def fetch_batches(
+        self,
+        stream: str,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        max_bytes: int = 1 << 20,
+        read_uncommitted: bool = False,
+        read_from: Literal["leader", "follower", "nearest"] = "leader",
+        rack: str | None = None,
+        stream_incarnation: int | None = None,
+        partition_incarnation: int | None = None,
+        on_position: Callable[[int], object] | None = None,
+    ) -> AsyncIterator[RecordBatch]:
+        """The committed records [start_offset, end_offset) of a partition, as batches in order; waits for records that
+        are not committed yet. `read_uncommitted`, `read_from` and `rack` as those of `consume`. With incarnations
+        given, raises WrongIncarnation when the stream has been created anew since. `on_position` is called with the
+        next offset that is wanted, after each answer that moves it, with records or without.
+        """
+        self._check_open()
+        for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):
+            check_whole(name, value, 0, _MAX_OFFSET)
+        check_whole("max_bytes", max_bytes, 1, 1 << 30)
+        check_flag("read_uncommitted", read_uncommitted)
+        source, near, _, _ = reading_options(read_from, rack, None, None)
+        layout = await self._metadata.get(stream)
+        if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
+            layout = await self._metadata.refresh(stream)
+        if partition not in layout.partitions:
+            raise bad(f"there is no partition {partition} in stream {stream!r}")
+        if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
+            raise WrongIncarnation(
+                Code.WRONG_INCARNATION,
+                f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
+            )
+        settings = FetchSettings(
+            max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD), read_uncommitted=read_uncommitted
+        )
+        start, end = AtOffset(start_offset), AtOffset(end_offset)
+        reader = self._lookup.reader(layout, partition, start, end, settings)
+        if source is not ReadFrom.LEADER:
+            sources = reader.fetcher.followers = FollowerSources((), next(self._numbers))
+            tell_sources(sources, near, layout, layout.partitions[partition])
+        while answer := await reader.read():
+            if on_position is not None:
+                on_position(answer.end)
+            for batch in answer.batches:
+                yield batch
+
+    async def copy_stream(
+        self,
+        source: str,
+        target: str,
+        *,
+        partitions: int | None = None,
+        start: Start = "earliest",
+        stop: Stop = "latest",
+        subject: str | None = None,
+        replication_factor: int | None = None,
+        config: Mapping[str, str | int | bool] | None = None,
+        resume: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> CopiedStream:
+        """Make the stream `target` as `source` is, but for what is given otherwise (its `subject` is its name), and
+        copy the committed records between `start` and `stop` into it: keys, values, headers and timestamps, in the
+        order of each partition. With another number of `partitions`, and where `source` was repartitioned, records with
+        a key go where producers put that key: their order is kept per key. `config`: settings that differ;
+        `delete_protection` is not copied.
+
+        A copy that ended early stays as it is; with `resume` and the same arguments it is gone on with, where both have
+        as many partitions and neither was repartitioned. `on_progress(done, total)` is called now and then, in offsets.
+
+        Raises StreamExists, UnknownStream, BadRequest, and what `create_stream`, a consumer and a producer raise.
+        """
+        self._check_open()
+        return await copy_stream(
+            self,
+            CopyRequest(
+                source,
+                target,
+                partitions,
+                start,
+                stop,
+                subject,
+                replication_factor,
+                {} if config is None else config,
+                resume,
+                on_progress or (lambda _done, _total: None),
+            ),
+        )
+
+    async def activity(self, *, start: Start = "earliest", follow: bool = True) -> AsyncIterator[ActivityEvent]:
+        """What happened in the cluster: streams created, altered and deleted, leaders and ISRs changed, brokers that
+        joined or died, and so on, each event once, in the order in which the metadata group applied them. `start`:
+        as that of `consume`; a time is the one at which events were written. Without `follow` it ends at the last one.
+
+        Raises UnknownStream where nothing is recorded: brokers record events where their `[metadata] activity_stream`
+        is true.
+        """
+        self._check_open()
+        async for event in read_activity(self, self._subjects, start, follow):
+            yield event
+
+    async def _close(self) -> None:
+        gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
+        producers = (
+            producer.close if isinstance(producer, TransactionalProducer) else partial(producer._abort, gone)
+            for producer in self._producers
+        )
+        consumers = (consumer.aclose for consumer in self._consumers)
+        await close_all((*producers, *consumers, self._metadata.close, self._transport.close))
+
+    def _on_connection_change(self, connected: bool) -> None:
+        for producer in self._producers:
+            producer._on_connection_change(connected)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(Code.BAD_REQUEST, "this client is closed; connect again")
+        self._home.check()
+
+
+def _looked_up(which: str | Moment) -> Literal[Anchor.EARLIEST, Anchor.NEW] | AtTime:
+    if which == "earliest":
+        return Anchor.EARLIEST
+    if which == "latest":
+        return Anchor.NEW
+    if isinstance(which, str):
+        raise bad(f"which={which!r} is none of 'earliest', 'latest' and a time")
+    return AtTime(timestamp_ns(which, "which"))
+
+
+def _is_same_life(
+    layout: StreamMetadata, partition: int, stream_incarnation: int | None, partition_incarnation: int | None
+) -> bool:
+    if partition not in layout.partitions:
+        return False
+    return stream_incarnation in (None, layout.incarnation) and partition_incarnation in (
+        None,
+        layout.partitions[partition].incarnation,
+    )
+
+
+_Connection = TypeVar("_Connection", bound=ClosableTransport)
+
+_START_RETRY = 0.1
+_MAX_TIME = 86_400
+
+
+async def connect(
+    servers: str | Sequence[str] | None = None,
+    *,
+    namespace: str | None = None,
+    name: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    password_file: str | Path | None = None,
+    token: str | None = None,
+    token_file: str | Path | None = None,
+    nkey: str | Path | None = None,
+    creds: str | Path | None = None,
+    ca: str | Path | None = None,
+    cert: str | Path | None = None,
+    key: str | Path | None = None,
+    tls: SSLContext | bool = False,
+    tls_first: bool = False,
+    tls_hostname: str | None = None,
+    context: str | None = None,
+    inbox_prefix: str | None = None,
+    connect_timeout: float = 2.0,
+    api_timeout: float = 5.0,
+    start_wait: float = 0.0,
+) -> Client:
+    """Connect to NATS: a URL, several separated by commas, or a list; None: $TIDELOG_SERVER, or 127.0.0.1:4222. Times
+    are in seconds.
+
+    `connect_timeout` is for one attempt, `api_timeout` for a request to the controller with all its repetitions,
+    `start_wait` for a server that does not listen yet because it is only starting.
+
+    The login is one of `user` and `password`, `token`, `nkey` (file of a seed), `creds` (file); `ca`, `cert` and `key`
+    are PEM files. `tls`: the server must offer TLS; or a context in place of those files. `tls_first`: TLS before its
+    first line. `context`: one of `tidelog context` or of the `nats` CLI, by name. What is not given is taken from the
+    environment (TIDELOG_NATS_USER, …), the file that $TIDELOG_NATS_LOGIN names, or a context; files are read again when
+    a connection is made anew (see docs/security.md).
+
+    `inbox_prefix`: answers come to subjects below it; None: $TIDELOG_INBOX_PREFIX, that of the context, or `_INBOX`.
+    Give each user its own, `_INBOX.alice`, and permission for that one alone, so that nobody reads the answers of
+    others.
+
+    `namespace` is the cluster's; None: that of the context, or "tidelog". Raises NoServer, which names the URL, when no
+    NATS server answers, or it refuses; BadConfig for a login that cannot be one; NotPermitted when NATS does not let it
+    subscribe to its inboxes. Whether a Tidelog cluster is behind NATS shows with the first call.
+    """
+    # The one adapter between the client and NATS; imported when there is something to connect to.
+    from tidelog.runtime.allocator import learn_from_a_large_buffer
+    from tidelog.runtime.login_sources import LoginSources, shown_urls, urls
+    from tidelog.runtime.nats import NatsConnection
+    from tidelog.runtime.nats_errors import NatsNotListening, NatsRefused, NatsUnavailable
+    from tidelog.runtime.private_files import warn_of_open
+    from tidelog.runtime.threads import in_thread
+
+    learn_from_a_large_buffer()
+    given = {"user": user, "password": password, "token": token, "tls_hostname": tls_hostname}
+    check_optional_texts(name=name, context=context, **given)
+    files = {"password_file": password_file, "token_file": token_file, "nkey": nkey, "creds": creds}
+    check_optional_paths(**(files := files | {"ca": ca, "cert": cert, "key": key}))
+    if not isinstance(tls, (SSLContext, bool)):
+        raise bad(f"tls={shown(tls)} is no ssl.SSLContext; give one, as ssl.create_default_context() makes it, or True")
+    given_tls = {"tls_first": tls_first is True, "tls" if isinstance(tls, bool) else "tls_context": tls}
+    if namespace is not None:
+        _subjects(namespace)
+    check_number("connect_timeout", connect_timeout, 0.001, _MAX_TIME)
+    check_number("api_timeout", api_timeout, 0.001, _MAX_TIME)
+    check_number("start_wait", start_wait, 0, _MAX_TIME)
+    try:
+        sources = LoginSources(
+            environment=os.environ,
+            server_variable="TIDELOG_SERVER",
+            servers=None if servers is None else urls(servers, "servers"),
+            options={**given, **files, **given_tls},
+            context=context,
+        )
+        found = await in_thread(sources.find)
+    except TidelogError as error:
+        raise typed(error) from None
+    inboxes = inbox_prefix or os.environ.get("TIDELOG_INBOX_PREFIX") or found.inbox_prefix or DEFAULT_INBOX_PREFIX
+    subjects = _subjects(namespace or found.namespace or DEFAULT_NAMESPACE)
+    _check_inbox_prefix(inboxes, subjects.namespace)
+    await in_thread(lambda: warn_of_open(found.secret_files))
+    label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
+    deadline = time.monotonic() + start_wait
+    while True:
+        try:
+            transport = await _connected(
+                NatsConnection.connect(
+                    found.servers,
+                    name=label,
+                    login=sources.login,
+                    inbox_prefix=inboxes,
+                    connect_timeout=connect_timeout,
+                )
+            )
+        except NatsUnavailable as error:
+            if not isinstance(error, NatsNotListening) or time.monotonic() >= deadline:
+                no_server = NoServer(Code.UNAVAILABLE, str(error))
+                no_server.is_refusal = isinstance(error, NatsRefused)
+                raise no_server from error
+            await asyncio.sleep(_START_RETRY)
+            continue
+        try:
+            transport.violations.check_answers_arrive()
+        except TidelogError as error:
+            await transport.close()
+            raise typed(error) from None
+        return Client(transport, subjects, server=shown_urls(found.servers), name=label, api_timeout=api_timeout)
+
+
+async def _connected(connecting: Coroutine[Any, Any, _Connection]) -> _Connection:
+    """Awaits it, and is cancelled when it is told to. nats-py waits with `asyncio.wait_for`, which in Python 3.11
+    returns where it is cancelled in the moment in which it has what it waited for."""
+    task = asyncio.create_task(connecting)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is None:
+            await task.result().close()
+        raise
+    return task.result()
+
+
+def _subjects(namespace: str) -> Subjects:
+    try:
+        return Subjects(namespace)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _check_inbox_prefix(prefix: str, namespace: str) -> None:
+    try:
+        check_inbox_prefix(prefix, namespace)
+    except TidelogError as error:
+        raise typed(error) from None

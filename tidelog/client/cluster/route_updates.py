@@ -1,0 +1,280 @@
+"""How a client hears of routes: pushes, the topology that any broker tells, and reports of what was applied.
+
+    brokers --push--> RouteUpdates --> MetadataCache --> watches: producers, consumers
+                                                            │ what each of them goes by
+    home broker <--report of adoption, after each change and every few seconds--┘
+
+Nothing here has to work. Where pushes do not come, or this login may not hear them, a leader that knows better refuses
+a request, and the metadata are asked for. Pushes may be forged, so that little is believed of them: `MetadataCache`
+takes a push of the same cluster and the same life of the stream, and what was fetched takes the place of what was
+pushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidelog.client.cluster.controller_api import Api
+from wire.errors import CLUSTER_HEADER, Code, TidelogError
+from wire.messaging.transport import NO_RESPONDERS, Message, Subscription, Transport
+from wire.operations import json_codec
+from wire.operations.adoption_report import ADOPT, MAX_STREAMS, REPORT_INTERVAL_S
+from wire.operations.api_operations import StreamRoutes
+from wire.operations.stream_routes import TOPOLOGY
+from wire.subjects import Subjects
+from wire.types import BrokerId, StreamName
+
+_log = logging.getLogger(__name__)
+
+MAX_WATCHED: Final = MAX_STREAMS
+"""Streams whose pushes a client hears; of others it learns by refusals."""
+MAX_PUSH_BYTES: Final = 4 << 20
+PUSH_GAP: Final = 0.05
+"""Seconds between two pushes of a stream that are decoded; of those that come between, the newest one is."""
+_ASK_TIMEOUT = 1.0
+_SUBSCRIBE_TIMEOUT = 1.0
+"""Seconds that somebody who watches waits for the subscription, which is made whenever NATS is there."""
+
+
+@dataclass(slots=True, eq=False)
+class RouteWatch:
+    """Somebody who goes by the routes of a stream."""
+
+    stream: StreamName
+    on_routes: Callable[[Any], object]
+    """Called with the stream's metadata whenever they were pushed or fetched."""
+    applied: int = 0
+    """The routing generation that it goes by; set by the one who watches."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    watches: dict[RouteWatch, None] = field(default_factory=dict)
+    subscribing: asyncio.Task[None] | None = None
+    """None: there are too many already."""
+    subscription: Subscription | None = None
+    newest: bytes | None = None
+    """A push that is not decoded yet."""
+    timer: asyncio.TimerHandle | None = None
+    """Until then none is decoded."""
+
+
+class RouteUpdates:
+    """`on_push`: called with routes that decode."""
+
+    def __init__(
+        self,
+        api: Api,
+        transport: Transport,
+        subjects: Subjects,
+        on_push: Callable[[StreamName, StreamRoutes], object],
+    ) -> None:
+        self._api = api
+        self._transport = transport
+        self._subjects = subjects
+        self._on_push = on_push
+        self._client_id = hashlib.sha256(transport.new_inbox().encode()).hexdigest()[:32]  # no other client has it
+        self._watched: dict[StreamName, _Watched] = {}
+        self._home: BrokerId | None = None
+        self._has_reported = False
+        """The home broker knows of streams that this client goes by."""
+        self._refused: set[str] = set()
+        """What this login may not do, as it was logged."""
+        self._reporting: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dropped_pushes = 0
+        """That do not decode, or are too large, or of another cluster."""
+
+    # Pushes
+
+    async def watch(self, stream: StreamName, on_routes: Callable[[Any], object]) -> RouteWatch:
+        """From now on. Returns when pushes are heard, if they can be."""
+        watch = RouteWatch(stream, on_routes)
+        watched = self._watched.get(stream)
+        if watched is None:
+            watched = self._watched[stream] = _Watched()
+            if len(self._watched) <= MAX_WATCHED:
+                watched.subscribing = asyncio.create_task(self._subscribe(stream, watched))
+        watched.watches[watch] = None
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._report())
+        if watched.subscribing is not None:
+            try:
+                await asyncio.wait([watched.subscribing], timeout=_SUBSCRIBE_TIMEOUT)
+            except asyncio.CancelledError:
+                self.end(watch)
+                raise
+        return watch
+
+    def end(self, watch: RouteWatch) -> None:
+        watched = self._watched.get(watch.stream)
+        if watched is None:
+            return
+        watched.watches.pop(watch, None)
+        if watched.watches:
+            return
+        del self._watched[watch.stream]
+        _stop(watched)
+        if watched.subscription is not None and self._transport.is_connected:
+            self._spawn(watched.subscription.unsubscribe())
+        self._changed.set()
+
+    def tell(self, stream: StreamName, metadata: object) -> None:
+        """The watches of the stream hear of its metadata."""
+        watched = self._watched.get(stream)
+        for watch in () if watched is None else tuple(watched.watches):
+            watch.on_routes(metadata)
+        self._changed.set()
+
+    def close(self) -> None:
+        """The home broker forgets this client."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            if self._home is not None and self._transport.is_connected:
+                request = ADOPT.encode_request(client_id=self._client_id, streams={})
+                self._transport.publish(self._subjects.adopt(self._home), [request], headers=self._headers())
+        for task in self._tasks:
+            task.cancel()
+        for watched in self._watched.values():
+            _stop(watched)
+        self._watched.clear()
+
+    async def _subscribe(self, stream: StreamName, watched: _Watched) -> None:
+        subject = self._subjects.push(stream)
+        try:
+            subscription = await self._transport.subscribe(subject, lambda message: self._take(stream, message))
+        except (TidelogError, TimeoutError, OSError) as error:
+            self._refuse("pushes", f"pushes of routes are not heard: {error}")
+            return
+        if subject in self._transport.violations.subscriptions:
+            self._refuse(
+                "pushes",
+                f"NATS does not let this login subscribe to {subject!r}: changes of routes are learned by refusals, a"
+                " little later; see the permissions in docs/security.md",
+            )
+        watched.subscription = subscription
+
+    def _take(self, stream: StreamName, message: Message) -> None:
+        watched = self._watched.get(stream)
+        told = (message.headers or {}).get(CLUSTER_HEADER)
+        if watched is None:
+            return
+        if len(message.data) > MAX_PUSH_BYTES or not told or told != self._api.cluster_id:
+            self.dropped_pushes += 1
+            return
+        watched.newest = bytes(message.data)
+        if watched.timer is None:
+            self._decode(stream, watched)
+
+    def _decode(self, stream: StreamName, watched: _Watched) -> None:
+        data, watched.newest, watched.timer = watched.newest, None, None
+        if data is None:
+            return
+        watched.timer = asyncio.get_running_loop().call_later(PUSH_GAP, self._decode, stream, watched)
+        try:
+            routes = json_codec.decode(StreamRoutes, data, "a push")
+        except ValueError:
+            self.dropped_pushes += 1
+            return
+        if routes["name"] == stream:
+            self._on_push(stream, routes)
+        else:
+            self.dropped_pushes += 1
+
+    # The topology
+
+    async def ask(self, stream: StreamName) -> StreamRoutes | None:
+        """Routes as some broker has applied them. None: no broker tells them, or has not heard of the stream."""
+        if not self._api.cluster_id:
+            return None  # which cluster it is, the API has to find out first
+        message = await self._request(self._subjects.topology(stream), TOPOLOGY.encode_request(streams=[stream]))
+        if message is None:
+            return None
+        try:
+            answer = TOPOLOGY.decode_answer(message.data, message.headers)
+        except TidelogError:
+            return None
+        if answer["cluster_id"] != self._api.cluster_id:
+            return None
+        if self._home is None:  # it is kept: another one would remember an old report of this client for a while
+            self._home = BrokerId(answer["home_broker"])
+        return next((routes for routes in answer["streams"] if routes["name"] == stream), None)
+
+    # Reports
+
+    async def _report(self) -> None:
+        """Tells the home broker what is gone by, for ever."""
+        while True:
+            self._changed.clear()  # before the report: what changes while it is on its way is told by the next one
+            await self._report_once()
+            try:
+                async with asyncio.timeout(REPORT_INTERVAL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _report_once(self) -> None:
+        streams = self.applied()
+        if not streams and (self._watched or not self._has_reported):
+            return
+        if self._home is None and streams:
+            await self.ask(StreamName(next(iter(streams))))
+        if self._home is None:
+            return
+        self._has_reported = bool(streams)  # the last one says that it goes by none any more
+        request = ADOPT.encode_request(client_id=self._client_id, streams=streams)
+        home = self._home
+        message = await self._request(self._subjects.adopt(home), request)
+        if message is None and self._home == home:
+            self._home = None  # another one is found for the next report
+
+    def applied(self) -> dict[str, int]:
+        """By stream, the routing generation that all of its watches go by; MAX_STREAMS of them."""
+        found: dict[str, int] = {}
+        for stream, watched in self._watched.items():
+            generation = min((watch.applied for watch in watched.watches), default=0)
+            if generation and len(found) < MAX_STREAMS:
+                found[stream] = generation
+        return found
+
+    # ----
+
+    async def _request(self, subject: str, payload: bytes) -> Message | None:
+        """None: nobody answers, or this login may not ask."""
+        if subject in self._refused:
+            return None
+        try:
+            message = await self._transport.request(subject, payload, timeout=_ASK_TIMEOUT, headers=self._headers())
+        except TimeoutError:
+            return None
+        except TidelogError as error:
+            if error.code is Code.NOT_PERMITTED:
+                self._refuse(subject, f"routes are asked of the controller alone: {error}")
+            return None
+        return None if message.status == NO_RESPONDERS else message
+
+    def _headers(self) -> dict[str, str]:
+        return {CLUSTER_HEADER: self._api.cluster_id}
+
+    def _refuse(self, what: str, why: str) -> None:
+        if what not in self._refused:
+            self._refused.add(what)
+            _log.warning("%s", why)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _stop(watched: _Watched) -> None:
+    if watched.timer is not None:
+        watched.timer.cancel()
+    if watched.subscribing is not None:
+        watched.subscribing.cancel()

@@ -1,0 +1,523 @@
+"""A member of a consumer group: records of the partitions that the group's coordinator assigns to it, and commits.
+
+    async with client.subscribe(["orders", "returns"], group="billing") as consumer:
+        async for record in consumer:
+            ...
+
+What was handed out counts as finished when the program asks for more, or commits, or leaves `async with` without an
+exception. Automatic commits are of what is finished only, so that a record is read again rather than left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Self
+
+from tidelog.client.base.arguments import bad, check_number, check_text, check_whole
+from tidelog.client.base.exceptions import BadRequest, Closed
+from tidelog.client.base.read_positions import Anchor, AtTime
+from tidelog.client.base.records import Batch, K, Record, V
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
+from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
+from tidelog.client.cluster.metadata_cache import MetadataCache
+from tidelog.client.consumer.consumer import MOST_SECONDS
+from tidelog.client.consumer.fetched_ahead import Head
+from tidelog.client.consumer.key_limits import Order
+from tidelog.client.consumer.offset_lookup import OffsetLookup
+from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.group.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
+from tidelog.client.group.group_gate import GroupGate
+from tidelog.client.group.group_partitions import GroupPartitions
+from tidelog.client.group.group_reading import GroupReading
+from tidelog.client.group.group_session import GroupSession, session_clock
+from tidelog.client.group.membership import MemberSettings
+from tidelog.client.group.subscription import Listeners, Name, checked_name, checked_names
+from wire.errors import Code
+from wire.internal_records.group_records import StreamPartition
+from wire.messaging.transport import Transport
+from wire.subjects import Subjects
+from wire.types import StreamName
+
+_log = logging.getLogger(__name__)
+
+_BREATH = 0.02
+"""Seconds after which a program that takes records without waiting lets the event loop work: heartbeats leave then."""
+_CLOSE_TIMEOUT = 5.0
+"""Seconds for the last commit."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Committed(NamedTuple):
+    """What a group has committed of a partition."""
+
+    offset: int
+    """The next one to read."""
+    metadata: str
+    """The committer's own text."""
+    timestamp: int
+    """The time of the commit, ns since 1970."""
+
+    @property
+    def time(self) -> datetime:
+        """`timestamp` in UTC, cut to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.timestamp // 1000)
+
+
+class GroupConsumer(Generic[K, V]):
+    """Reads the partitions that the coordinator of its group assigns to it. Make it with `Client.subscribe`, and use it
+    with `async with`.
+
+    Partitions are named (stream, partition). They come and go while records are taken: `on_assigned` and `on_revoked`
+    tell, and `on_lost` where others may have them already. Those that stay are read on meanwhile. Records are for one
+    task at a time.
+
+    It goes on through changes of leaders and of the coordinator, and lost connections. Raised where records are taken:
+    what ends its membership (FencedInstance, NotPermitted); UnknownMember once after `max_poll_interval` without a
+    call; what keeps a partition from being read (OffsetOutOfRange, LogTruncated, CorruptBatch); DeserializationFailed,
+    with the position at the record that it is about; and what `on_assigned`, `on_revoked` and `on_lost` have raised.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        metadata: MetadataCache,
+        link: CoordinatorLink,
+        lookup: OffsetLookup,
+        *,
+        settings: MemberSettings,
+        start: Anchor,
+        order: Order,
+        auto_commit_interval: float | None,
+        listeners: Listeners,
+        make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
+        started: Started[Any],
+        clock: Callable[[], float] = session_clock,
+    ) -> None:
+        """`auto_commit_interval` None: commits are the program's. `order`: of the readings, too."""
+        self._settings = settings
+        self._order = order
+        self._transport = transport
+        self._subjects = subjects
+        self._metadata = metadata
+        self._link = link
+        self._lookup = lookup
+        self._auto_commit_interval = auto_commit_interval
+        self._started = started
+        self._clock = clock
+        self._stopwatch: Callable[[], float] = time.monotonic
+        """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
+        while the machine sleeps."""
+        self._reading = GroupReading(make_reading)
+        self._partitions = GroupPartitions(
+            self._reading,
+            metadata,
+            start=start,
+            auto_commit=auto_commit_interval is not None,
+            commit_timeout=min(COMMIT_TIMEOUT, settings.rebalance_timeout / 2),
+            listeners=listeners,
+        )
+        self._session: GroupSession | None = None
+        self._commits: GroupCommits | None = None
+        self._gate: GroupGate | None = None
+        """None before the start, and where keys are not kept in order."""
+        self._tasks: list[asyncio.Task[None]] = []
+        """Which commit, and which ask what the group has committed."""
+        self._starting = asyncio.Lock()
+        self._closing = Closing(f"a consumer of group {self.group!r}", self._close_once)
+        self._breathed = 0.0
+        """When the event loop has worked last."""
+        self._look_at = 0.0
+        """When an iteration is to ask for the head again, by `_stopwatch`."""
+        self._is_withheld = False
+        """The log says that nothing is handed out."""
+        self._is_closed = False
+        self._home = HomeLoop(f"this consumer of group {self.group!r}")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self._reading.finish()
+        await self._close()
+        if exc_type is None:
+            self._partitions.listeners.raise_raised()
+
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
+        stopwatch = self._stopwatch
+        while (found := await self._head()) is not None:
+            ahead, look_at = found[0].ahead, self._look_at
+            for record in found[1].records():
+                ahead.last = record
+                yield record
+                if ahead.is_changed or stopwatch() >= look_at:
+                    break
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._settings.group
+
+    @property
+    def member_id(self) -> str:
+        """The id of this member's present life; empty before it has begun."""
+        return "" if self._session is None else self._session.member_id
+
+    @property
+    def generation(self) -> int:
+        """The generation of the group, that this member has reached; it grows with each change of the group."""
+        return 0 if self._session is None else self._session.generation
+
+    @property
+    def assignment(self) -> frozenset[Name]:
+        """The partitions that are read, or are about to be."""
+        return _names(self._partitions.assignment)
+
+    @property
+    def positions(self) -> Mapping[Name, int]:
+        """Per partition read, the offset after the last record that was handed out, or where reading begins."""
+        return _by_name(self._reading.positions)
+
+    @property
+    def lag(self) -> Mapping[Name, int]:
+        """Per partition read, the committed records from its position on, as of the newest answer of a broker."""
+        ends = self._reading.committed_ends
+        return _by_name({of: max(ends.get(of, 0) - offset, 0) for of, offset in self._reading.positions.items()})
+
+    @property
+    def missed(self) -> Mapping[Name, int]:
+        """Per partition read, the number of records that retention removed before they were read (see `on_gap`)."""
+        return _by_name(self._reading.missed)
+
+    @property
+    def paused(self) -> frozenset[Name]:
+        """The partitions that `pause` has named, and that are assigned still."""
+        return _names(self._reading.paused)
+
+    @property
+    def waiting(self) -> Mapping[Name, Mapping[Name, int]]:
+        """With `order="key"`, the partitions of which nothing is handed out before the group has committed more of
+        others, in which records of the same keys were: by partition, those others, and up to which offset each (-1:
+        that is not known yet). It goes on when they are committed, by whichever member reads them."""
+        waiting = {} if self._gate is None else self._gate.waiting
+        return {(of.stream, of.partition): _by_name(sources) for of, sources in sorted(waiting.items())}
+
+    def position(self, stream: str, partition: int) -> int:
+        """As `positions`, of one partition."""
+        of = self._partitions.found(checked_name((stream, partition)))
+        positions = self._reading.positions
+        if of not in positions:
+            raise bad(f"where {of} begins is not known yet; take records first, or ask again")
+        return positions[of]
+
+    async def start(self) -> None:
+        """Join the group. Iterating and taking records do this.
+
+        Raises NoServer when no coordinator answers, BadRequest, NotPermitted.
+        """
+        async with self._starting:
+            self._check_open()
+            if self._session is not None:
+                return
+            self._started.add(self)
+            try:
+                settings = replace(self._settings, cluster_id=await self._link.cluster_id())
+            except BaseException:
+                self._started.discard(self)
+                raise
+            session = self._session = GroupSession(
+                self._transport,
+                self._subjects,
+                self._link,
+                settings,
+                holder=self._partitions,
+                on_change=self._reading.progress.set,
+                clock=self._clock,
+            )
+            self._commits = GroupCommits(self._link, session, self.group)
+            self._partitions.serve(session, self._commits)
+            if self._order is Order.KEY:
+                soon = None if self._auto_commit_interval is None else self._partitions.commit_soon.set
+                self._gate = GroupGate(self.group, self._reading, self._commits, soon, self._lookup.beginnings)
+                self._commits.on_committed = self._gate.on_committed
+            try:
+                await session.join()
+            except BaseException:
+                await self._close()
+                raise
+            if self._auto_commit_interval is not None:
+                self._tasks.append(asyncio.create_task(self._commit_again_and_again(self._auto_commit_interval)))
+            if self._gate is not None:
+                self._tasks.append(asyncio.create_task(self._gate.run()))
+
+    async def getone(self, timeout: float | None = None) -> Record[K, V] | None:
+        """The next record; None after `timeout` seconds without one (0: none is here; None: wait for one)."""
+        records = await self.getmany(1, timeout)
+        return records[0] if records else None
+
+    async def getmany(self, max_records: int = 500, timeout: float | None = None) -> list[Record[K, V]]:
+        """The next records of one partition, `max_records` at most: those that are here, or else the first that come.
+        Empty as `getone` gives None.
+        """
+        check_whole("max_records", max_records, 1, 1 << 31)
+        if timeout is not None:
+            check_number("timeout", timeout, 0, MOST_SECONDS)
+        found = await self._head(timeout)
+        if found is None:
+            return []
+        reading, head = found
+        return reading.ahead.take(head, max_records)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches of columns instead of single records."""
+        while (found := await self._head()) is not None:
+            batch = found[0].ahead.take_batch()
+            assert batch is not None
+            yield batch
+
+    async def commit(self, offsets: Mapping[Name, int] | None = None, metadata: str = "") -> None:
+        """Commit {(stream, partition): the next offset to read}. None: all that was handed out, which is finished with
+        this call. Returns when the in-sync replicas have it. `metadata`: a text of your own, which `committed` tells.
+
+        Raises NotAssigned (of `offsets`, a partition is another member's, and nothing is committed; or, without them,
+        partitions went with records that were handed out and not committed: it names these, once, when the others are
+        committed), UnknownMember (this member was removed, and joins anew), NoServer.
+        """
+        check_text("metadata", metadata, "")
+        await self.start()
+        assert self._commits is not None
+        if offsets is None:
+            self._reading.finish()
+            marks = self._partitions.marks(again=bool(metadata))
+        else:
+            marks = await self._partitions.given_marks(checked_names(offsets))
+        await self._commits.commit(marks, metadata)
+        if offsets is None:
+            self._partitions.claims.check_committed()
+
+    async def _prepare_commit(
+        self, offsets: Mapping[Name, int] | None
+    ) -> Callable[[TransactionPart], Awaitable[None]] | None:
+        """As `commit` takes them. What it returns commits them as a part of a transaction; None: there is nothing to
+        commit. Raises BadRequest where commits are automatic; NotAssigned where records were handed out of a partition
+        that has gone since; and as `commit`."""
+        if self._auto_commit_interval is not None:
+            raise bad(
+                f"this consumer of group {self.group!r} commits by itself, whether a transaction is committed or not;"
+                " subscribe with auto_commit=False"
+            )
+        await self.start()
+        commits, life, claim = self._commits, self.member_id, self._partitions.claims.now()
+        assert commits is not None
+        given = None if offsets is None else checked_names(offsets)
+        self._partitions.claims.check(given)
+        if given is None:
+            self._reading.finish()
+            marks = self._partitions.marks(again=True)
+        else:
+            marks = await self._partitions.given_marks(given)
+
+        async def commit(part: TransactionPart) -> None:
+            await commits.commit(marks, life=life, part=part)
+            self._partitions.claims.settle(marks, claim)
+
+        return commit if marks else None
+
+    async def committed(self, partitions: Iterable[Name] | None = None) -> dict[Name, Committed]:
+        """What the group has committed of these partitions (None: of those assigned to this member); those of which
+        nothing is committed are left out. Raises UnknownStream, NoServer."""
+        await self.start()
+        assert self._commits is not None
+        named = None if partitions is None else [await _life(self._metadata, name) for name in partitions]
+        wanted = {*(self._partitions.owned if named is None else named)}
+        found = [] if not wanted else await self._commits.fetch(wanted, COMMIT_TIMEOUT)
+        return {
+            (one.stream, one.partition): Committed(one.offset, one.metadata, one.committed_at)
+            for one in found
+            if one.offset >= 0
+        }
+
+    async def seek(self, stream: str, partition: int, position: str | int | datetime | AtTime) -> None:
+        """The next record of the partition is the one at `position`, spelled as the start of `Client.consume`. In
+        `on_assigned`, it is where reading begins.
+
+        Raises as `Client.consume`; the partition is then read on as before.
+        """
+        self._check_open()
+        await self._partitions.seek(self._partitions.found(checked_name((stream, partition))), position)
+
+    async def seek_to_committed(self) -> None:
+        """Go back to what the group has committed, in each partition that is read; to where this member began, where
+        nothing is committed. After a transaction that was aborted, its records are read again so. Raises as `seek`,
+        NoServer."""
+        claims = self._partitions.claims
+        claim = claims.now()  # one that comes meanwhile begins at what is committed by itself
+        committed = await self.committed()
+        for of, began in sorted(self._reading.beginnings.items()):
+            if not claims.is_kept(of, claim):
+                continue
+            found = committed.get((of.stream, of.partition))
+            try:
+                await self._partitions.seek(of, began if found is None else found.offset)
+            except BadRequest:
+                if claims.is_kept(of, claim):
+                    raise
+        claims.went_back()
+
+    def pause(self, *partitions: Name) -> None:
+        """Hand out no records of these (none given: of all that are assigned) until they are resumed. In `on_assigned`,
+        it holds from the first record on. What was fetched ahead stays, and no more than that is fetched. Partitions
+        that stay through a rebalance stay paused; one that goes and comes back is not paused any more."""
+        self._reading.pause(self._named(partitions))
+
+    def resume(self, *partitions: Name) -> None:
+        """Hand out records of these (none given: of all) again."""
+        self._reading.resume(self._named(partitions))
+
+    async def aclose(self) -> None:
+        """Give up all partitions (`on_revoked`), commit what is finished if commits are automatic, and leave the group.
+        A static member keeps its place in the group until its session ends. Safe to call twice. Goes on when the caller
+        is cancelled; another call waits for it."""
+        await self._close()
+        self._partitions.listeners.raise_raised()
+
+    # ----
+
+    def _check_closable(self) -> None:
+        """Raises BadRequest within its own functions, and in tasks that these have begun and may wait for."""
+        if not self._closing.is_over:
+            self._partitions.listeners.check_not_calling()
+
+    async def _close(self) -> None:
+        self._check_closable()
+        await self._closing.run()
+
+    async def _close_once(self) -> None:
+        await self._end_tasks()  # whose commits would be in the way of the last one
+        session = self._session
+        if session is not None and session.is_member:
+            await self._partitions.give_up_all(_CLOSE_TIMEOUT)
+        self._is_closed = True
+        self._started.discard(self)
+        left = () if session is None else (session.leave, session.aclose)
+        await close_all((*left, self._partitions.aclose, self._reading.progress.set))
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _head(self, timeout: float | None = None) -> tuple[StreamReading, Head] | None:
+        """What to hand out next, from now until `_look_at`. None: nothing came within `timeout` seconds."""
+        if self._session is None or self._is_closed:
+            await self.start()
+        session = self._session
+        assert session is not None
+        self._home.check()
+        now = self._clock()
+        session.app_calls(now)
+        self._partitions.app_calls()
+        try:
+            if now >= self._breathed + _BREATH:
+                await asyncio.sleep(0)
+                now = self._breathed = self._clock()
+            found = self._next(session, now)
+            if found is None:
+                try:
+                    found = await self._wait(session, timeout)
+                finally:
+                    now = self._clock()
+            return found
+        finally:
+            session.app_returns(now)
+
+    async def _wait(self, session: GroupSession, timeout: float | None) -> tuple[StreamReading, Head] | None:
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                while True:
+                    self._reading.progress.clear()
+                    await self._reading.progress.wait()
+                    self._check_open()
+                    self._breathed = self._clock()
+                    found = self._next(session, self._breathed)
+                    if found is not None:
+                        return found
+        except TimeoutError:
+            if not limit.expired():
+                raise  # one of the program's functions has raised it
+            return None
+
+    def _next(self, session: GroupSession, now: float) -> tuple[StreamReading, Head] | None:
+        session.raise_failure()
+        self._partitions.raise_failure()
+        left = session.seconds_left(now)
+        if left <= 0:
+            if session.is_member and not self._is_withheld:
+                self._is_withheld = True
+                _log.warning(
+                    "the coordinator of group %r has not answered for %g s (session_timeout): no records are handed out"
+                    " until it does",
+                    self.group,
+                    self._settings.session_timeout,
+                )
+            return None
+        self._is_withheld = False
+        found = self._reading.head()
+        if self._gate is not None:
+            self._gate.on_head()
+        self._look_at = self._stopwatch() + min(left, _BREATH)
+        return found
+
+    async def _commit_again_and_again(self, interval: float) -> None:
+        commit_soon = self._partitions.commit_soon
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    await commit_soon.wait()
+            except TimeoutError:
+                pass
+            commit_soon.clear()
+            assert self._session is not None
+            assert self._commits is not None
+            if self._session.is_member:
+                await self._commits.try_to_commit(self._partitions.marks(), COMMIT_TIMEOUT)
+
+    def _named(self, partitions: tuple[Name, ...]) -> Iterable[StreamPartition]:
+        """None: all that are assigned. Raises BadRequest for one that is not."""
+        if not partitions:
+            return self._partitions.assignment
+        return [self._partitions.found(checked_name(name)) for name in partitions]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(Code.BAD_REQUEST, f"this consumer of group {self.group!r} is closed; make a new one")
+        self._home.check()
+
+
+async def _life(metadata: MetadataCache, name: Name) -> StreamPartition:
+    """That partition, in the present life of its stream. Raises UnknownStream, BadRequest."""
+    stream, partition = checked_name(name)
+    known = await metadata.get(stream)
+    if partition not in known.partitions:
+        raise bad(f"there is no partition {partition} in stream {stream!r}")
+    return StreamPartition(stream, known.incarnation, partition)
+
+
+def _names(partitions: Iterable[StreamPartition]) -> frozenset[Name]:
+    return frozenset((of.stream, of.partition) for of in partitions)
+
+
+def _by_name(numbers: Mapping[StreamPartition, int]) -> dict[Name, int]:
+    """By name; the newest life of a stream counts, where two are known."""
+    return {(of.stream, of.partition): number for of, number in sorted(numbers.items())}

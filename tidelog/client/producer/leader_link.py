@@ -1,0 +1,115 @@
+"""A partition's link to its leader: whether batches may be sent now, and when the next probe is due.
+
+    UP     batches are sent, from `hold_until` on. While an answer is waited for, a probe goes out now and then.
+    DOWN   NATS said that the subject has no listener (503). Only probes are sent, every few milliseconds, and metadata
+           is asked for again from time to time.
+
+Waits grow with the setbacks in a row: refusals, and probes without a listener.
+"""
+
+from __future__ import annotations
+
+from tidelog.client.producer.batches import AccumulatorSettings, BatchState, PendingBatch
+from wire.errors import TidelogError
+
+_CAUTIOUS_AFTER = 3
+"""Setbacks in a row after which only the first batch of the window is sent."""
+
+
+class LeaderLink:
+    """`now` is monotonic seconds."""
+
+    def __init__(self, settings: AccumulatorSettings) -> None:
+        self._settings = settings
+        self.is_down = False
+        self.hold_until = 0.0
+        """Nothing is sent before this time, after a refusal that passes."""
+        self.probe_at = 0.0
+        self.refresh_at = 0.0
+        self._setbacks = 0
+        """Refusals, or probes without a listener, since the last success: the exponent of the backoff."""
+        self.troubled_since: float | None = None
+        """Time of the first refusal or 503 since the last success."""
+        self.refusal: TidelogError | None = None
+        """The newest refusal since the last success, of a leader that is there: nothing was written."""
+
+    @property
+    def is_cautious(self) -> bool:
+        """Only the first batch of the window is sent."""
+        return self._setbacks >= _CAUTIOUS_AFTER
+
+    def may_send(self, now: float) -> bool:
+        return not self.is_down and now >= self.hold_until
+
+    def refuses_since(self, batch: PendingBatch) -> float | None:
+        """Since when the leader has refused the batch, or those that it must follow. None: it does not at present, or
+        the answer to an attempt is waited for."""
+        if self.troubled_since is None or self.refusal is None or batch.state is BatchState.SENT:
+            return None
+        return max(self.troubled_since, batch.created_at)
+
+    def expect_answer(self, now: float) -> None:
+        """The oldest batch was sent just now."""
+        self.probe_at = max(self.probe_at, now + self._settings.probe_after)
+
+    def succeeded(self) -> None:
+        self._setbacks = 0
+        self.troubled_since = self.refusal = None
+
+    def come_up(self) -> bool:
+        """The leader answers. True when the link was down."""
+        was_down, self.is_down = self.is_down, False
+        if was_down:
+            self.hold_until = 0.0
+            self._setbacks = 0
+            self.troubled_since = None
+        return was_down
+
+    def go_down(self, now: float) -> None:
+        """A message had no listener."""
+        self._setbacks += 1
+        self._note_trouble(now, None)
+        if not self.is_down:
+            self.is_down = True
+            self.refresh_at = now + self._settings.refresh_after
+            self.probe_at = now + self._probe_backoff()
+
+    def reconnected(self, now: float) -> None:
+        self.hold_until = now
+        self.probe_at = now
+
+    def hold(self, until: float) -> None:
+        self.hold_until = max(self.hold_until, until)
+
+    def back_off(self, now: float, refusal: TidelogError | None) -> None:
+        """A refusal that passes: wait, as long as the leader said if it did. None: it is about the session alone."""
+        self._setbacks += 1
+        if refusal is not None:
+            self._note_trouble(now, None if refusal.code.unknown_outcome else refusal)
+        wait = min(self._growing_wait(), self._settings.refusal_backoff_max)
+        self.hold(now + max(wait, (refusal and refusal.retry_after) or 0.0))
+
+    def probe_is_due(self, now: float, *, waiting: bool) -> bool:
+        """True once per interval while the link is down or `waiting` for an answer; the next time is set."""
+        if not (self.is_down or waiting) or now < self.probe_at:
+            return False
+        self.probe_at = now + (self._probe_backoff() if self.is_down else self._settings.probe_every)
+        return True
+
+    def refresh_is_due(self, now: float) -> bool:
+        """True once per interval while the link is down; the next time is set."""
+        if not self.is_down or now < self.refresh_at:
+            return False
+        self.refresh_at = now + self._settings.refresh_after
+        return True
+
+    def _note_trouble(self, now: float, refusal: TidelogError | None) -> None:
+        self.refusal = refusal
+        if self.troubled_since is None:
+            self.troubled_since = now
+
+    def _probe_backoff(self) -> float:
+        return min(self._growing_wait(), self._settings.probe_backoff_max)
+
+    def _growing_wait(self) -> float:
+        return self._settings.backoff * 1.5 ** min(self._setbacks, 20)

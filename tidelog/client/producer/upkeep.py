@@ -1,0 +1,143 @@
+"""Background requests of a producer: sessions for its partitions, and whether its stream is still the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from tidelog.client.cluster.controller_api import Api
+from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata
+from tidelog.client.producer.batches import ProducerSession
+from wire.errors import Code, TidelogError
+from wire.messaging.violation import named
+from wire.operations import api_operations as op
+from wire.security.producer_keys import is_key
+from wire.types import StreamName
+
+UNHEARD_CHECK = 1.0
+"""Seconds between two questions for the layout while records are sent of which no refusal is heard."""
+
+
+class SessionTaker(Protocol):
+    @property
+    def is_idle(self) -> bool: ...
+
+    def on_session(self, session: ProducerSession) -> None: ...
+
+
+class SessionGiver(Protocol):
+    """Gives the partitions of a producer their sessions, in place of the controller."""
+
+    def want_session(self, taker: Any) -> None: ...
+
+    def want_ticket(self, taker: Any) -> None:
+        """The session of `taker` is to have another ticket."""
+
+
+class Upkeep:
+    """`give_up`: called with an error that ends the producer. `on_layout`: with the stream as it is now."""
+
+    def __init__(
+        self,
+        api: Api,
+        metadata: MetadataCache,
+        stream: StreamName,
+        give_up: Callable[[TidelogError], None],
+        on_layout: Callable[[StreamMetadata], None],
+    ) -> None:
+        self._api = api
+        self._metadata = metadata
+        self._stream = stream
+        self._give_up = give_up
+        self._on_layout = on_layout
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self.layout: StreamMetadata | None = None
+        """The stream as it was when the producer started."""
+        self.giver: SessionGiver | None = None
+        """None: the controller gives out ids."""
+        self._unheard_check_at = 0.0
+        self.is_closing = False
+        """Sessions are fetched for partitions that have unresolved batches only."""
+
+    async def first_session(self) -> ProducerSession | None:
+        """That all partitions begin with. None: each asks for one when it has something to send."""
+        return await self.new_session() if self.giver is None else None
+
+    async def new_session(self) -> ProducerSession:
+        try:
+            answer = await self._api.call(op.PRODUCER_INIT)
+        except TidelogError as error:
+            raise named(error, self._stream) from None
+        producer_id, epoch, key = answer["producer_id"], answer["producer_epoch"], answer.get("key", "")
+        if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31 and is_key(key)):
+            raise TidelogError(
+                Code.INTERNAL, f"the answer to {op.PRODUCER_INIT.name} gives out id {producer_id}, epoch {epoch}"
+            )
+        return ProducerSession(producer_id, epoch, bytes.fromhex(key))
+
+    def end(self, error: TidelogError) -> None:
+        """The producer cannot go on."""
+        self._give_up(error)
+
+    def renew_session(self, taker: SessionTaker) -> None:
+        """Get a session and give it to `taker`."""
+        if self.giver is None:
+            self._spawn(self._renew_session(taker))
+        else:
+            self.giver.want_session(taker)
+
+    def renew_ticket(self, taker: SessionTaker) -> None:
+        """Renews the ticket of the taker's session, which is of a transaction."""
+        if self.giver is not None:
+            self.giver.want_ticket(taker)
+
+    def check_layout(self) -> None:
+        """Ask whether the stream is still the one of `layout`; one request at a time."""
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = self._spawn(self._check_layout())
+
+    def check_unheard(self) -> None:
+        """`check_layout`, now and then: a record was sent, and nobody tells if it is refused."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._unheard_check_at:
+            if self._unheard_check_at:
+                self.check_layout()
+            self._unheard_check_at = now + UNHEARD_CHECK
+
+    async def checked(self) -> None:
+        """Returns when what `check_layout` has asked is answered."""
+        if self._refresh_task is not None and not self._refresh_task.done():
+            await asyncio.wait([self._refresh_task])
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _renew_session(self, taker: SessionTaker) -> None:
+        while not self.is_closing or not taker.is_idle:
+            try:
+                session = await self.new_session()
+            except TidelogError as error:
+                if not error.retriable:
+                    self._give_up(error)
+                    return
+                continue  # the call has waited its time; batches that grow too old fail meanwhile
+            taker.on_session(session)
+            return
+
+    async def _check_layout(self) -> None:
+        error = await self._metadata.why_over(self._stream, self.layout)
+        if error is not None:
+            self._give_up(error)
+            return
+        layout = self._metadata.last_seen(self._stream)
+        if layout is not None:
+            self._on_layout(layout)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
