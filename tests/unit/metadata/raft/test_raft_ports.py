@@ -16,7 +16,7 @@ from metadata.raft.engine import RaftEngine
 from metadata.raft.files import OS_FILES, open_emptied, read_file, write_synced
 from metadata.raft.ports import RaftPorts
 from tests.unit.metadata.raft.recorder import Recorder, end, recording
-from wire.cluster_secrets import public_secrets
+from wire.security.cluster_secrets import public_secrets
 
 
 def test_a_new_folder_is_synced_into_each_of_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
