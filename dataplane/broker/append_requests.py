@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from dataplane.broker.acks import AppendReply
 from dataplane.broker.decoding import Decoding, ReceivedAppend
 from dataplane.broker.held_appends import HeldAppends
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.replica.ack_levels import AckLevel, ack_level
 from dataplane.replica.effects import LeaderEffect
@@ -54,6 +55,7 @@ class AppendRequests:
     ) -> None:
         self._role = role
         self._context = role.context
+        self._bounds = role.context.the(BoundsOfAll)
         self._log = role.log
         self._core = core
         self._appending = appending
@@ -221,7 +223,7 @@ class AppendRequests:
             and not isinstance(verdict, Duplicate)
             and self._log.producers.grows_with(sent.producer_id)
         ):
-            error = self._context.producers.refuse(now, self._appending.log_clock.time(now))
+            error = self._bounds.producers.refuse(now, self._appending.log_clock.time(now))
             if error is not None:
                 self._refuse_append(request.leader_epoch, inbox, error)
                 return

@@ -24,6 +24,7 @@ from dataplane.broker.gaps import PublishGaps
 from dataplane.broker.housekeeping import Housekeeping
 from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
 from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.broker.replica import Replica
 from dataplane.broker.replica_news import ReplicaNews
 from dataplane.broker.retention import Retention
@@ -134,7 +135,7 @@ class Broker:
         self._hw_checkpoints = HighWatermarkCheckpoints(context, self._replicas, data_dir.manifest)
         self._news = ReplicaNews(context.loop, self._replicas)
         self._gaps = PublishGaps(context, self._led)
-        context.producers.tables = self._producer_tables
+        context.the(BoundsOfAll).producers.tables = self._producer_tables
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
         self._removing = asyncio.Lock()
         """The data folder is one thread's at a time."""

@@ -1,4 +1,7 @@
-"""The parts that a broker's whole data plane shares: its name, the connections, the clocks, the ports to the rest."""
+"""The parts that a broker's whole data plane shares: its name, the connections, the clocks, the ports to the rest.
+
+Features keep their state themselves: `BrokerContext.the` makes the one object of a broker that their parts share.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 from dataplane.broker.disk_watch import DiskWatch
 from dataplane.broker.led_partition import LedPartition
-from dataplane.broker.producers_of_all import ProducersOfAll
-from dataplane.broker.repetitions import IdsOfAll
-from dataplane.broker.serving_turn import ServingTurn
 from dataplane.broker.space import SpaceWatch
 from dataplane.broker.storage_settings import StorageSettings
 from dataplane.encryption.keyring import Keyring
 from dataplane.log.group_commit import Syncer
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.traffic import TrafficMeter
-from dataplane.replica.uncommitted import Uncommitted
 from wire.messaging.reply_subjects import ReplySubjects
 from wire.messaging.transport import PeerTransport, Transport
 from wire.security.producer_keys import ProducerKeys
@@ -73,6 +72,16 @@ class MetadataPort(Protocol):
     def is_of_lost_decisions(self, key: PartitionKey) -> bool:
         """The partition was made by a decision that was lost when the cluster began anew."""
         ...
+
+
+class OfBroker(Protocol):
+    """State of a feature of which a broker has one object."""
+
+    @classmethod
+    def of_broker(cls, context: BrokerContext) -> Self: ...
+
+
+_Kind = TypeVar("_Kind", bound=OfBroker)
 
 
 @dataclass(slots=True)
@@ -210,21 +219,19 @@ class BrokerContext:
     """A leader has begun to serve."""
     keyring: Keyring = field(default_factory=Keyring)
     """For streams with `encryption`."""
-    uncommitted: Uncommitted = field(init=False)
-    """Bytes of all led partitions that are not committed yet."""
-    message_ids: IdsOfAll = field(default_factory=IdsOfAll)
-    """The message ids that are remembered of all led partitions."""
-    producers: ProducersOfAll = field(init=False)
-    """The producers that are remembered of all partitions."""
-    bytes_to_decode: int = 0
-    """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
-    bytes_held: int = 0
-    """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
-    serving: ServingTurn = field(init=False)
-    """What consumers are sent at once."""
     disk: DiskWatch = field(init=False)
     now: Callable[[], float] = field(init=False)
     """Monotonic seconds."""
+    _of_broker: dict[type[OfBroker], OfBroker] = field(default_factory=dict, init=False)
+
+    def the(self, kind: type[_Kind]) -> _Kind:
+        """The broker's one object of that kind. It is made when it is first asked for, so that each feature keeps its
+        own state and the context knows none of them."""
+        found = self._of_broker.get(kind)
+        if found is None:
+            found = self._of_broker[kind] = kind.of_broker(self)
+        assert isinstance(found, kind)
+        return found
 
     @property
     def max_batch_bytes(self) -> int:
@@ -237,8 +244,5 @@ class BrokerContext:
         return [subject for subject in subjects if subject in refused or subject in also]
 
     def __post_init__(self) -> None:
-        self.uncommitted = Uncommitted(self.settings)
-        self.producers = ProducersOfAll(self.storage.max_producers_of_all)
-        self.serving = ServingTurn(self.loop)
         self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
         self.now = self.loop.time

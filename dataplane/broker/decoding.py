@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.broker.role import Role
 from dataplane.replica.ack_levels import AckLevel
 from wire.batch import EncodedBatch, ReceivedBatch
@@ -60,6 +61,7 @@ class Decoding:
     ) -> None:
         self._role = role
         self._context = role.context
+        self._bounds = role.context.the(BoundsOfAll)
         self._append = append
         self._refuse = refuse
         self._queue: deque[ReceivedAppend] = deque()
@@ -98,16 +100,16 @@ class Decoding:
                 f"{len(self._queue)} batches for {self._role.view.key}, {self._queued_bytes} bytes, wait to be decoded"
                 " already; try again"
             )
-        if self._context.bytes_to_decode + size > MAX_QUEUED_BYTES_OF_ALL:
+        if self._bounds.bytes_to_decode + size > MAX_QUEUED_BYTES_OF_ALL:
             return (
-                f"batches of {self._context.bytes_to_decode} bytes wait to be decoded on {self._context.broker}"
+                f"batches of {self._bounds.bytes_to_decode} bytes wait to be decoded on {self._context.broker}"
                 " already; try again"
             )
         return None
 
     def _count(self, size: int) -> None:
         self._queued_bytes += size
-        self._context.bytes_to_decode += size
+        self._bounds.bytes_to_decode += size
 
     def _leave(self, received: ReceivedAppend) -> None:
         """It is settled, or was abandoned with the whole queue."""

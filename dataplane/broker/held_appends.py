@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.replica.partitioning import not_applied
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
@@ -59,6 +60,7 @@ class HeldAppends:
     ) -> None:
         self._role = role
         self._context = role.context
+        self._bounds = role.context.the(BoundsOfAll)
         self._holds = holds
         self._go_on = go_on
         self._refuse = refuse
@@ -120,7 +122,7 @@ class HeldAppends:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        self._context.bytes_held += size
+        self._bounds.bytes_held += size
 
     def _why_full(self, size: int) -> str | None:
         if len(self._waiting) >= MAX_HELD or self._bytes + size > MAX_HELD_BYTES:
@@ -128,9 +130,9 @@ class HeldAppends:
                 f"{len(self._waiting)} batches for {self._role.view.key}, {self._bytes} bytes, wait for another"
                 " partitioning version already; try again"
             )
-        if self._context.bytes_held + size > MAX_HELD_BYTES_OF_ALL:
+        if self._bounds.bytes_held + size > MAX_HELD_BYTES_OF_ALL:
             return (
-                f"batches of {self._context.bytes_held} bytes wait for other partitioning versions on"
+                f"batches of {self._bounds.bytes_held} bytes wait for other partitioning versions on"
                 f" {self._context.broker} already; try again"
             )
         return None

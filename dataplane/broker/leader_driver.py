@@ -31,6 +31,7 @@ from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.marking import Marking
 from dataplane.broker.own_partition import OwnPartition
 from dataplane.broker.plain_subjects import PlainSubjects
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
 from dataplane.broker.role_subscriptions import RoleSubscriptions, Subscribe
@@ -124,7 +125,7 @@ class LeaderDriver(ReadableRole):
             now=context.now(),
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
-            shared=context.uncommitted,
+            shared=context.the(BoundsOfAll).uncommitted,
             story=self.story,
         )
         self._appending = Appending(self, self.core, self.ids, self._run)

@@ -17,11 +17,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from dataplane.replica.producers import ProducerTable
+from dataplane.replica.uncommitted import Uncommitted
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
 
 RECOUNT_S: Final = 1.0
 WARNING_S: Final = 60.0
@@ -68,3 +73,30 @@ class ProducersOfAll:
             " producers, and longer; or raise max_producers_of_all, or lower producer_id_expiration_ms, of all brokers",
             [RETRY_AFTER_MS.of(_RETRY_MS), LIMIT.of("producers")],
         )
+
+
+@dataclass(slots=True)
+class IdsOfAll:
+    """The message ids of all partitions that a broker leads."""
+
+    count: int = 0
+
+
+@dataclass(slots=True)
+class BoundsOfAll:
+    """The bounds that all partitions which a broker leads share."""
+
+    producers: ProducersOfAll
+    """The producers that are remembered of all partitions."""
+    uncommitted: Uncommitted
+    """Bytes of all led partitions that are not committed yet."""
+    message_ids: IdsOfAll = field(default_factory=IdsOfAll)
+    """The message ids that are remembered of all led partitions."""
+    bytes_to_decode: int = 0
+    """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
+    bytes_held: int = 0
+    """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
+
+    @classmethod
+    def of_broker(cls, context: BrokerContext) -> BoundsOfAll:
+        return cls(ProducersOfAll(context.storage.max_producers_of_all), Uncommitted(context.settings))

@@ -69,6 +69,8 @@ class ReadableRole(Role):
         self.peer_answers = PeerAnswers(context.peers, view.key)
         self.requests = Requests(view.key, self.answers, self.peer_answers, context)
         self.cipher = BatchCipher(context.keyring, view.key)
+        self._serving = context.the(serving_turn.ServingTurn)
+        """The answers of this turn of the event loop, of all partitions of the broker."""
         self._too_large_at: Offset | None = None
         """Where the last batch began that no message had room for; it is logged once."""
         self._cold_reads: set[asyncio.Task[None]] = set()
@@ -148,7 +150,7 @@ class ReadableRole(Role):
             end = self.high_watermark if request.read_uncommitted else self.last_stable_offset
             self._answer_reader(reader, offset, end)
             return
-        if self.context.serving.is_over:
+        if self._serving.is_over:
             self.context.counters.dropped_hot_reads += 1
             self.answers.error(
                 inbox,
@@ -254,7 +256,7 @@ class ReadableRole(Role):
         body: list[Buffer] = [encode_header(self.leader_epoch, end)]
         if found is not None and found.parts:
             size = sum(map(len, found.parts))
-            self.context.serving.spend(size)
+            self._serving.spend(size)
             self._count_out(max(0, found.end_offset - offset), size)
             body += found.parts
         self.send(self.context.ingest, reader.inbox, offset, body, headers)

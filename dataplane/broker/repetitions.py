@@ -8,9 +8,9 @@ was acknowledged is not forgotten before its window is over.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.replica.message_ids import kept_form
 from wire.batch import parse_header
 from wire.batch.message_ids import message_ids_of
@@ -26,22 +26,16 @@ if TYPE_CHECKING:
     from wire.batch import BatchHeader, EncodedBatch
 
 
-@dataclass(slots=True)
-class IdsOfAll:
-    """The message ids of all partitions that a broker leads."""
-
-    count: int = 0
-
-
 class Repetitions:
     def __init__(self, role: ReadableRole, keeper: IdKeeper, clock: LogClock) -> None:
         self._role = role
         self._context = role.context
+        self._bounds = role.context.the(BoundsOfAll)
         self._keeper = keeper
         self._clock = clock
         self._leads = False
         self._counted = 0
-        """The number of our ids, in `context.message_ids`."""
+        """The number of our ids, in `BoundsOfAll.message_ids`."""
         self.configure()
 
     def configure(self) -> None:
@@ -75,11 +69,11 @@ class Repetitions:
         if self._keeper.lacks is not None:
             return self._keeper.lacks
         most = self._context.settings.max_message_ids_of_all
-        if self._keeper.table.has_room(new) and self._context.message_ids.count + new <= most:
+        if self._keeper.table.has_room(new) and self._bounds.message_ids.count + new <= most:
             return None
         self._keeper.table.go_on_to(self._clock.time(self._context.now()))
         self._count()
-        of_all = self._context.message_ids.count
+        of_all = self._bounds.message_ids.count
         if not self._keeper.table.has_room(new):
             told = f"partition {self._role.view.key} remembers {self._keeper.table.count} message ids"
         elif of_all + new > most:
@@ -161,10 +155,10 @@ class Repetitions:
         if self._leads and self._keeper.lacks is None:
             self._keeper.on_led(self._role.log)
         self._leads = False
-        self._context.message_ids.count -= self._counted
+        self._bounds.message_ids.count -= self._counted
         self._counted = 0
 
     def _count(self) -> None:
         count = self._keeper.table.count if self._leads else 0
-        self._context.message_ids.count += count - self._counted
+        self._bounds.message_ids.count += count - self._counted
         self._counted = count

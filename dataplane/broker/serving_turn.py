@@ -9,7 +9,10 @@ have waited for records are answered in any case: how many may wait is bounded.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from dataplane.broker.context import BrokerContext
 
 MAX_BYTES: Final = 16 << 20
 """Bytes of answers, each counted with ANSWER_COST."""
@@ -22,6 +25,10 @@ class ServingTurn:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._spent = 0
+
+    @classmethod
+    def of_broker(cls, context: BrokerContext) -> ServingTurn:
+        return cls(context.loop)
 
     @property
     def is_over(self) -> bool:

@@ -14,7 +14,10 @@ import pytest
 
 from dataplane.broker.context import Counters
 from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES_OF_ALL, Decoding, ReceivedAppend
+from dataplane.broker.producers_of_all import BoundsOfAll, ProducersOfAll
 from dataplane.broker.role import Role
+from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.uncommitted import Uncommitted
 from wire.batch import BatchBuilder, Compression, EncodedBatch, ReceivedBatch
 from wire.batch.encoded import RecordLimit
 from wire.error_details import LIMIT
@@ -41,6 +44,7 @@ class Leader:
         self.bugs: dict[str | None, Exception] = {}
         """By name of the batch: what appending it raises."""
         self.tasks: set[asyncio.Task[None]] = set()
+        bounds = BoundsOfAll(ProducersOfAll(0), Uncommitted(ReplicaSettings()))
         self.role = SimpleNamespace(
             ended=False,
             view=SimpleNamespace(key="s/0"),
@@ -50,7 +54,7 @@ class Leader:
                 loop=asyncio.get_running_loop(),
                 decoders=ThreadPoolExecutor(1),
                 counters=Counters(),
-                bytes_to_decode=0,
+                the=lambda _: bounds,
             ),
         )
         self.decoding = Decoding(cast(Role, self.role), self._append, self._refuse)
@@ -136,18 +140,18 @@ async def test_the_end_of_a_role_does_not_wait_for_the_thread(leader: Leader) ->
         busy.set()
     leader.role.context.decoders.shutdown()
     assert leader.outcomes == expected, "once"
-    assert leader.role.context.bytes_to_decode == 0
+    assert leader.role.context.the(BoundsOfAll).bytes_to_decode == 0
 
 
 async def test_the_queues_of_all_partitions_are_bounded_together(leader: Leader) -> None:
     batch = received("refused", heavy=True)
     size = batch.batch.header.size
-    leader.role.context.bytes_to_decode = others = MAX_QUEUED_BYTES_OF_ALL - size
+    leader.role.context.the(BoundsOfAll).bytes_to_decode = others = MAX_QUEUED_BYTES_OF_ALL - size
     leader.decoding.take(received("last", heavy=True))
     leader.decoding.take(batch)
     assert leader.outcomes == ["refused BACKPRESSURE decode_queue"]
     assert await leader.settled() == ["refused BACKPRESSURE decode_queue", "last 1000 waited"]
-    assert leader.role.context.bytes_to_decode == others
+    assert leader.role.context.the(BoundsOfAll).bytes_to_decode == others
 
 
 class Broken:

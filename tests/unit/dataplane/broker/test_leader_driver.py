@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.effects import ProposeIsr
@@ -435,11 +436,11 @@ async def test_new_ids_above_the_bound_are_refused_and_repetitions_are_answered(
     ingest.chunk_done()
     role._run(role.core.on_synced(role.log.log_end_offset, 0.0))
     assert role.log.log_end_offset == 2
-    assert bench.context.message_ids.count == 2
+    assert bench.context.the(BoundsOfAll).message_ids.count == 2
     refused = [(subject, headers) for subject, _, headers in bench.control.sent if subject]
     assert [(subject, (headers or {})["Tidelog-Limit"]) for subject, headers in refused] == [("c", "message_ids")]
     await role.end("it is over")
-    assert bench.context.message_ids.count == 0, "the next leader counts them"
+    assert bench.context.the(BoundsOfAll).message_ids.count == 0, "the next leader counts them"
 
 
 async def test_a_change_of_the_isr_is_logged_once_however_often_it_is_proposed(

@@ -11,7 +11,7 @@ import pytest
 
 from dataplane.broker import marking
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
-from dataplane.broker.producers_of_all import ProducersOfAll
+from dataplane.broker.producers_of_all import BoundsOfAll, ProducersOfAll
 from dataplane.encryption.keyring import Keyring
 from tests.tickets import add_proof_of, tickets
 from tests.unit.dataplane.broker.role_bench import Bench, view
@@ -216,8 +216,8 @@ async def test_no_transaction_writes_to_an_internal_stream(bench: Bench) -> None
 
 async def test_a_leader_takes_known_producers_and_refuses_new_ones(bench: Bench) -> None:
     """Those that are known go on, whatever the bound is, and repetitions are answered."""
-    bench.context.producers = ProducersOfAll(2)
-    bench.context.producers.tables = lambda: [bench.log.producers]
+    bench.context.the(BoundsOfAll).producers = ProducersOfAll(2)
+    bench.context.the(BoundsOfAll).producers.tables = lambda: [bench.log.producers]
     role = await lead(bench, view(A))
     append(bench, batch(producer=7, transactional=False), "first")
     append(bench, batch(), "of-transactions")

@@ -12,6 +12,7 @@ import pytest
 from dataplane.broker import held_appends
 from dataplane.broker.held_appends import HOLD_S, MAX_HELD
 from dataplane.broker.leader_driver import LeaderDriver, report_if_retired
+from dataplane.broker.producers_of_all import BoundsOfAll
 from dataplane.replica.requests import FollowerFetch
 from tests.tickets import add_proof_of
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
@@ -222,7 +223,7 @@ async def test_a_batch_of_the_newest_version_is_held_until_the_cutover_is_told(s
     await scene.sees(TOLD)
     assert [scene.answer(first), scene.answer(second)] == ["0", "1"]
     assert scene.stamps == [(0, 2), (1, 2)]
-    assert (scene.bench.context.bytes_held, scene.bench.context.counters.held_appends) == (0, 2)
+    assert (scene.bench.context.the(BoundsOfAll).bytes_held, scene.bench.context.counters.held_appends) == (0, 2)
 
 
 async def test_a_batch_of_a_later_version_is_held_until_that_is_applied(scene: Scene) -> None:
@@ -252,7 +253,7 @@ async def test_a_batch_is_held_for_a_while_only(scene: Scene) -> None:
     scene.loop.run_to(scene.loop.now + 0.01)
     assert scene.answer(early) == "UNAVAILABLE"
     await scene.sees(TOLD)
-    assert (scene.stamps, scene.bench.context.bytes_held) == ([], 0)
+    assert (scene.stamps, scene.bench.context.the(BoundsOfAll).bytes_held) == ([], 0)
 
 
 async def test_a_batch_is_not_held_longer_than_its_client_waits(scene: Scene) -> None:
@@ -272,14 +273,14 @@ async def test_held_batches_are_bounded_in_number_and_bytes(scene: Scene, monkey
     held = [scene.append(bytes(700), version=2) for _ in range(3)]
     assert [scene.answer(each) for each in held] == [None, None, "BACKPRESSURE"]
     scene.loop.run_to(scene.loop.now + HOLD_S)
-    scene.bench.context.bytes_held = held_appends.MAX_HELD_BYTES_OF_ALL
+    scene.bench.context.the(BoundsOfAll).bytes_held = held_appends.MAX_HELD_BYTES_OF_ALL
     assert scene.answer(scene.append(b"one", version=2)) == "BACKPRESSURE"
 
 
 async def test_held_batches_are_refused_when_the_leadership_ends(scene: Scene) -> None:
     early = scene.append(b"one", version=2)
     await scene.role.end("another leads")
-    assert (scene.answer(early), scene.bench.context.bytes_held) == ("NOT_LEADER", 0)
+    assert (scene.answer(early), scene.bench.context.the(BoundsOfAll).bytes_held) == ("NOT_LEADER", 0)
 
 
 # ---- partitions without keys
