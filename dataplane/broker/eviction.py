@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.retention import Limits
@@ -21,7 +21,6 @@ from wire.types import Offset
 if TYPE_CHECKING:
     from dataplane.broker.context import BrokerContext
     from dataplane.broker.housekeeping import Visit
-    from dataplane.broker.replica import Replica
     from wire.types import PartitionKey
 
 _log = logging.getLogger(__name__)
@@ -42,8 +41,20 @@ def oldest(visits: Iterable[Visit]) -> tuple[Visit, Offset] | None:
     return visit, end
 
 
+class Evictable(Protocol):
+    """A replica whose oldest segments may go."""
+
+    @property
+    def key(self) -> PartitionKey: ...
+
+    def visit(self, context: BrokerContext) -> Visit | None: ...
+    def on_damage(self, reason: str, context: BrokerContext) -> None: ...
+    def fail(self, reason: str, context: BrokerContext) -> None: ...
+    def on_log_start(self) -> None: ...
+
+
 class Eviction:
-    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica]) -> None:
+    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Evictable]) -> None:
         self._context = context
         self._replicas = replicas
 

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from dataplane.broker import snapshot_copying
 from dataplane.broker.id_learning import IdLearning
 from dataplane.broker.leader_answers import Batches, decode_fetch_answer, decode_offset_answer
 from dataplane.broker.reading import ReadableRole
 from dataplane.broker.role import RoleSetup
+from dataplane.broker.snapshot_copying import decode_snapshot_answer, encode_snapshot_request, install_snapshot
 from dataplane.broker.space import NO_SPACE_RETRY
 from dataplane.log.errors import LogDamaged, NoSpace
 from dataplane.log.group_commit import SMALL_BYTES
@@ -225,7 +225,7 @@ class FollowerDriver(ReadableRole):
         if self._finds_no_leader(message, now):
             return
         try:
-            answer = snapshot_copying.decode_answer(number, message)
+            answer = decode_snapshot_answer(number, message)
         except CorruptData as e:  # it is asked for again
             self._note_bad_answer(e)
             return
@@ -316,7 +316,7 @@ class FollowerDriver(ReadableRole):
             peers.on_inbox(self._snapshot_inbox, None)
         inbox = self._snapshot_inbox = peers.new_inbox()
         peers.on_inbox(inbox, self._handler(lambda message: self._on_snapshot_answer(effect.number, message)))
-        request = snapshot_copying.encode_request(effect, key, self.leader_epoch, self.context)
+        request = encode_snapshot_request(effect, key, self.leader_epoch, self.context)
         peers.publish(self.context.subjects.snapshot(key.stream, key.partition), [request], reply=inbox)
 
     def _append(self, high_watermark: Offset) -> None:
@@ -386,7 +386,7 @@ class FollowerDriver(ReadableRole):
             start = await self._with_room(
                 lambda: self.ids.cutting(
                     self.log,
-                    lambda: snapshot_copying.install(self.log, effect, self.leader_epoch, set_aside),
+                    lambda: install_snapshot(self.log, effect, self.leader_epoch, set_aside),
                     begins_anew=True,
                 )
             )

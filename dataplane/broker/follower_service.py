@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dataplane.broker import snapshot_copying
 from dataplane.broker.appending import Appending
 from dataplane.broker.reading import ReadableRole
-from dataplane.broker.requests import follower_fetch
 from dataplane.log.errors import LogDamaged
+from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import LeaderEffect, Respond, SendSnapshot
 from dataplane.replica.leader import Leader
 from dataplane.replica.refusals import deletions_gone
+from dataplane.replica.requests import FollowerFetch, SnapshotFetch
 from wire.errors import CorruptData, TidelogError
 from wire.messaging.transport import Message
 from wire.partition_messages.replication import encode_header, sync_headers
@@ -24,10 +24,16 @@ from wire.protobuf.tidelog_pb2 import (
     LeaderEpochOffsetResponse,
     ReplicationRequest,
     SnapshotRequest,
+    SnapshotResponse,
 )
-from wire.types import LeaderEpoch, Offset
+from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 
 _log = logging.getLogger(__name__)
+
+MAX_READS = 4
+"""Followers of one partition for which the disk is read at a time; the others ask again."""
+_RESPONSE_FIELDS = 80
+"""Most bytes of a response but for its piece."""
 
 
 class FollowerService:
@@ -88,7 +94,7 @@ class FollowerService:
             return
         request = SnapshotRequest()
         if self._role.requests.decode("snapshot", request, message, self._role.answer_header) and message.reply:
-            self._run(self._core.on_snapshot_request(snapshot_copying.decode_fetch(request, message.reply)))
+            self._run(self._core.on_snapshot_request(decode_snapshot_fetch(request, message.reply)))
 
     def respond(self, effect: Respond) -> None:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
@@ -129,7 +135,7 @@ class FollowerService:
 
     def send_snapshot(self, effect: SendSnapshot) -> None:
         """The follower asks again where too many are read for already."""
-        if self._snapshot_reads < snapshot_copying.MAX_READS:
+        if self._snapshot_reads < MAX_READS:
             self._role.spawn(self._read_snapshot(effect))
 
     async def _read_snapshot(self, effect: SendSnapshot) -> None:
@@ -137,9 +143,7 @@ class FollowerService:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
         self._snapshot_reads += 1
         try:
-            piece = await context.loop.run_in_executor(
-                context.readers, snapshot_copying.read_piece, self._log, effect, limit
-            )
+            piece = await context.loop.run_in_executor(context.readers, read_piece, self._log, effect, limit)
         except TidelogError as e:  # the log start has moved on
             self._role.peer_answers.error(effect.inbox, e, header)
         except CorruptData as e:
@@ -166,3 +170,43 @@ class FollowerService:
             self._role.on_damage(f"a follower refused what lies at offset {offset}: {e}")
         except LogDamaged as e:
             self._role.fail(f"the log cannot be read at offset {offset}: {e}")
+
+
+def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:
+    return FollowerFetch(
+        replica=BrokerId(request.replicaID),
+        incarnation=Incarnation(request.broker_incarnation),
+        leader_epoch=LeaderEpoch(request.leaderEpoch),
+        sequence=request.sequence,
+        offset=Offset(request.offset),
+        durable_end=Offset(request.durable_offset) if request.HasField("durable_offset") else None,
+        progress_only=request.progress_only,
+        inbox=inbox,
+        max_bytes=request.max_bytes,
+        refused_batch=request.refused_batch,
+        no_space=request.no_space,
+        disk_hangs=request.disk_hangs,
+        deleted_end=Offset(request.deleted_end),
+    )
+
+
+def decode_snapshot_fetch(request: SnapshotRequest, inbox: str) -> SnapshotFetch:
+    return SnapshotFetch(
+        replica=BrokerId(request.replica_id),
+        incarnation=Incarnation(request.broker_incarnation),
+        leader_epoch=LeaderEpoch(request.leader_epoch),
+        offset=Offset(request.offset) if request.HasField("offset") else None,
+        position=request.position,
+        inbox=inbox,
+    )
+
+
+def read_piece(partition_log: PartitionLog, effect: SendSnapshot, limit: int) -> bytes:
+    """An encoded response of at most `limit` bytes. Blocking. Raises as `PartitionLog.snapshot_at`."""
+    deleted_end = partition_log.compaction_point.copies_deleted_end
+    content = partition_log.snapshot_at(effect.offset)
+    piece = content[effect.position : effect.position + limit - _RESPONSE_FIELDS]
+    response = SnapshotResponse(
+        offset=effect.offset, size=len(content), position=effect.position, piece=piece, deleted_end=deleted_end
+    )
+    return response.SerializeToString()

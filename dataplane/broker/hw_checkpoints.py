@@ -19,12 +19,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from enum import Enum
 from functools import partial
 from heapq import nsmallest
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from dataplane.broker.context import BrokerContext
-from dataplane.broker.replica import Owed, Replica
 from dataplane.log.errors import NoSpace
 from dataplane.log.group_commit import Syncable
 from dataplane.log.manifest import Manifest
@@ -47,10 +48,33 @@ CHECKPOINTS_AT_ONCE = 4
 """Threads of `BrokerContext.checkpoints`."""
 
 
+class Owed(Enum):
+    """What a periodic checkpoint is to do."""
+
+    NOTHING = "nothing"
+    HIGH_WATERMARK = "high watermark"
+    """To write it down: it has moved since it was written last."""
+    SYNC = "sync"
+    """To sync an `accepted` stream, too: records of it are not durable."""
+
+
+class Checkpointed(Protocol):
+    """A replica whose log gets checkpoints."""
+
+    @property
+    def key(self) -> PartitionKey: ...
+
+    @property
+    def owed(self) -> Owed: ...
+
+    def keep_checkpoint(self, *, syncs_only: bool) -> Offset: ...
+    def on_checkpoint(self, outcome: Offset | Exception, context: BrokerContext) -> None: ...
+
+
 class _Checkpoint(Syncable):
     """One checkpoint of one log."""
 
-    def __init__(self, replica: Replica, *, syncs_only: bool) -> None:
+    def __init__(self, replica: Checkpointed, *, syncs_only: bool) -> None:
         self._replica = replica
         self._syncs_only = syncs_only
 
@@ -59,14 +83,16 @@ class _Checkpoint(Syncable):
 
 
 class HighWatermarkCheckpoints:
-    def __init__(self, context: BrokerContext, replicas: Mapping[PartitionKey, Replica], manifest: Manifest) -> None:
+    def __init__(
+        self, context: BrokerContext, replicas: Mapping[PartitionKey, Checkpointed], manifest: Manifest
+    ) -> None:
         self._context = context
         self._replicas = replicas
         self._manifest = manifest
-        self._asked: set[Replica] = set()
+        self._asked: set[Checkpointed] = set()
         """Logs whose checkpoint waits for a thread, or is being written."""
         self._rounds = 0
-        self._last: WeakKeyDictionary[Replica, int] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[Checkpointed, int] = WeakKeyDictionary()
         """In which round a log had its turn."""
         self._looking: asyncio.Task[None] | None = None
 
@@ -86,7 +112,7 @@ class HighWatermarkCheckpoints:
 
     def _look(self) -> Steps[None]:
         self._keep_manifest()
-        owed: dict[Replica, Owed] = {}
+        owed: dict[Checkpointed, Owed] = {}
         for replicas in pieces([*self._replicas.values()], _PIECE):
             found = ((replica, _owed_by(replica)) for replica in replicas if replica not in self._asked)
             owed.update((replica, what) for replica, what in found if what is not Owed.NOTHING)
@@ -103,7 +129,7 @@ class HighWatermarkCheckpoints:
                 self._context.checkpoints.request(checkpoint, partial(self._written, replica))
                 yield _OF_REQUEST
 
-    def _written(self, replica: Replica, outcome: Offset | Exception) -> None:
+    def _written(self, replica: Checkpointed, outcome: Offset | Exception) -> None:
         self._asked.discard(replica)
         replica.on_checkpoint(outcome, self._context)
         if not self._asked:
@@ -121,7 +147,7 @@ class HighWatermarkCheckpoints:
             _log.error("%s; it is tried again", outcome)
 
 
-def _owed_by(replica: Replica) -> Owed:
+def _owed_by(replica: Checkpointed) -> Owed:
     try:
         return replica.owed
     except Exception:  # noqa: BLE001 - it is logged, and the other logs get their checkpoints

@@ -11,7 +11,6 @@ import logging
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dataplane.broker.context import BrokerContext
 from dataplane.broker.damaged_replica import DamagedReplica
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.housekeeping import Visit
+from dataplane.broker.hw_checkpoints import Owed
 from dataplane.broker.id_keeper import IdKeeper
 from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch, report_if_retired
 from dataplane.broker.listening import ConsumerListener
@@ -69,16 +69,6 @@ from wire.types import (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class Owed(Enum):
-    """What a periodic checkpoint is to do."""
-
-    NOTHING = "nothing"
-    HIGH_WATERMARK = "high watermark"
-    """To write it down: it has moved since it was written last."""
-    SYNC = "sync"
-    """To sync an `accepted` stream, too: records of it are not durable."""
 
 
 class Replica:

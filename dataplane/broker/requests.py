@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from dataplane.broker.acks import Answers
 from dataplane.broker.context import BrokerContext
 from dataplane.broker.peer_answers import PeerAnswers
-from dataplane.replica.requests import FollowerFetch
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message
 from wire.protobuf.tidelog_pb2 import (
@@ -29,7 +28,7 @@ from wire.protobuf.tidelog_pb2 import (
     ReplicationRequest,
     SnapshotRequest,
 )
-from wire.types import BrokerId, Buffer, Incarnation, LeaderEpoch, Offset, PartitionKey
+from wire.types import Buffer, PartitionKey
 
 _log = logging.getLogger(__name__)
 
@@ -130,21 +129,3 @@ class Requests:
         self._context.counters.bad_requests += 1
         _log.warning("partition %s: dropped a bad request: the %s request %s", self._key, kind, why)
         answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))
-
-
-def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:
-    return FollowerFetch(
-        replica=BrokerId(request.replicaID),
-        incarnation=Incarnation(request.broker_incarnation),
-        leader_epoch=LeaderEpoch(request.leaderEpoch),
-        sequence=request.sequence,
-        offset=Offset(request.offset),
-        durable_end=Offset(request.durable_offset) if request.HasField("durable_offset") else None,
-        progress_only=request.progress_only,
-        inbox=inbox,
-        max_bytes=request.max_bytes,
-        refused_batch=request.refused_batch,
-        no_space=request.no_space,
-        disk_hangs=request.disk_hangs,
-        deleted_end=Offset(request.deleted_end),
-    )

@@ -19,52 +19,24 @@ from google.protobuf.message import DecodeError
 from dataplane.log.checkpoints import CompactionPoint
 from dataplane.log.snapshot import decode_snapshot
 from dataplane.replica.follower_states import SnapshotAnswer
-from dataplane.replica.requests import SnapshotFetch
 from wire.errors import CorruptData, TidelogError
 from wire.partition_messages.replication import HEADER_SIZE, decode_header
 from wire.protobuf.tidelog_pb2 import SnapshotRequest, SnapshotResponse
-from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
+from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dataplane.broker.context import BrokerContext
     from dataplane.log.partition_log import PartitionLog
-    from dataplane.replica.effects import InstallSnapshot, SendSnapshot, SendSnapshotRequest
+    from dataplane.replica.effects import InstallSnapshot, SendSnapshotRequest
     from wire.messaging.transport import Message
     from wire.types import PartitionKey
 
-MAX_READS = 4
-"""Followers of one partition for which the disk is read at a time; the others ask again."""
-_RESPONSE_FIELDS = 80
-"""Most bytes of a response but for its piece."""
 
-
-# ---------------------------------------------------------------- leader
-def decode_fetch(request: SnapshotRequest, inbox: str) -> SnapshotFetch:
-    return SnapshotFetch(
-        replica=BrokerId(request.replica_id),
-        incarnation=Incarnation(request.broker_incarnation),
-        leader_epoch=LeaderEpoch(request.leader_epoch),
-        offset=Offset(request.offset) if request.HasField("offset") else None,
-        position=request.position,
-        inbox=inbox,
-    )
-
-
-def read_piece(partition_log: PartitionLog, effect: SendSnapshot, limit: int) -> bytes:
-    """An encoded response of at most `limit` bytes. Blocking. Raises as `PartitionLog.snapshot_at`."""
-    deleted_end = partition_log.compaction_point.copies_deleted_end
-    content = partition_log.snapshot_at(effect.offset)
-    piece = content[effect.position : effect.position + limit - _RESPONSE_FIELDS]
-    response = SnapshotResponse(
-        offset=effect.offset, size=len(content), position=effect.position, piece=piece, deleted_end=deleted_end
-    )
-    return response.SerializeToString()
-
-
-# ---------------------------------------------------------------- follower
-def encode_request(effect: SendSnapshotRequest, key: PartitionKey, epoch: LeaderEpoch, context: BrokerContext) -> bytes:
+def encode_snapshot_request(
+    effect: SendSnapshotRequest, key: PartitionKey, epoch: LeaderEpoch, context: BrokerContext
+) -> bytes:
     request = SnapshotRequest(
         replica_id=context.broker,
         leader_epoch=epoch,
@@ -78,7 +50,7 @@ def encode_request(effect: SendSnapshotRequest, key: PartitionKey, epoch: Leader
     return request.SerializeToString()
 
 
-def decode_answer(number: int, message: Message) -> SnapshotAnswer:
+def decode_snapshot_answer(number: int, message: Message) -> SnapshotAnswer:
     """Raises CorruptData."""
     leader_epoch, _ = decode_header(message.data)
     error = TidelogError.from_headers(message.headers)
@@ -100,7 +72,7 @@ def decode_answer(number: int, message: Message) -> SnapshotAnswer:
     )
 
 
-def install(
+def install_snapshot(
     partition_log: PartitionLog,
     effect: InstallSnapshot,
     leader_epoch: LeaderEpoch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.broker import snapshot_copying
+from dataplane.broker.snapshot_copying import install_snapshot
 from dataplane.log.partition_log import PartitionLog
 from dataplane.replica.effects import (
     AppendReplicated,
@@ -70,7 +70,7 @@ def _carry_out(effect: FollowerEffect, core: Follower, leader: PartitionLog, log
             )
             return core.on_snapshot_answer(piece, 0.0)
         case InstallSnapshot():
-            snapshot_copying.install(log, effect, EPOCH)
+            install_snapshot(log, effect, EPOCH)
             return core.on_truncated(log.log_start_offset, log.log_end_offset, 0.0)
         case StartOver():
             log.drop_all(Offset(0))

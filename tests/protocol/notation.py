@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from dataplane.broker import snapshot_copying
 from dataplane.broker.acks import AppendReply, BareReplies, MarkReply, each_reply
 from dataplane.broker.follower_driver import FollowerDriver
 from dataplane.broker.leader_driver import LeaderDriver, Mover
 from dataplane.broker.publish_rules import ExpectationReply
 from dataplane.broker.reading import Reader
+from dataplane.broker.snapshot_copying import decode_snapshot_answer
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.quarantine import Quarantine
 from dataplane.replica.effects import (
@@ -273,7 +273,7 @@ def _answer_shown(message: NatsMessage, asked: Asked) -> str:
         what = error_shown(error) if error else f"e{found.leader_epoch} ends at {found.endOffset}"
         return f".offset#{asked.number} e{epoch} {what}"
     if asked.kind == "checkpoint":
-        answer = snapshot_copying.decode_answer(asked.number, message)
+        answer = decode_snapshot_answer(asked.number, message)
         end = answer.position + len(answer.piece)
         what = f"the state at {answer.offset}, bytes [{answer.position},{end}) of {answer.size}"
         what = error_shown(error) if error else what

@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from dataplane.broker import follower_service, timer
 from dataplane.broker import replica as replica_module
-from dataplane.broker import snapshot_copying, timer
 from dataplane.broker.context import ANSWER_OVERHEAD
 from dataplane.broker.leader_driver import LeaderDriver
 from dataplane.encryption.bodies import BatchCipher
@@ -515,7 +515,7 @@ class ReplicaSet:
 
     def limit_pieces(self, size: int) -> None:
         """Pieces of derived state are no larger, because NATS carries no larger messages."""
-        self.max_payload = size + ANSWER_OVERHEAD + snapshot_copying._RESPONSE_FIELDS
+        self.max_payload = size + ANSWER_OVERHEAD + follower_service._RESPONSE_FIELDS
         for broker in self.brokers.values():
             if broker.running:
                 broker.life.connection.max_payload = self.max_payload

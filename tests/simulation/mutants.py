@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.broker import broker, snapshot_copying
+from dataplane.broker import broker
 from dataplane.broker.append_requests import AppendRequests
 from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
@@ -22,6 +22,7 @@ from dataplane.broker.publish_rules import PublishRules
 from dataplane.broker.repetitions import Repetitions
 from dataplane.broker.replica import Replica
 from dataplane.broker.requests import Requests
+from dataplane.broker.snapshot_copying import install_snapshot
 from dataplane.broker.sync_requests import SyncRequests
 from dataplane.broker.transaction_rules import TransactionRules
 from dataplane.log import derived_state, retention, snapshot
@@ -554,7 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the producers",
         (
-            snapshot_copying.install,
+            install_snapshot,
             "    partition_log.install(snapshot,",
             "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
@@ -563,7 +564,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a follower begins at the log start without the leader epochs",
         (
-            snapshot_copying.install,
+            install_snapshot,
             "    partition_log.install(snapshot,",
             "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),

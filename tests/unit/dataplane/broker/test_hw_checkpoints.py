@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker import hw_checkpoints
-from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
-from dataplane.broker.replica import Owed
+from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints, Owed
 from dataplane.log.group_commit import Syncable, SyncScheduler
 from dataplane.log.manifest import Committed, Manifest
 from tests.simulation.disk import SimDisk
