@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane.broker.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
-from dataplane.broker.held_appends import HOLD_S, MAX_HELD_BYTES, MAX_HELD_BYTES_OF_ALL
-from dataplane.broker.held_appends import MAX_HELD as MAX_HELD_APPENDS
-from dataplane.broker.marking import MAX_WAITING as MAX_WAITING_MARKS
-from dataplane.broker.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
-from dataplane.broker.reading import MAX_COLD_READS
-from dataplane.broker.serving_turn import ANSWER_COST
-from dataplane.broker.serving_turn import MAX_BYTES as MAX_SERVED
-from dataplane.replica.message_ids import LONG as LONG_ID
-from dataplane.replica.producers import MAX_TRANSACTIONAL, TRANSACTIONAL_MS
+from dataplane.broker.leading.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
+from dataplane.broker.leading.held_appends import HOLD_S, MAX_HELD_BYTES, MAX_HELD_BYTES_OF_ALL
+from dataplane.broker.leading.held_appends import MAX_HELD as MAX_HELD_APPENDS
+from dataplane.broker.leading.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
+from dataplane.broker.leading.transaction_marks import MAX_WAITING as MAX_WAITING_MARKS
+from dataplane.broker.reading.readable_role import ANSWER_COST, MAX_COLD_READS
+from dataplane.broker.reading.readable_role import MAX_SERVED_BYTES as MAX_SERVED
+from dataplane.replica.derived.dedup_window import LONG as LONG_ID
+from dataplane.replica.derived.producer_table import MAX_TRANSACTIONAL, TRANSACTIONAL_MS
+from dataplane.replica.derived.transaction_table import MAX_ABORTED
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.transactions import MAX_ABORTED
 from metadata.metadata_settings import MetadataSettings
 from metadata.raft.framing import MAX_FIRST_FRAME_BYTES
 from metadata.raft.introductions import MAX_INTRODUCTIONS
@@ -325,7 +324,7 @@ BOUNDS = (
         on="time that a batch is decoded on the event loop",
         limit=f"batches of more than {HEAVY_BYTES} bytes when decompressed, or {HEAVY_HEADER_BYTES} and headers, are"
         " decoded by one thread of the broker; what comes behind them keeps its order",
-        where="dataplane/broker/decoding.py",
+        where="dataplane/broker/leading/decoding.py",
         answer="no error",
     ),
     Bound(
@@ -339,7 +338,7 @@ BOUNDS = (
         on="batches of a partition that wait to be decoded, `decode_queue`",
         limit=f"{MAX_QUEUED_BATCHES}, and {MAX_QUEUED_BYTES} bytes; {MAX_QUEUED_BYTES_OF_ALL} bytes of all partitions"
         " of a broker",
-        where="dataplane/broker/decoding.py",
+        where="dataplane/broker/leading/decoding.py",
         answer="BACKPRESSURE",
         counter="dropped_decode_queue",
     ),
@@ -347,26 +346,26 @@ BOUNDS = (
         on="batches of a partition that wait until their partitioning version is applied, `held_appends`",
         limit=f"{MAX_HELD_APPENDS}, and {MAX_HELD_BYTES} bytes; {MAX_HELD_BYTES_OF_ALL} bytes of all partitions of"
         f" a broker; {HOLD_S:g} s each",
-        where="dataplane/broker/held_appends.py",
+        where="dataplane/broker/leading/held_appends.py",
         answer="BACKPRESSURE; UNAVAILABLE after that time",
     ),
     Bound(
         on="producers of a partition that are remembered for their transactions, `transactional_producers`",
         limit=f"{MAX_TRANSACTIONAL}; a new one is taken when the one that wrote longest ago did so"
         f" {TRANSACTIONAL_MS // 3_600_000} h ago",
-        where="dataplane/replica/producers.py",
+        where="dataplane/replica/derived/producer_table.py",
         answer="LIMIT_REACHED",
     ),
     Bound(
         on="aborted transactions of a partition whose records are in the log, `aborted_transactions`",
         limit=str(MAX_ABORTED),
-        where="dataplane/replica/transactions.py",
+        where="dataplane/replica/derived/transaction_table.py",
         answer="LIMIT_REACHED",
     ),
     Bound(
         on="ends of transactions in a partition that wait for their commit, `waiting_marks`",
         limit=str(MAX_WAITING_MARKS),
-        where="dataplane/broker/marking.py",
+        where="dataplane/broker/leading/transaction_marks.py",
         answer="BACKPRESSURE",
     ),
     Bound(
@@ -375,7 +374,7 @@ BOUNDS = (
             f"{ReplicaSettings().max_message_ids} of a partition, {ReplicaSettings().max_message_ids_of_all} of all"
             f" that a broker leads; those above {LONG_ID} bytes as hashes"
         ),
-        where="dataplane/broker/repetitions.py",
+        where="dataplane/broker/leading/repetitions.py",
         answer="BACKPRESSURE, to records with new ids",
         counter="dropped_refused",
     ),
@@ -389,27 +388,27 @@ BOUNDS = (
     Bound(
         on="bare publishes that were repetitions, or not as they expect, and wait for their answers, `waiting_answers`",
         limit=f"{MAX_WAITING_ANSWERS} of a partition, of either kind",
-        where="dataplane/broker/publish_rules.py",
+        where="dataplane/broker/leading/publish_rules.py",
         answer="BACKPRESSURE",
     ),
     Bound(
         on="bytes that are appended and not committed",
         limit="`max_uncommitted_bytes` of a partition, `max_uncommitted_bytes_of_all` of a broker",
-        where="dataplane/replica/admission.py",
+        where="dataplane/replica/leader/admission.py",
         answer="BACKPRESSURE",
         counter="dropped_refused",
     ),
     Bound(
         on="bytes and records a second of a partition",
         limit="`producer_byte_rate` and `producer_record_rate` of the stream, see [Quotas](#quotas)",
-        where="dataplane/replica/quota.py",
+        where="dataplane/replica/leader/quota.py",
         answer="BACKPRESSURE",
         counter="dropped_over_quota",
     ),
     Bound(
         on="time that an acknowledged publish waits",
         limit=f"`confirm_timeout_ms` of the request, {MAX_CONFIRM_TIMEOUT_MS // 1000} s at most",
-        where="dataplane/broker/appending.py",
+        where="dataplane/broker/leading/appending.py",
         answer="CONFIRM_TIMEOUT",
     ),
     Bound(
@@ -435,14 +434,14 @@ BOUNDS = (
     Bound(
         on="bytes that consumers are sent from memory before anything else has its turn, `hot_reads`",
         limit=f"{MAX_SERVED} of all partitions of a broker, each answer counted with {ANSWER_COST} more",
-        where="dataplane/broker/serving_turn.py",
+        where="dataplane/broker/reading/readable_role.py",
         answer="BACKPRESSURE",
         counter="dropped_hot_reads",
     ),
     Bound(
         on="consumers of a partition that wait for the disk, `cold_reads`",
         limit=str(MAX_COLD_READS),
-        where="dataplane/broker/reading.py",
+        where="dataplane/broker/reading/readable_role.py",
         answer="BACKPRESSURE",
         counter="dropped_cold_reads",
     ),
@@ -543,19 +542,19 @@ BOUNDS = (
     Bound(
         on="positions in a follower's request",
         limit="an offset above the LEO is refused and changes nothing, a durable offset counts up to the offset",
-        where="dataplane/replica/leader.py",
+        where="dataplane/replica/leader/leader.py",
         answer="OFFSET_AHEAD",
     ),
     Bound(
         on="producers that a partition remembers",
         limit="`max_producers_per_partition`; the one that has been silent for longest is forgotten",
-        where="dataplane/replica/producers.py",
+        where="dataplane/replica/derived/producer_table.py",
         answer="UNKNOWN_PRODUCER_ID, the one that was forgotten",
     ),
     Bound(
         on="producers that a broker remembers, of all its partitions, `producers`",
         limit="`max_producers_of_all`, but for what comes to its followers; those that are known go on",
-        where="dataplane/broker/producers_of_all.py",
+        where="dataplane/broker/leading/bounds_of_all.py",
         answer="BACKPRESSURE, to those that are new in a partition",
     ),
     Bound(

@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from dataplane.broker.storage_settings import StorageSettings
+from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.metadata_settings import MetadataSettings
 from scripts.docs_bounds import BOUNDS

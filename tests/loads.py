@@ -17,12 +17,12 @@ from typing import Any, TypeAlias, cast
 from unittest.mock import patch
 
 from dataplane.broker.broker import Broker
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.replica import Replica
-from dataplane.broker.timer import RoleTimer
-from dataplane.log.manifest import Manifest
+from dataplane.broker.roles.role import RoleTimer
 from dataplane.log.partition_log import LogConfig
+from dataplane.log.storage.manifest import Manifest
 from metadata.controller import ControllerCore
 from metadata.failover import Failover
 from metadata.model import NOTHING, Outcome
@@ -143,17 +143,16 @@ ONE = "one of many: a role, a request, a connection, a retry"
 OF_CONTROLLER = "the timers of a controller"
 
 TIMERS: Mapping[str, str] = {
-    "dataplane/broker/disk_watch.py": "threads of the broker, which are few",
-    "dataplane/broker/follower_driver.py": ONE,
-    "dataplane/broker/held_appends.py": ONE,
-    "dataplane/broker/housekeeping.py": "all replicas, each of them a step of the loop",
-    "dataplane/broker/hw_checkpoints.py": "the look for checkpoints",
-    "dataplane/broker/id_learning.py": ONE,
-    "dataplane/broker/publish_rules.py": "publishes of a partition that wait, 10,000 at most",
+    "dataplane/broker/disk/disk_watch.py": "threads of the broker, which are few",
+    "dataplane/broker/following/follower_driver.py": ONE,
+    "dataplane/broker/leading/held_appends.py": ONE,
+    "dataplane/broker/upkeep/housekeeping.py": "all replicas, each of them a step of the loop",
+    "dataplane/broker/upkeep/hw_checkpoints.py": "the look for checkpoints",
+    "dataplane/broker/reading/id_learning.py": ONE,
+    "dataplane/broker/leading/publish_rules.py": "publishes of a partition that wait, 10,000 at most",
     "dataplane/broker/replica.py": ONE,
-    "dataplane/broker/space.py": ONE,
-    "dataplane/broker/sync_requests.py": ONE,
-    "dataplane/broker/timer.py": ONE,
+    "dataplane/broker/disk/space_watch.py": ONE,
+    "dataplane/broker/roles/role.py": ONE,
     "metadata/raft/node.py": ONE,
     "metadata/runtime/admin.py": ONE,
     "metadata/runtime/controller_driver.py": OF_CONTROLLER,

@@ -243,5 +243,11 @@ class InvariantViolation(Exception):
     """A bug of ours, found by our own check. Never caught on the way: the process or the partition stops loudly."""
 
 
+def require(holds: bool, invariant: str, found: object) -> None:
+    """Raises InvariantViolation, with `invariant` and the facts found, unless it holds."""
+    if not holds:
+        raise InvariantViolation(f"{invariant}: {found}")
+
+
 def _one_line(text: str) -> str:
     return " ".join(str(text).split())[:MAX_HEADER_CHARACTERS]

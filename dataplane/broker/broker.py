@@ -2,47 +2,62 @@
 
 Metadata tells the wanted state (`on_partitions`); this compares it with the actual one. Nothing is led or followed
 before the registration of this life is applied, because only then do views arrive.
+
+## Changes that concern all replicas
+
+What all replicas of a broker are told: its connection, the room on its disk, a disk that hangs.
+
+A role may answer with a request to another broker, and 20,000 of them take a second. So replicas are told in turns, one
+change after the other. Nothing rests on their being told at once:
+
+    connection   a leader that has not heard of a loss proposes to shrink its ISR for lags of `replica_max_lag_time`
+                 alone, which is much longer; one that has not heard that it is back proposes nothing. Acknowledgements
+                 depend on the lease, not on the connection
+    room         appends ask `SpaceWatch`, which is the first to know
+    disk         a disk has hung for `replica_max_lag_time` when anybody is told
+
+What is told is what changed, and not the newest state: a follower whose append found no room asks for the records again
+once it has heard that there was none, and then that there is some.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from dataplane.broker.compaction import Compaction
-from dataplane.broker.context import BrokerContext
-from dataplane.broker.eviction import Eviction
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.gaps import PublishGaps
-from dataplane.broker.housekeeping import Housekeeping
-from dataplane.broker.hw_checkpoints import HighWatermarkCheckpoints
-from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.broker.producers_of_all import BoundsOfAll
+from dataplane.broker.disk.space_watch import SpaceWatch
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.bounds_of_all import BoundsOfAll
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.leading.publish_gaps import PublishGaps
 from dataplane.broker.replica import Replica
-from dataplane.broker.replica_news import ReplicaNews
-from dataplane.broker.retention import Retention
-from dataplane.broker.scrub import Scrubber
-from dataplane.broker.snapshots import SnapshotJob
-from dataplane.broker.space import SpaceWatch
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError, LogDamaged
+from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.upkeep.compaction_job import Compaction
+from dataplane.broker.upkeep.housekeeping import Housekeeping, SnapshotJob
+from dataplane.broker.upkeep.hw_checkpoints import HighWatermarkCheckpoints
+from dataplane.broker.upkeep.retention import Eviction, Retention
+from dataplane.broker.upkeep.scrub import Scrubber
 from dataplane.log.partition_log import LogConfig
-from dataplane.log.recovery import RecoveryReport
-from dataplane.replica.producers import ProducerLimits, ProducerTable
+from dataplane.log.recovery.log_recovery import RecoveryReport
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.log_errors import DataDirError, LogDamaged
+from dataplane.replica.derived.producer_table import ProducerLimits, ProducerTable
 from dataplane.replica.story import Story
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message, Subscription
 from wire.operations.api_operations import ReplicaEvent, Traffic
 from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, StreamUsage, UsageReport, total_traffic
 from wire.protobuf.tidelog_pb2 import PartitionNotification
-from wire.turns import Steps, pieces
+from wire.turns import Steps, in_turns, pieces
 from wire.types import (
     DrainAnswer,
     Incarnation,
@@ -57,6 +72,43 @@ from wire.types import (
 )
 
 _log = logging.getLogger(__name__)
+
+OF_REPLICA: Final = 4
+"""Looks that a replica takes which is told."""
+
+
+class ReplicaNews:
+    """`replicas`: of the broker. One that is added later knows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, replicas: Mapping[PartitionKey, Replica]) -> None:
+        self._loop = loop
+        self._replicas = replicas
+        self._untold: deque[tuple[Sequence[Replica], Callable[[Replica], None]]] = deque()
+        """Oldest change first. Changes are seconds apart."""
+        self._telling: asyncio.Task[None] | None = None
+
+    def tell(self, change: Callable[[Replica], None]) -> None:
+        """Calls `change` for each replica."""
+        self._untold.append(([*self._replicas.values()], change))
+        if self._telling is None:
+            self._telling = self._loop.create_task(in_turns(self._tell_all()))
+
+    def close(self) -> None:
+        """Tells nothing more."""
+        if self._telling is not None:
+            self._telling.cancel()
+
+    def _tell_all(self) -> Steps[None]:
+        while self._untold:
+            replicas, change = self._untold.popleft()
+            for replica in replicas:
+                try:
+                    change(replica)
+                except Exception:  # noqa: BLE001 - it is logged, and the others are told
+                    _log.exception("partition %s met a bug", replica.key)
+                yield OF_REPLICA
+        self._telling = None
+
 
 _LOOKED_THROUGH = 1_000
 """Replicas whose stream is looked at before `Steps` yield."""

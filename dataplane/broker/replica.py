@@ -2,6 +2,22 @@
 
 Views arrive at any time; the newest wins. `dataplane.replica.life` decides, this module carries its effects out: one
 step at a time, and the recording of damage beside it.
+
+## Repair
+
+The repair of a replica with a damaged log, without a restart.
+
+    met ──marked on disk──> withdraws ──out of the ISR and of `eligible`, and ─────────> COPY: cut, then follow
+                               │         the LeaderEpoch in which it was met is over
+                               │
+                               └──the last copy, no leader──> read only (`dataplane.broker.reading.damaged_replica`)
+                                                                      │
+                                                                      └──an operator──> ACCEPT: cut, then lead
+
+Nothing is cut before. In the LeaderEpoch in which the damage was met the leader goes by what it heard of this log: it
+may have proposed to take the replica into the ISR, and would again. `PartitionView.loss_accepted` tells an operator's
+election from one by a controller that has not heard of the damage yet. Before it cuts, the replica reads its whole log:
+it does not come back with a second damage.
 """
 
 from __future__ import annotations
@@ -13,26 +29,25 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dataplane.broker.context import BrokerContext
-from dataplane.broker.damaged_replica import DamagedReplica
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.housekeeping import Visit
-from dataplane.broker.hw_checkpoints import Owed
-from dataplane.broker.id_keeper import IdKeeper
-from dataplane.broker.leader_driver import LeaderDriver, begin_leader_epoch, report_if_retired
-from dataplane.broker.listening import ConsumerListener
-from dataplane.broker.repair import mark, repair
-from dataplane.broker.role import Role, RoleSetup
-from dataplane.broker.space import NO_SPACE_RETRY
-from dataplane.log.errors import LogDamaged, NoSpace
-from dataplane.log.files import REAL_FILES, FileSystem
-from dataplane.log.manifest import ManifestEntry
+from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver, begin_leader_epoch, report_if_retired
+from dataplane.broker.reading.damaged_replica import DamagedReplica
+from dataplane.broker.reading.readable_role import ConsumerListener
+from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.id_keeper import IdKeeper
+from dataplane.broker.roles.role import Role, RoleSetup
+from dataplane.broker.upkeep.housekeeping import Visit
+from dataplane.broker.upkeep.hw_checkpoints import Owed
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.pool import LogPool
-from dataplane.log.quarantine import MAX_EVENTS, Quarantine
-from dataplane.log.recovery import RecoveryReport
+from dataplane.log.recovery.damage import MAX_EVENTS, Quarantine, set_mark
+from dataplane.log.recovery.log_recovery import RecoveryReport
+from dataplane.log.storage.files import REAL_FILES, FileSystem
+from dataplane.log.storage.log_errors import LogDamaged, NoSpace
+from dataplane.log.storage.manifest import ManifestEntry
+from dataplane.log.storage.pool import LogPool
 from dataplane.replica.life import (
     BeginRole,
     EndRole,
@@ -68,7 +83,36 @@ from wire.types import (
     high_watermark_to_wire,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dataplane.log.partition_log import PartitionLog
+    from dataplane.log.storage.files import FileSystem
+    from wire.types import PartitionKey
+
 _log = logging.getLogger(__name__)
+
+
+def mark(files: FileSystem, directory: Path, reason: str, key: PartitionKey) -> None:
+    """So that no restart forgets it. Blocking."""
+    try:
+        set_mark(files, directory, reason)
+    except OSError as error:
+        _log.error("partition %s: that it is damaged cannot be written down: %s", key, error)
+
+
+def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, time_ns: int) -> dict[str, Any]:
+    """Cut the damage and all behind it; the report of that. Blocking; in a thread. Raises LogDamaged."""
+    lost = mode is RepairMode.ACCEPT
+    damage = partition_log.checking.examine(without_beginning=lost)
+    report = partition_log.checking.cut_damage(damage, when_ns=time_ns, lost=lost)
+    if mode is RepairMode.COPY and partition_log.is_without_past():
+        partition_log.drop_all(Offset(0))  # the leader tells where it may begin, and its derived state there
+    _log.warning(
+        "partition %s: cut a damaged log to offset %d, it went up to %d (%s): %s",
+        key, damage.sound_end, damage.known_end, mode.value, damage.reason,
+    )  # fmt: skip
+    return report
 
 
 class Replica:

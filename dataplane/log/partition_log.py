@@ -11,11 +11,12 @@ Three ends, three orders of writing, which together are the promise that a crash
   - `sync`: bytes of segments, then names of new segments, then the leader epochs, then `durable_end`; then, of what is
     now durable, index entries and finished segments. An epoch never becomes durable before the log in front of it.
   - the offset checkpoint never vouches for more than `durable_end`, and is lowered before anything is cut; the
-    manifest of the data folder never for more than the checkpoint, and is lowered before it (`dataplane.log.manifest`).
+    manifest of the data folder never for more than the checkpoint, and is lowered before it
+    (`dataplane.log.storage.manifest`).
   - `remove_before`: snapshot at the new log start, checkpoint with it, then segments: the rest that a crash leaves is
     removed at open.
   - `truncate`: snapshots, checkpoint, segments from the newest down, index, bytes, epochs. Beginning anew elsewhere:
-    see `dataplane.log.installation`.
+    see `dataplane.log.derived.installation`.
 
 A failed write or fsync is final: `LogDamaged`, and nothing is written any more. Reading goes on. A full disk is no
 failure: `NoSpace`, the log is as it was, and takes the same again when there is room. Only an fsync is final even so.
@@ -39,7 +40,7 @@ The LOOP thread is the one that appends. WORKERS make the calls that block.
     any thread, any time    sync, checkpoint_high_watermark, remove_before, replace_segment, read_from_disk,
                             offset_for_timestamp, check, what snapshots need; all properties
 
-Locks are taken in this order: `removing`, the lock of `dataplane.log.derived_state`, `io_lock`, `replacing`.
+Locks are taken in this order: `removing`, the lock of `dataplane.log.derived.derived_state`, `io_lock`, `replacing`.
 
   - `io_lock` is held by every call that blocks on writing: sync, assign_epoch, checkpoint, truncate, install, close, so
     these happen one at a time. `append` and `read` take neither it nor the lock of the derived state. A reader takes it
@@ -58,22 +59,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dataplane.log import installation
-from dataplane.log.appending import Appending
-from dataplane.log.capturing import Capturing
-from dataplane.log.checking import Checking
-from dataplane.log.checkpoints import NOT_COMPACTED, CompactionPoint
-from dataplane.log.cutting import Cutting
-from dataplane.log.derived_state import DerivedState
-from dataplane.log.errors import LogDamaged, NoSpace
-from dataplane.log.files import REAL_FILES, is_no_space
-from dataplane.log.pool import LogPool
-from dataplane.log.reading import Reading
-from dataplane.log.recovery import Recovery
-from dataplane.log.state import LogConfig, LogState
-from dataplane.log.swapping import Swapping
-from dataplane.log.syncing import Syncing
-from dataplane.log.tail import ReadBatches
+from dataplane.log.compacted_segments import CompactedSegments
+from dataplane.log.damage_check import DamageCheck
+from dataplane.log.derived import installation
+from dataplane.log.derived.derived_state import DerivedState
+from dataplane.log.log_reader import LogReader
+from dataplane.log.log_state import LogConfig, LogState
+from dataplane.log.log_sync import LogSync
+from dataplane.log.log_writer import LogWriter
+from dataplane.log.recovery.log_recovery import Recovery
+from dataplane.log.snapshot_writer import SnapshotWriter
+from dataplane.log.storage.checkpoints import NOT_COMPACTED, CompactionPoint
+from dataplane.log.storage.files import REAL_FILES, is_no_space
+from dataplane.log.storage.log_errors import LogDamaged, NoSpace
+from dataplane.log.storage.pool import LogPool
+from dataplane.log.storage.tail import ReadBatches
+from dataplane.log.truncation import Truncation
 from wire.errors import CorruptData
 from wire.types import LeaderEpoch, LogEnd, Offset
 
@@ -81,14 +82,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from dataplane.log.files import FileSystem
-    from dataplane.log.manifest import ManifestEntry
-    from dataplane.log.recovery import RecoveryReport
-    from dataplane.log.segment import Segment
-    from dataplane.log.snapshot import Snapshot
-    from dataplane.replica.epochs import LeaderEpochCache
-    from dataplane.replica.producers import ProducerTable
-    from dataplane.replica.transactions import TransactionTable
+    from dataplane.log.derived.log_snapshot import Snapshot
+    from dataplane.log.recovery.log_recovery import RecoveryReport
+    from dataplane.log.segments.segment import Segment
+    from dataplane.log.storage.files import FileSystem
+    from dataplane.log.storage.manifest import ManifestEntry
+    from dataplane.replica.derived.epochs import LeaderEpochCache
+    from dataplane.replica.derived.producer_table import ProducerTable
+    from dataplane.replica.derived.transaction_table import TransactionTable
     from wire.batch import BatchHeader
     from wire.types import Buffer
 
@@ -107,12 +108,12 @@ class PartitionLog:
     def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:
         """Use `open`."""
         state = self._state = LogState(recovery, config, entry)
-        self._appending = Appending(state)
-        self._syncing = Syncing(state)
-        self._reading = Reading(state)
-        self._capturing = Capturing(state, self._reading)
-        self.swapping = Swapping(state, self._syncing)
-        self._cutting = Cutting(
+        self._appending = LogWriter(state)
+        self._syncing = LogSync(state)
+        self._reading = LogReader(state)
+        self._capturing = SnapshotWriter(state, self._reading)
+        self.swapping = CompactedSegments(state, self._syncing)
+        self._cutting = Truncation(
             state,
             appending=self._appending,
             syncing=self._syncing,
@@ -120,7 +121,7 @@ class PartitionLog:
             capturing=self._capturing,
             swapping=self.swapping,
         )
-        self.checking = Checking(
+        self.checking = DamageCheck(
             state, syncing=self._syncing, reading=self._reading, capturing=self._capturing, cutting=self._cutting
         )
 
@@ -135,13 +136,14 @@ class PartitionLog:
         page_cache_survived: bool = False,
         entry: ManifestEntry | None = None,
     ) -> tuple[PartitionLog, RecoveryReport]:
-        """Opens the log in `directory`, or makes an empty one there, and recovers it (see `dataplane.log.recovery`).
+        """Opens the log in `directory`, or makes an empty one there, and recovers it (see
+        `dataplane.log.recovery.log_recovery`).
 
         `pool`: what many logs share. What is found is durable when this returns, except in a damaged log: there nothing
-        is written, and appends are refused until `Checking.cut_damage` or `drop_all`. `page_cache_survived`: whatever
-        was written by an earlier life, synced or not, must still be here. `entry`: what the manifest of the data folder
-        says of this log; it is added where it is missing, durable with the next write of the manifest. Raises
-        LogDamaged when the disk fails, NoSpace when it is full.
+        is written, and appends are refused until `DamageCheck.cut_damage` or `drop_all`. `page_cache_survived`:
+        whatever was written by an earlier life, synced or not, must still be here. `entry`: what the manifest of the
+        data folder says of this log; it is added where it is missing, durable with the next write of the manifest.
+        Raises LogDamaged when the disk fails, NoSpace when it is full.
         """
         recovery = Recovery(
             files,
@@ -378,45 +380,45 @@ class PartitionLog:
     # ---- writing
 
     def append(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
-        """See `Appending.append`."""
+        """See `LogWriter.append`."""
         self._appending.append(parts, headers)
 
     def put_aside(self) -> bool:
-        """See `Appending.put_aside`."""
+        """See `LogWriter.put_aside`."""
         return self._appending.put_aside()
 
     def roll(self) -> bool:
-        """See `Appending.roll`."""
+        """See `LogWriter.roll`."""
         return self._appending.roll()
 
     def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
-        """See `Syncing.assign_epoch`."""
+        """See `LogSync.assign_epoch`."""
         self._syncing.assign_epoch(epoch, start_offset)
 
     def sync(self) -> Offset:
-        """See `Syncing.sync`."""
+        """See `LogSync.sync`."""
         return self._syncing.sync()
 
     def sync_small(self, most_bytes: int) -> Offset | None:
-        """See `Syncing.sync_small`."""
+        """See `LogSync.sync_small`."""
         return self._syncing.sync_small(most_bytes)
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
-        """See `Syncing.checkpoint_high_watermark`."""
+        """See `LogSync.checkpoint_high_watermark`."""
         self._syncing.checkpoint_high_watermark(high_watermark)
 
     # ---- snapshots
 
     def write_snapshots(self) -> None:
-        """See `Capturing.write_snapshots`."""
+        """See `SnapshotWriter.write_snapshots`."""
         self._capturing.write_snapshots()
 
     def snapshot_at(self, offset: Offset) -> bytes:
-        """See `Capturing.snapshot_at`."""
+        """See `SnapshotWriter.snapshot_at`."""
         return self._capturing.snapshot_at(offset)
 
     def is_without_past(self) -> bool:
-        """See `Capturing.is_without_past`."""
+        """See `SnapshotWriter.is_without_past`."""
         return self._capturing.is_without_past()
 
     # ---- reading
@@ -437,7 +439,7 @@ class PartitionLog:
         return self._state.tail.read(offset, max_bytes, end_offset)
 
     def read_from_disk(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> Buffer:
-        """See `Reading.read_from_disk`."""
+        """See `LogReader.read_from_disk`."""
         return self._reading.read_from_disk(offset, max_bytes=max_bytes, end_offset=end_offset)
 
     def offset_for_timestamp(
@@ -448,41 +450,41 @@ class PartitionLog:
         decrypt: Callable[[Buffer], bytes] = bytes,
         read_uncommitted: bool = False,
     ) -> Offset | None:
-        """See `Reading.offset_for_timestamp`."""
+        """See `LogReader.offset_for_timestamp`."""
         return self._reading.offset_for_timestamp(
             timestamp_ns, end_offset, decrypt=decrypt, read_uncommitted=read_uncommitted
         )
 
     def span(self, offset: Offset, size: int, end_offset: Offset) -> tuple[Offset, int]:
-        """See `Reading.span`."""
+        """See `LogReader.span`."""
         return self._reading.span(offset, size, end_offset)
 
     def first_timestamp(self, base_offset: int) -> int | None:
-        """See `Reading.first_timestamp`."""
+        """See `LogReader.first_timestamp`."""
         return self._reading.first_timestamp(base_offset)
 
     def appended_by(self, segment: Segment) -> int:
-        """See `Reading.appended_by`."""
+        """See `LogReader.appended_by`."""
         return self._reading.appended_by(segment)
 
     def producer_batches(self, from_offset: Offset, end_offset: Offset | None = None) -> Iterator[BatchHeader]:
-        """See `Reading.producer_batches`."""
+        """See `LogReader.producer_batches`."""
         return self._reading.producer_batches(from_offset, end_offset)
 
     # ---- cutting
 
     def truncate(self, offset: Offset) -> Offset:
-        """See `Cutting.truncate`."""
+        """See `Truncation.truncate`."""
         return self._cutting.truncate(offset)
 
     def drop_all(self, new_start_offset: Offset) -> None:
-        """See `Cutting.drop_all`."""
+        """See `Truncation.drop_all`."""
         self._cutting.drop_all(new_start_offset)
 
     def install(self, snapshot: Snapshot, copied: CompactionPoint = NOT_COMPACTED) -> None:
-        """See `Cutting.install`."""
+        """See `Truncation.install`."""
         self._cutting.install(snapshot, copied)
 
     def remove_before(self, offset: Offset) -> tuple[Segment, ...]:
-        """See `Cutting.remove_before`."""
+        """See `Truncation.remove_before`."""
         return self._cutting.remove_before(offset)

@@ -25,9 +25,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dataplane.replica.effects import RefuseConsumer, ServeConsumer
-from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.refusals import before_log, fenced
+from dataplane.replica.derived.epochs import LeaderEpochCache
+from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.replica_refusals import before_log, fenced
 from dataplane.replica.replica_settings import ReplicaSettings
 from wire.error_details import LIMIT, OFFSET, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError

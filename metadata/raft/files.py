@@ -2,7 +2,7 @@
 
 Every system call on the files of the group goes through `RaftFiles`, so that a simulated disk can lose unsynced bytes,
 tear the last write, run full, or fail a sync at any of them. A handle is an int, as in the operating system. The port
-is the part of `dataplane.log.files` that this package needs; the planes do not know each other.
+is the part of `dataplane.log.storage.files` that this package needs; the planes do not know each other.
 
 After a loss of power a caller may rely on the following and no more:
   - bytes written to a file: once `sync_data` or `sync_all` of that file returned;

@@ -4,7 +4,8 @@
 
 A Raft directory that is put back from an older copy is sound in itself: the node has forgotten terms, votes and entries
 that it told others of, and could be elected twice in one term, or elect a leader that lacks committed commands. The
-mark tells: a journal that ends before it is older (`dataplane.log.manifest` does the same for the logs of partitions).
+mark tells: a journal that ends before it is older (`dataplane.log.storage.manifest` does the same for the logs of
+partitions).
 
 The mark is written after each sync of the journal, before anything that depends on it leaves the node, so it is never
 ahead of the journal. It is not synced itself: it outlives the process, and a loss of power may take it back to an

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from google.protobuf.message import Message as ProtoMessage
 
-from dataplane.replica.producers import ProducerTable
+from dataplane.replica.derived.producer_table import ProducerTable
 from metadata.references import log_ends_to_pb
 from metadata.rules import RULES
 from metadata.runtime.applied_state import AppliedState

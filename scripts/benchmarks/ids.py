@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 
-from dataplane.broker.id_keeper import IdKeeper
-from dataplane.broker.ingest import Ingest
+from dataplane.broker.leading.ingest import Ingest
+from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.replica.message_ids import MessageIds
-from dataplane.replica.quota import Quota
+from dataplane.replica.derived.dedup_window import MessageIds
+from dataplane.replica.leader.quota import Quota
 from wire.batch import BatchBuilder, Compression
 from wire.batch.encoded import RecordLimit
 from wire.errors import TidelogError

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dataplane.broker.hw_checkpoints import INTERVAL as CHECKPOINT_INTERVAL
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.log.group_commit import SyncScheduler
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.broker.upkeep.hw_checkpoints import INTERVAL as CHECKPOINT_INTERVAL
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.group_commit import SyncScheduler
 from wire.batch import BatchBuilder, EncodedBatch, iter_batches
 from wire.types import LeaderEpoch, Offset
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataplane.broker.snapshot_copying import install_snapshot
+from dataplane.broker.following.leader_answers import install_snapshot
 from dataplane.log.partition_log import PartitionLog
-from dataplane.replica.effects import (
+from dataplane.replica.follower.follower import Follower
+from dataplane.replica.follower.follower_states import FetchAnswer, OffsetAnswer, SnapshotAnswer
+from dataplane.replica.replica_effects import (
     AppendReplicated,
     FollowerEffect,
     InstallSnapshot,
@@ -14,8 +16,6 @@ from dataplane.replica.effects import (
     StartOver,
     Truncate,
 )
-from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import FetchAnswer, OffsetAnswer, SnapshotAnswer
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.bit_flips.folder import BROKER
 from tests.views import partition_view

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from dataplane.broker.reading import read_checked
-from dataplane.broker.repair import mark, repair
-from dataplane.broker.replica import Replica
-from dataplane.log.damage import read_mark
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError
+from dataplane.broker.reading.readable_role import read_checked
+from dataplane.broker.replica import Replica, mark, repair
 from dataplane.log.partition_log import PartitionLog
+from dataplane.log.recovery.damage import read_mark
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.log_errors import DataDirError
 from dataplane.replica.life import RepairMode
 from metadata.raft.journal import Journal
 from metadata.raft.snapshot import decode_snapshot

@@ -9,9 +9,9 @@ from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
-from dataplane.log.data_dir import DataDir
-from dataplane.log.files import RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.files import RealFiles
 from metadata.raft.journal import Entry, Journal, SnapshotHead
 from metadata.raft.snapshot import encode_snapshot
 from wire.batch import BatchBuilder, BatchHeader, iter_batches

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dataplane.broker import append_requests
-from dataplane.log.files import RealFiles
-from dataplane.replica.ack_levels import AckLevel
-from dataplane.replica.effects import CompleteProduce, LeaderEffect
-from dataplane.replica.leader import Leader
+from dataplane.broker.leading import append_requests
+from dataplane.log.storage.files import RealFiles
+from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.replica_effects import CompleteProduce, LeaderEffect
 from tidelog.cli.server import server
 from wire.types import Offset, PartitionView
 

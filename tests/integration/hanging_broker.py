@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataplane.log.files import RealFiles
+from dataplane.log.storage.files import RealFiles
 from tidelog.cli.server import server
 
 POLL = 0.02

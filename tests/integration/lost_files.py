@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tidelog
-from dataplane.log.data_dir import COPY_FILE, IDENTITY_FILE
-from dataplane.log.files import REAL_FILES
-from dataplane.log.manifest import read_manifest
+from dataplane.log.storage.data_dir import COPY_FILE, IDENTITY_FILE
+from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.storage.manifest import read_manifest
 from tests.integration.waiting import until
 from tidelog.server.devcluster import DevCluster
 

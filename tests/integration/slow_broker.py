@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 
-from dataplane.log.files import RealFiles
+from dataplane.log.storage.files import RealFiles
 from tidelog.cli.server import server
 
 

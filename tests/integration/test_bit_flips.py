@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from dataplane.log.checkpoints import read_offsets
-from dataplane.log.files import REAL_FILES
+from dataplane.log.storage.checkpoints import read_offsets
+from dataplane.log.storage.files import REAL_FILES
 from tests.integration.brokers_status import counters_of
 from tests.integration.command_line import command
 from tests.integration.dev_cluster import dev_cluster

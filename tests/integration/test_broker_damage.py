@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dataplane.broker.damaged_replica import DamagedReplica
-from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.log.damage import read_mark
-from dataplane.log.files import REAL_FILES
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.reading.damaged_replica import DamagedReplica
+from dataplane.log.recovery.damage import read_mark
+from dataplane.log.storage.files import REAL_FILES
 from tests.integration.test_broker_roles import KEY, SUBJECT, SUBJECTS, Node, a, client, fetch, publish, view
 from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link
@@ -32,7 +32,7 @@ from wire.types import Incarnation, Offset, StreamName
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dataplane.broker.role import Role
+    from dataplane.broker.roles.role import Role
     from tidelog.runtime.nats import NatsConnection
     from tidelog.runtime.server import EmbeddedNatsServer
     from wire.messaging.transport import Message

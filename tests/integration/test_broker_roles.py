@@ -19,21 +19,21 @@ from typing import Any
 
 import pytest
 
-from dataplane.broker.appending import ENVELOPE_BYTES
 from dataplane.broker.broker import Broker, open_replicas
-from dataplane.broker.context import BrokerContext
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.disk.space_watch import SpaceWatch
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.appending import ENVELOPE_BYTES
+from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
-from dataplane.broker.space import SpaceWatch
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.log.checkpoints import read_offsets
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES
-from dataplane.log.group_commit import SyncScheduler
+from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.log.partition_log import LogConfig
-from dataplane.replica.producers import ProducerLimits
+from dataplane.log.storage.checkpoints import read_offsets
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.storage.group_commit import SyncScheduler
+from dataplane.log.storage.log_errors import LogDamaged
+from dataplane.replica.derived.producer_table import ProducerLimits
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration.waiting import LIMIT, until
 from tests.peers import peer_link

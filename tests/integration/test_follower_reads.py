@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from dataplane.broker.follower_driver import CACHED_BYTES, FollowerDriver
-from dataplane.broker.role import Role
+from dataplane.broker.following.follower_driver import CACHED_BYTES, FollowerDriver
+from dataplane.broker.roles.role import Role
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration.command_line import tidelog_command
 from tests.integration.test_broker_roles import KEY, SUBJECTS, Node, fetch, publish, view

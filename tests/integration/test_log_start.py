@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.checkpoints import EPOCHS_FILE, read_epochs
-from dataplane.log.files import REAL_FILES
+from dataplane.log.storage.checkpoints import EPOCHS_FILE, read_epochs
+from dataplane.log.storage.files import REAL_FILES
 from tests.integration.brokers_status import counters_of
 from tests.integration.dev_cluster import dev_cluster
 from tests.integration.replicated_cluster import SETTINGS, ReplicatedCluster, observed

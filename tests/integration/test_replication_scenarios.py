@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from dataplane.replica.follower_states import Idle
+from dataplane.replica.follower.follower_states import Idle
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.integration import test_broker_roles as roles
 from tests.integration.brokers_status import counters_of, described

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.snapshot import SNAPSHOT_SUFFIX
-from dataplane.replica.aborted import without_aborted
+from dataplane.replica.derived.transaction_table import without_aborted
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from wire.batch import Marker, iter_batches

@@ -14,15 +14,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from dataplane.broker.acks import AppendReply, BareReplies, MarkReply, each_reply
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver, Mover
-from dataplane.broker.publish_rules import ExpectationReply
-from dataplane.broker.reading import Reader
-from dataplane.broker.snapshot_copying import decode_snapshot_answer
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.following.leader_answers import decode_snapshot_answer
+from dataplane.broker.leading.leader_driver import LeaderDriver, Mover
+from dataplane.broker.leading.publish_rules import ExpectationReply
+from dataplane.broker.reading.readable_role import Reader
+from dataplane.broker.roles.role_answers import AppendReply, BareReplies, MarkReply, each_reply
 from dataplane.log.partition_log import PartitionLog
-from dataplane.log.quarantine import Quarantine
-from dataplane.replica.effects import (
+from dataplane.log.recovery.damage import Quarantine
+from dataplane.replica.derived.epochs import EpochEntry
+from dataplane.replica.derived.transaction_table import NO_TRANSACTIONS
+from dataplane.replica.follower.follower import Follower
+from dataplane.replica.follower.follower_states import (
+    Diverged,
+    Fetching,
+    Idle,
+    Installing,
+    Leaderless,
+    Reconciling,
+    Syncing,
+    Truncating,
+)
+from dataplane.replica.leader.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.replica_effects import (
     AppendReplicated,
     CompleteDrain,
     CompleteProduce,
@@ -46,21 +61,6 @@ from dataplane.replica.effects import (
     Truncate,
     VerifyOwnCopy,
 )
-from dataplane.replica.epochs import EpochEntry
-from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import (
-    Diverged,
-    Fetching,
-    Idle,
-    Installing,
-    Leaderless,
-    Reconciling,
-    Syncing,
-    Truncating,
-)
-from dataplane.replica.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
-from dataplane.replica.leader import Leader
-from dataplane.replica.transactions import NO_TRANSACTIONS
 from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of, versions_of
 from wire.batch import iter_batches, verify_body
 from wire.errors import CorruptData, TidelogError

@@ -28,16 +28,19 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from dataplane.broker import follower_service, timer
 from dataplane.broker import replica as replica_module
-from dataplane.broker.context import ANSWER_OVERHEAD
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.leading import follower_service
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.roles import role
+from dataplane.broker.roles.broker_context import ANSWER_OVERHEAD
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
-from dataplane.log.compaction import CompactionPass
+from dataplane.log.compaction.compaction_pass import CompactionPass
+from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX, Snapshot
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.snapshot import SNAPSHOT_SUFFIX, Snapshot
-from dataplane.replica.effects import (
+from dataplane.replica.derived.producer_table import DEFAULT_LIMITS, ProducerLimits
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.replica_effects import (
     CompleteProduce,
     FollowerEffect,
     LeaderEffect,
@@ -45,8 +48,6 @@ from dataplane.replica.effects import (
     SendOffsetRequest,
     SendSnapshotRequest,
 )
-from dataplane.replica.leader import Leader
-from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.references import ref_of
 from tests.protocol.running_broker import (
@@ -153,7 +154,7 @@ class ReplicaSet:
         self.brokers = {name: Broker(self, name) for name in brokers.split()}
         self._stack = ExitStack()
         self._stack.enter_context(inhabited(self.world))
-        self._stack.enter_context(mock.patch.multiple(timer, BEAT=0.0, NEAR=math.inf))
+        self._stack.enter_context(mock.patch.multiple(role, BEAT=0.0, NEAR=math.inf))
         leader, follower = told_drivers(self)
         patched = mock.patch.multiple(replica_module, LeaderDriver=leader, FollowerDriver=follower)
         self._stack.enter_context(patched)

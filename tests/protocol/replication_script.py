@@ -69,7 +69,7 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Self
 
-from dataplane.replica.producers import DEFAULT_LIMITS
+from dataplane.replica.derived.producer_table import DEFAULT_LIMITS
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.datadriven import Command, ScriptError
 from tests.protocol.notation import broker_shown, effect_shown, message_shown, view_shown

@@ -12,20 +12,20 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from dataplane.broker.context import BrokerContext
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.disk.space_watch import SpaceWatch
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
-from dataplane.broker.role import RoleSetup
-from dataplane.broker.space import SpaceWatch
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.log.group_commit import QuickSyncable, Syncable
+from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.role import RoleSetup
 from dataplane.log.partition_log import PartitionLog
-from dataplane.replica.effects import (
+from dataplane.log.storage.group_commit import QuickSyncable, Syncable
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.replica_effects import (
     FollowerEffect,
     LeaderEffect,
 )
-from dataplane.replica.leader import Leader
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
@@ -284,8 +284,8 @@ class Connection(FakeTransport):
 
 
 class Syncer:
-    """`dataplane.log.group_commit.SyncScheduler` on a disk that is never quick: a sync is a message of the disk. It
-    begins when that arrives, and serves all requests that have come by then."""
+    """`dataplane.log.storage.group_commit.SyncScheduler` on a disk that is never quick: a sync is a message of the
+    disk. It begins when that arrives, and serves all requests that have come by then."""
 
     is_crowded = False
     waiting_since = math.inf

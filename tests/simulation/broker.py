@@ -12,10 +12,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dataplane.broker.broker import Broker
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError
-from dataplane.log.group_commit import QuickSyncable, Syncable
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.group_commit import QuickSyncable, Syncable
+from dataplane.log.storage.log_errors import DataDirError
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.metadata_settings import MetadataSettings
 from metadata.raft.types import RaftStatus, StateMachine
@@ -34,7 +34,7 @@ from wire.subjects import Subjects
 from wire.types import BrokerId, LeaderReport, Offset
 
 if TYPE_CHECKING:
-    from dataplane.log.group_commit import Done
+    from dataplane.log.storage.group_commit import Done
 
 DATA = Path("/data")
 READERS: Any = "readers"
@@ -42,9 +42,9 @@ READERS: Any = "readers"
 
 
 class SimSyncer:
-    """`dataplane.log.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a time, and
-    a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once is a matter of
-    chance."""
+    """`dataplane.log.storage.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a
+    time, and a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once is a
+    matter of chance."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""A disk in memory that can lose the same data as a real one: `dataplane.log.files.FileSystem` with faults.
+"""A disk in memory that can lose the same data as a real one: `dataplane.log.storage.files.FileSystem` with faults.
 
 Per file it knows the synced content and the changes since; per folder, the names that were synced and the changes
 since.
@@ -24,13 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
-from dataplane.log.checkpoints import TEMPORARY_SUFFIX, read_file, read_offsets
-from dataplane.log.damage import MARK_FILE
-from dataplane.log.data_dir import IDENTITY_FILE
-from dataplane.log.files import Space
-from dataplane.log.index import decode_entries
-from dataplane.log.quarantine import QUARANTINE
-from dataplane.log.snapshot import SNAPSHOT_SUFFIX
+from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX
+from dataplane.log.recovery.damage import MARK_FILE, QUARANTINE
+from dataplane.log.segments.index import decode_entries
+from dataplane.log.storage.checkpoints import TEMPORARY_SUFFIX, read_file, read_offsets
+from dataplane.log.storage.data_dir import IDENTITY_FILE
+from dataplane.log.storage.files import Space
 from wire.batch import iter_batches
 from wire.errors import CorruptData
 from wire.types import Buffer

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dataplane.log.data_dir import COPY_FILE, IDENTITY_FILE, list_partitions, partition_directory
-from dataplane.log.manifest import MANIFEST_FILE, read_manifest
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.data_dir import COPY_FILE, IDENTITY_FILE, list_partitions, partition_directory
+from dataplane.log.storage.manifest import MANIFEST_FILE, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

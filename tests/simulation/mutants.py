@@ -9,57 +9,55 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.broker import broker
-from dataplane.broker.append_requests import AppendRequests
-from dataplane.broker.appending import Appending
 from dataplane.broker.broker import Broker
-from dataplane.broker.follower_driver import FollowerDriver, _SettingAside
-from dataplane.broker.housekeeping import Housekeeping
-from dataplane.broker.id_keeper import IdKeeper
-from dataplane.broker.id_learning import IdLearning
-from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.broker.marking import Marking
-from dataplane.broker.publish_rules import PublishRules
-from dataplane.broker.repetitions import Repetitions
+from dataplane.broker.following.follower_driver import FollowerDriver, _SettingAside
+from dataplane.broker.following.leader_answers import install_snapshot
+from dataplane.broker.leading.append_requests import AppendRequests
+from dataplane.broker.leading.appending import Appending
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.leading.publish_rules import PublishRules
+from dataplane.broker.leading.repetitions import Repetitions
+from dataplane.broker.leading.transaction_marks import TransactionMarks
+from dataplane.broker.leading.transaction_rules import TransactionRules
+from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.replica import Replica
-from dataplane.broker.requests import Requests
-from dataplane.broker.snapshot_copying import install_snapshot
-from dataplane.broker.sync_requests import SyncRequests
-from dataplane.broker.transaction_rules import TransactionRules
-from dataplane.log import derived_state, retention, snapshot
-from dataplane.log.appending import Appending as LogAppending
-from dataplane.log.checkpoints import CompactionPoint
-from dataplane.log.compaction import CompactionPass
-from dataplane.log.cutting import Cutting
-from dataplane.log.data_dir import DataDir
-from dataplane.log.recent_states import RecentStates
-from dataplane.log.recovery import Recovery
-from dataplane.log.segment import Segment
-from dataplane.log.state import LogState
-from dataplane.log.swapping import Swapping
-from dataplane.log.syncing import Syncing
-from dataplane.log.tail import Tail
-from dataplane.replica import life, partitioning
-from dataplane.replica.aborted import AbortedBatches
-from dataplane.replica.admission import Admission
-from dataplane.replica.commits import Commits
+from dataplane.broker.roles.id_keeper import IdKeeper
+from dataplane.broker.roles.request_prologue import Requests
+from dataplane.broker.roles.role import SyncRequests
+from dataplane.broker.upkeep.housekeeping import Housekeeping
+from dataplane.log.compacted_segments import CompactedSegments
+from dataplane.log.compaction.compaction_pass import CompactionPass
+from dataplane.log.derived import derived_state, log_snapshot
+from dataplane.log.derived.derived_state import RecentStates
+from dataplane.log.log_state import LogState
+from dataplane.log.log_sync import LogSync
+from dataplane.log.log_writer import LogWriter
+from dataplane.log.recovery.log_recovery import Recovery
+from dataplane.log.segments import retention_limits
+from dataplane.log.segments.segment import Segment
+from dataplane.log.storage.checkpoints import CompactionPoint
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.tail import Tail
+from dataplane.log.truncation import Truncation
+from dataplane.replica import life
 from dataplane.replica.consumers import Consumers, Readable
-from dataplane.replica.cutover import Cutover
-from dataplane.replica.data_waiters import DataWaiters
-from dataplane.replica.draining import Draining
-from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.fetching import Fetcher
-from dataplane.replica.follower import Follower
-from dataplane.replica.followership import Followership
-from dataplane.replica.isr_keeping import IsrKeeper
-from dataplane.replica.leader import Leader
-from dataplane.replica.leadership import Leadership
-from dataplane.replica.pausing import Pausing
-from dataplane.replica.pending import PendingAcks
-from dataplane.replica.producers import ProducerTable
-from dataplane.replica.quota import Quota
-from dataplane.replica.reconciling import Reconciler
-from dataplane.replica.refusals import told_without_epoch
-from dataplane.replica.transactions import TransactionTable
+from dataplane.replica.derived.epochs import LeaderEpochCache
+from dataplane.replica.derived.producer_table import ProducerTable
+from dataplane.replica.derived.transaction_table import AbortedBatches, TransactionTable
+from dataplane.replica.follower.follower import Fetcher, Follower
+from dataplane.replica.follower.followership import Followership
+from dataplane.replica.follower.reconciliation import Reconciler
+from dataplane.replica.leader import partitioning
+from dataplane.replica.leader.ack_levels import PendingAcks
+from dataplane.replica.leader.admission import Admission
+from dataplane.replica.leader.commits import Commits
+from dataplane.replica.leader.data_waiters import DataWaiters
+from dataplane.replica.leader.draining import Draining
+from dataplane.replica.leader.isr_keeper import IsrKeeper
+from dataplane.replica.leader.leader import Cutover, Leader, Pausing
+from dataplane.replica.leader.leadership import Leadership
+from dataplane.replica.leader.quota import Quota
+from dataplane.replica.replica_refusals import told_without_epoch
 from metadata import election
 from metadata.commands import brokers, partitions, repartition, streams
 from metadata.commands.ledger import Ledger
@@ -152,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the epoch entry is synced before the tail in front of it",
-        (Syncing.assign_epoch, "self.sync_locked()\n", "pass\n"),
+        (LogSync.assign_epoch, "self.sync_locked()\n", "pass\n"),
         scenario="power at takeover",
     ),
     _mutant(
@@ -270,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the producer table survives a truncation",
-        (Cutting.truncate, "self._capturing.restore_producers()\n        return", "return"),
+        (Truncation.truncate, "self._capturing.restore_producers()\n        return", "return"),
         scenario="rolled back producer",
     ),
     _mutant(
@@ -312,7 +310,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",
-        (snapshot._understood, "times = section.payload", "pass"),
+        (log_snapshot._understood, "times = section.payload", "pass"),
     ),
     _mutant(
         "a forgotten producer sends batches that may be stored again under a new id",
@@ -358,11 +356,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the leader-epoch file is written once and later LeaderEpochs are not",
-        (Syncing._save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
+        (LogSync._save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
     ),
     _mutant(
         "fsync is skipped",
-        (Syncing.sync_locked, "state.files.sync_data(segment.handle)", "pass"),
+        (LogSync.sync_locked, "state.files.sync_data(segment.handle)", "pass"),
     ),
     _mutant(
         "a follower reports records as synced before they are synced",
@@ -374,7 +372,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "an immediate sync reports the log end and syncs nothing",
-        (Syncing.sync_small, "self.sync_locked()", "state.durable_end = state.log_end_offset"),
+        (LogSync.sync_small, "self.sync_locked()", "state.durable_end = state.log_end_offset"),
     ),
     _mutant(
         "a follower takes appended records for synced at once",
@@ -542,12 +540,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "retention goes past the HW",
-        (retention.expired, "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
+        (retention_limits.expired, "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
     ),
     _mutant(
         "old segments are removed before the checkpoint says so",
         (
-            Cutting.remove_before,
+            Truncation.remove_before,
             "self._syncing.replace_checkpoint(OffsetCheckpoint(state.high_watermark, state.durable_end, start))",
             "pass",
         ),
@@ -572,7 +570,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "records that a full disk refused count as written",
-        (LogAppending.append, "raise self._not_written(segment, error) from error", "pass"),
+        (LogWriter.append, "raise self._not_written(segment, error) from error", "pass"),
         scenario="full disks",
     ),
     _mutant(
@@ -602,7 +600,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "compaction goes past the HW",
-        (Swapping.finished_below, "end = min(end, self._state.durable_end)", "end = self._state.durable_end"),
+        (CompactedSegments.finished_below, "end = min(end, self._state.durable_end)", "end = self._state.durable_end"),
     ),
     _mutant(
         "compaction removes the newest record of a key",
@@ -665,8 +663,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a segment goes when its first record was deleted",
-        (retention.expired, "if following.base_offset <= purged_end", "if segment.base_offset < purged_end"),
-        (retention.expired, "segments[1].base_offset > purged_end", "segments[0].base_offset >= purged_end"),
+        (retention_limits.expired, "if following.base_offset <= purged_end", "if segment.base_offset < purged_end"),
+        (retention_limits.expired, "segments[1].base_offset > purged_end", "segments[0].base_offset >= purged_end"),
     ),
     _mutant(
         "a partition is assigned before its holder has given it up",
@@ -707,8 +705,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the end of a transaction is answered before its marker is committed, also where it was written before",
-        (Marking._mark, "AckLevel(is_local=False, is_synced=view.config.is_durable)", "AckLevel(True, False)"),
-        (Marking._mark, "self._core.await_ack(level, self._core.log_end_offset,", "self._core.await_ack(level, 0,"),
+        (TransactionMarks._mark, "AckLevel(is_local=False, is_synced=view.config.is_durable)", "AckLevel(True, False)"),
+        (
+            TransactionMarks._mark,
+            "self._core.await_ack(level, self._core.log_end_offset,",
+            "self._core.await_ack(level, 0,",
+        ),
         in_transactions=True,
     ),
     _mutant(
@@ -1065,14 +1067,22 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "the end of a transaction is answered before its marker is committed",
-            (Marking._mark, "AckLevel(is_local=False, is_synced=view.config.is_durable)", "AckLevel(True, False)"),
+            (
+                TransactionMarks._mark,
+                "AckLevel(is_local=False, is_synced=view.config.is_durable)",
+                "AckLevel(True, False)",
+            ),
         ),
         "replication/a_marker_is_answered_when_it_is_committed",
     ),
     (
         _mutant(
             "a repeated end of a transaction is answered though its marker is not committed",
-            (Marking._mark, "self._core.await_ack(level, self._core.log_end_offset,", "self._core.await_ack(level, 0,"),
+            (
+                TransactionMarks._mark,
+                "self._core.await_ack(level, self._core.log_end_offset,",
+                "self._core.await_ack(level, 0,",
+            ),
         ),
         "replication/a_marker_is_answered_when_it_is_committed",
     ),
@@ -1100,7 +1110,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a follower begins at the log start without the transactions",
-            (snapshot.encode_snapshot, "*_transactions(snapshot),", ""),
+            (log_snapshot.encode_snapshot, "*_transactions(snapshot),", ""),
         ),
         "replication/snapshot_install_keeps_transactions",
     ),
@@ -1115,7 +1125,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a read-only stream takes no end of a transaction",
             (
-                Marking._mark,
+                TransactionMarks._mark,
                 "self._core.admission.refuse_marker(now)",
                 "self._core.refuse_publish(level, lease_valid=True, now=now)",
             ),
@@ -1151,7 +1161,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "compaction counts the records of aborted transactions",
             (
-                Swapping.decided_below,
+                CompactedSegments.decided_below,
                 "AbortedBatches(transactions.aborted(state.log_start_offset, end))",
                 "AbortedBatches()",
             ),
@@ -1161,7 +1171,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "compaction does not wait for the end of a transaction",
-            (Swapping.decided_below, "transactions.last_stable(high_watermark)", "high_watermark"),
+            (CompactedSegments.decided_below, "transactions.last_stable(high_watermark)", "high_watermark"),
         ),
         "replication/compaction_counts_what_is_committed",
     ),
@@ -1561,7 +1571,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a snapshot does not say that its producers are partial",
-            (snapshot.encode_snapshot, "if snapshot.producers.is_partial", "if False"),
+            (log_snapshot.encode_snapshot, "if snapshot.producers.is_partial", "if False"),
         ),
         "replication/log_start_without_its_snapshot",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from dataplane.replica.producers import DEFAULT_LIMITS, ProducerLimits
+from dataplane.replica.derived.producer_table import DEFAULT_LIMITS, ProducerLimits
 from tests.simulation.scenarios.catalog import REQUIRED_PLANS
 from wire.durability import ACCEPTED, DURABLE, Durability, DurabilityKind
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.log import recent_states
-from dataplane.log.data_dir import partition_directory
-from dataplane.replica.producers import DEFAULT_LIMITS
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.log.derived import derived_state
+from dataplane.log.storage.data_dir import partition_directory
+from dataplane.replica.derived.producer_table import DEFAULT_LIMITS
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.metadata_settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
@@ -571,7 +571,7 @@ def run(
     world = World(seed, traced=traced)
     with (
         inhabited(world),
-        patch.object(recent_states, "STATE_INTERVAL", STATE_INTERVAL),
+        patch.object(derived_state, "STATE_INTERVAL", STATE_INTERVAL),
         short_turns(),
         small_groups(),
         small_transactions(),

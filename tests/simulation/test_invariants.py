@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 
-from dataplane.replica.producers import Producer, RememberedBatch, packed_batches
+from dataplane.replica.derived.producer_table import Producer, RememberedBatch, packed_batches
 from tests.simulation import invariants
 from tests.simulation.invariants.base import Invariant
 from tests.simulation.invariants.checker import INVARIANTS

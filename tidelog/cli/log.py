@@ -18,8 +18,8 @@ from tidelog.shadowing import check_not_hidden
 
 if TYPE_CHECKING:
     from dataplane.encryption.keyring import Keyring
-    from dataplane.log.inspection import Piece, StoredBatch
-    from dataplane.log.verification import PartitionReport
+    from dataplane.log.offline.inspection import Piece, StoredBatch
+    from dataplane.log.offline.log_verification import PartitionReport
     from tidelog.client.base.records import Record
     from wire.types import PartitionKey
 
@@ -140,8 +140,8 @@ def _batch_line(facts: dict[str, Any]) -> bytes:
 
 def _pieces(path: Path, offset: int | None) -> Iterator[tuple[Path, Piece]]:
     """Pieces of each segment, from the one on that holds `offset`."""
-    from dataplane.log.files import REAL_FILES
-    from dataplane.log.inspection import StoredBatch, read_segment
+    from dataplane.log.offline.inspection import StoredBatch, read_segment
+    from dataplane.log.storage.files import REAL_FILES
 
     for file in _segment_files(path, offset):
         handle = REAL_FILES.open(file)
@@ -173,7 +173,7 @@ def _segment_files(path: Path, offset: int | None) -> list[Path]:
 
 
 def _dumped_batches(path: Path, offset: int | None) -> Iterator[_Shown]:
-    from dataplane.log.inspection import StoredBatch
+    from dataplane.log.offline.inspection import StoredBatch
 
     for file, piece in _pieces(path, offset):
         facts: dict[str, Any] = {"file": file.name, "position": piece.position}
@@ -222,7 +222,7 @@ def _dumped_records(path: Path, offset: int | None, key: PartitionKey | None, ke
     import json
 
     from dataplane.encryption.bodies import BatchCipher
-    from dataplane.log.inspection import StoredBatch
+    from dataplane.log.offline.inspection import StoredBatch
     from tidelog.cli.records_json import to_json
     from wire.errors import Code, CorruptData, TidelogError
 
@@ -298,10 +298,10 @@ def verify(data_dir: Path, force: bool, master_key_file: Path | None, as_json: b
     """
     from contextlib import nullcontext
 
-    from dataplane.log.data_dir import IDENTITY_FILE, kept_from_brokers, list_partitions, partition_directory
-    from dataplane.log.errors import DataDirError
-    from dataplane.log.files import REAL_FILES
-    from dataplane.log.verification import verify_partition
+    from dataplane.log.offline.log_verification import verify_partition
+    from dataplane.log.storage.data_dir import IDENTITY_FILE, kept_from_brokers, list_partitions, partition_directory
+    from dataplane.log.storage.files import REAL_FILES
+    from dataplane.log.storage.log_errors import DataDirError
 
     keyring = _keyring(master_key_file)
     if not (data_dir / IDENTITY_FILE).exists():
@@ -387,7 +387,7 @@ def _show_reports(reports: dict[PartitionKey, PartitionReport], metadata: list[s
 
 def _verify_metadata(data_dir: Path) -> list[str]:
     """Damage of the Raft files; an observer has none but the snapshots that it was sent."""
-    from dataplane.log.files import REAL_FILES
+    from dataplane.log.storage.files import REAL_FILES
     from metadata.raft.verification import verify_files
 
     return verify_files(data_dir / "raft", boot_id=REAL_FILES.boot_id())
@@ -427,10 +427,10 @@ def index(directory: Path, rebuild: bool, as_json: bool) -> None:
     """
     from contextlib import nullcontext
 
-    from dataplane.log.data_dir import kept_from_brokers
-    from dataplane.log.errors import DataDirError, LogDamaged
-    from dataplane.log.files import REAL_FILES
-    from dataplane.log.index_files import rebuild_index, show_index
+    from dataplane.log.offline.inspection import rebuild_index, show_index
+    from dataplane.log.storage.data_dir import kept_from_brokers
+    from dataplane.log.storage.files import REAL_FILES
+    from dataplane.log.storage.log_errors import DataDirError, LogDamaged
     from tidelog.client.base.read_positions import timestamp_to_text
 
     segments = _segment_files(directory, None)
@@ -472,8 +472,7 @@ def index(directory: Path, rebuild: bool, as_json: bool) -> None:
 def _keyring(file: Path | None) -> Keyring:
     import os
 
-    from dataplane.encryption.keyring import Keyring
-    from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
+    from dataplane.encryption.keyring import ENVIRONMENT_VARIABLE, Keyring, MasterKeys, keys_from_file, keys_from_text
     from wire.errors import TidelogError
 
     text = os.environ.get(ENVIRONMENT_VARIABLE, "")
@@ -485,7 +484,7 @@ def _keyring(file: Path | None) -> Keyring:
 
 
 def _partition_of(path: Path) -> PartitionKey | None:
-    from dataplane.log.data_dir import SET_ASIDE_SUFFIX, partition_of
+    from dataplane.log.storage.data_dir import SET_ASIDE_SUFFIX, partition_of
 
     path = path.absolute()
     folder = path if path.is_dir() else path.parent

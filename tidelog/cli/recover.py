@@ -27,8 +27,8 @@ def recover(data_dir: Path, accept_loss: bool) -> None:
       2. Start all brokers; those with such a folder with --replace.
     """
     check_not_hidden("metadata")
-    from dataplane.log.data_dir import kept_from_brokers
-    from dataplane.log.errors import DataDirError
+    from dataplane.log.storage.data_dir import kept_from_brokers
+    from dataplane.log.storage.log_errors import DataDirError
     from metadata import recovery
     from metadata.raft import RaftError
     from metadata.raft.recovery import begin_anew, read

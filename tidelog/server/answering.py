@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dataplane.broker.acks import each_reply, reply_column
+from dataplane.broker.roles.role_answers import each_reply, reply_column
 from metadata.runtime.services import QUESTION
 from wire.messaging.reply_subjects import ReplySubjects
 from wire.messaging.transport import (

@@ -21,14 +21,14 @@ from random import Random
 from time import thread_time
 
 from dataplane.broker.broker import Broker, open_replicas
-from dataplane.broker.context import BrokerContext
+from dataplane.broker.disk.space_watch import SpaceWatch
+from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.broker.replica import Replica
-from dataplane.broker.space import SpaceWatch
-from dataplane.broker.storage_settings import StorageSettings
+from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.encryption.keyring import Keyring
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError, NoSpace
-from dataplane.log.group_commit import Syncer
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.group_commit import Syncer
+from dataplane.log.storage.log_errors import DataDirError, NoSpace
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.cluster import Cluster
 from metadata.metadata_settings import MetadataSettings

@@ -22,7 +22,7 @@
     namespace = "tidelog"
     rack = "eu-1a"                          # where it runs, for consumers that read from the nearest replica
     log_level = "info"
-    master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.master_keys; SIGHUP
+    master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.keyring; SIGHUP
                                             # makes a running broker read it again
 
     [login]                                 # who connects to NATS and how: tidelog.runtime.login_sources
@@ -34,7 +34,7 @@
     replica_max_lag_time = 5.0
     [metadata]                              # any of metadata.metadata_settings.MetadataSettings
     heartbeat_interval_s = 0.1
-    [storage]                               # any of dataplane.broker.storage_settings.StorageSettings
+    [storage]                               # any of dataplane.broker.disk.storage_settings.StorageSettings
     housekeeping_interval = 5.0
     min_free_bytes = "2GB"                  # bytes and ms are also taken with their units: wire.notation
 
@@ -55,9 +55,9 @@ from secrets import token_bytes
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dataplane.broker.storage_settings import StorageSettings
-from dataplane.encryption.master_keys import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
-from dataplane.log.files import LINUX_BOOT_ID
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.encryption.keyring import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
+from dataplane.log.storage.files import LINUX_BOOT_ID
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.metadata_settings import MetadataSettings
 from metadata.raft import RaftCertificates

@@ -37,8 +37,8 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 
-from dataplane.broker.led_partition import LedPartition
-from dataplane.log.errors import LogDamaged
+from dataplane.broker.roles.broker_context import LedPartition
+from dataplane.log.storage.log_errors import LogDamaged
 from tidelog.coordination.requests import Admin, Delivery, Settled
 from tidelog.coordination.shard import Shard
 from tidelog.coordination.streams import StreamsView

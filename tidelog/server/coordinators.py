@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dataplane.broker.led_partition import LedPartition
+from dataplane.broker.roles.broker_context import LedPartition
 from metadata.runtime.service import MetadataService
 from tidelog.coordination.streams import StreamLife, StreamsView
 from tidelog.groups.shard import GroupShard

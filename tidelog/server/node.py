@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from dataplane.broker.hw_checkpoints import CHECKPOINTS_AT_ONCE
-from dataplane.encryption.keyring import Keyring
-from dataplane.encryption.master_keys import keys_from_file
-from dataplane.log.data_dir import DataDir
-from dataplane.log.errors import DataDirError
-from dataplane.log.files import REAL_FILES, RealFiles
-from dataplane.log.group_commit import SyncScheduler
-from dataplane.log.reserve import Reserve
+from dataplane.broker.disk.space_watch import Reserve
+from dataplane.broker.upkeep.hw_checkpoints import CHECKPOINTS_AT_ONCE
+from dataplane.encryption.keyring import Keyring, keys_from_file
+from dataplane.log.storage.data_dir import DataDir
+from dataplane.log.storage.files import REAL_FILES, RealFiles
+from dataplane.log.storage.group_commit import SyncScheduler
+from dataplane.log.storage.log_errors import DataDirError
 from metadata.master_keys import MASTER_KEYS_LABEL, warn_of_missing_keys
 from metadata.raft import RaftConfig, RaftError, RaftNode, RaftStatus, StateMachine
 from metadata.raft.node import end_process

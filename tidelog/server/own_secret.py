@@ -11,8 +11,8 @@ import logging
 from pathlib import Path
 from secrets import token_hex
 
-from dataplane.log.checkpoints import read_file, replace_file
-from dataplane.log.files import FileSystem
+from dataplane.log.storage.checkpoints import read_file, replace_file
+from dataplane.log.storage.files import FileSystem
 from wire.errors import TidelogError
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets
 

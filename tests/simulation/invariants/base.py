@@ -13,7 +13,7 @@ from wire.partition_messages.append import UNKNOWN_OFFSET
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dataplane.broker.leader_driver import LeaderDriver
+    from dataplane.broker.leading.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.model import Outcome, Partition

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
 from tests.simulation.invariants.base import Acknowledged, Commit, Given, Invariant, Move, Numbered, Scene
 from tests.simulation.invariants.clients import (
     AckedIsCommitted,

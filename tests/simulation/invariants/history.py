@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dataplane.replica.epochs import LeaderEpochCache
-from dataplane.replica.producers import Producer, ProducerTable, packed_batches
+from dataplane.replica.derived.epochs import LeaderEpochCache
+from dataplane.replica.derived.producer_table import Producer, ProducerTable, packed_batches
 from wire.batch import RecordBatch, iter_batches, parse_header
 from wire.partition_messages.append import UNKNOWN_OFFSET
 from wire.types import Offset

@@ -9,7 +9,7 @@ from tests.simulation.invariants.history import batches_of
 from wire.batch import parse_header
 
 if TYPE_CHECKING:
-    from dataplane.broker.leader_driver import LeaderDriver
+    from dataplane.broker.leading.leader_driver import LeaderDriver
     from metadata.model import Partition
     from tests.simulation.broker import SimBroker
     from wire.types import PartitionKey

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.replica.follower_states import Diverged, Truncating
-from dataplane.replica.leader import Leader
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.replica.follower.follower_states import Diverged, Truncating
+from dataplane.replica.leader.leader import Leader
 from tests.simulation.invariants.base import Invariant, Move, Scene
 from tests.simulation.invariants.history import may_be_compacted
 from wire.errors import InvariantViolation

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dataplane.replica.aborted import AbortedBatches
+from dataplane.replica.derived.transaction_table import AbortedBatches
 from tests.simulation.invariants.base import Invariant, Move, Scene
 from tests.simulation.invariants.history import rows
 from wire.batch import BatchHeader, Marker, iter_batches, parse_header
@@ -21,7 +21,7 @@ from wire.protobuf.transactions_pb2 import TransactionRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dataplane.broker.leader_driver import LeaderDriver
+    from dataplane.broker.leading.leader_driver import LeaderDriver
     from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.history import CommittedHistory, History
     from wire.batch import RecordBatch

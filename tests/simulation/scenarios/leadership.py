@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
 from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 
 

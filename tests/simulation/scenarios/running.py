@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dataplane.broker.compaction import Compaction
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
-from dataplane.log.checkpoints import CompactionPoint
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.upkeep.compaction_job import Compaction
+from dataplane.log.storage.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from wire.internal_streams import GROUPS
 from wire.layouts import NOT_TOLD

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from dataplane.broker.ingest import Ingest, Rules
-from dataplane.replica.quota import Quota
+from dataplane.broker.leading.ingest import Ingest, Rules
+from dataplane.replica.leader.quota import Quota
 from scripts.fuzz_stored import Appendables
 from spark_connector.columns import ArrowRows, spark_schema
 from tidelog.cli.records_json import from_json, headers_to_json, to_json

@@ -53,7 +53,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from dataplane.replica.quota import TokenBucket
+from dataplane.replica.leader.quota import TokenBucket
 from tidelog.server.peers.replay import ReplayWindow
 from wire.security.cluster_secrets import FINGERPRINT_BYTES, ClusterSecret, ClusterSecrets
 from wire.types import Buffer

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from dataplane.broker.context import BrokerContext
-from dataplane.broker.role import RoleSetup
+from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.role import RoleSetup
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
@@ -37,7 +37,7 @@ from wire.types import (
 )
 
 if TYPE_CHECKING:
-    from dataplane.log.group_commit import Done, QuickSyncable, Syncable
+    from dataplane.log.storage.group_commit import Done, QuickSyncable, Syncable
 
 EPOCH = LeaderEpoch(2)
 HOME = Path("/data/s")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.broker import _CLOSED_AT_ONCE, Broker
-from dataplane.log.manifest import Manifest
+from dataplane.log.storage.manifest import Manifest
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.story import Story
 from tests.simulation.disk import SimDisk

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dataplane.broker import replica as replica_module
-from dataplane.broker.follower_driver import FollowerDriver
-from dataplane.broker.leader_driver import LeaderDriver
+from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.life import BeginRole, Failed

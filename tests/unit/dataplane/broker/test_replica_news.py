@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.replica_news import OF_REPLICA, ReplicaNews
+from dataplane.broker.broker import OF_REPLICA, ReplicaNews
 from tests.views import KEY
 from wire.turns import LOOKS
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dataplane.encryption import bodies, keyring
 from dataplane.encryption.bodies import OVERHEAD, BatchCipher, key_id_of
-from dataplane.encryption.keyring import Keyring
-from dataplane.encryption.master_keys import MasterKey, MasterKeys
+from dataplane.encryption.keyring import Keyring, MasterKey, MasterKeys
 from wire.batch import (
     HEADER_SIZE,
     BatchBuilder,

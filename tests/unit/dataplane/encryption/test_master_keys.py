@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.encryption.keyring import Keyring
-from dataplane.encryption.master_keys import MasterKey, MasterKeys, keys_from_file, keys_from_text
+from dataplane.encryption.keyring import Keyring, MasterKey, MasterKeys, keys_from_file, keys_from_text
 from wire.errors import Code, TidelogError
 
 SECRET = bytes(range(100, 132))

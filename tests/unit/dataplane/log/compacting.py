@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring
-from dataplane.log.compaction import CompactionPass
+from dataplane.log.compaction.compaction_pass import CompactionPass
 from wire.batch import BatchBuilder, Compression, Marker, RecordBatch, iter_batches, transaction_marker
 from wire.types import FIRST_TRANSACTIONAL_ID, LeaderEpoch, Offset
 

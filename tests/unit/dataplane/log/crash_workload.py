@@ -12,14 +12,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
-from dataplane.log.manifest import Manifest, read_manifest
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.manifest import Manifest, read_manifest
 from tests.unit.dataplane.log.conftest import Batches
 from wire.batch import iter_batches
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from dataplane.log.recovery import RecoveryReport
+    from dataplane.log.recovery.log_recovery import RecoveryReport
     from tests.simulation.disk import SimDisk
     from tests.unit.dataplane.log.conftest import Stamped
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.data_dir import DataDir
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.data_dir import DataDir
 from tests.simulation.disk import SURVIVALS, PowerLoss, SimDisk, Survival
 from wire.types import BrokerId, Incarnation, Offset, PartitionKey, StreamName
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from dataplane.log.errors import LogDamaged, NoSpace
-from dataplane.log.files import REAL_FILES
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.pool import LogPool
-from dataplane.log.segment import segment_name
+from dataplane.log.segments.segment import segment_name
+from dataplane.log.storage.files import REAL_FILES
+from dataplane.log.storage.log_errors import LogDamaged, NoSpace
+from dataplane.log.storage.pool import LogPool
 from tests.simulation.disk import AMPLE, SimDisk
 from wire.types import LeaderEpoch, Offset
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.errors import LogDamaged
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.log_errors import LogDamaged
 from tests.simulation.disk import PowerLoss, SimDisk
 from tests.unit.dataplane.log.crash_points import CONFIG, PREALLOCATING, try_every_crash, try_second_crashes
 from tests.unit.dataplane.log.crash_workload import HOME, WORKLOADS

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.pool import LogPool
-from dataplane.replica.epochs import EpochEntry
+from dataplane.log.storage.files import REAL_FILES, RealFiles
+from dataplane.log.storage.log_errors import LogDamaged
+from dataplane.log.storage.pool import LogPool
+from dataplane.replica.derived.epochs import EpochEntry
 from wire.batch import control_batch, iter_batches, parse_header
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.types import LeaderEpoch, Offset

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dataplane.log.checkpoints import OffsetCheckpoint, read_epochs, read_offsets, write_offsets
-from dataplane.log.errors import LogDamaged
-from dataplane.log.files import REAL_FILES, RealFiles
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from dataplane.log.pool import LogPool
+from dataplane.log.storage.checkpoints import OffsetCheckpoint, read_epochs, read_offsets, write_offsets
+from dataplane.log.storage.files import REAL_FILES, RealFiles
+from dataplane.log.storage.log_errors import LogDamaged
+from dataplane.log.storage.pool import LogPool
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset
 

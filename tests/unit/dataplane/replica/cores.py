@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, TypeVar
 
-from dataplane.replica.ack_levels import AckLevel
-from dataplane.replica.effects import FollowerEffect, LeaderEffect
-from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
-from dataplane.replica.leader import Leader
+from dataplane.replica.derived.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.derived.transaction_table import TransactionTable
+from dataplane.replica.follower.follower import Follower
+from dataplane.replica.follower.follower_states import FetchAnswer, Fetching, Idle, OffsetAnswer, Reconciling
+from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.commits import Uncommitted
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.leader.leadership import FollowerFetch
+from dataplane.replica.replica_effects import FollowerEffect, LeaderEffect
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.requests import FollowerFetch
-from dataplane.replica.transactions import TransactionTable
-from dataplane.replica.uncommitted import Uncommitted
 from tests.views import A, B, C, partition_view
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dataplane.replica.hanging import LONGEST_HOLD, DiskGuard
+from dataplane.replica.disk_guards import LONGEST_HOLD, DiskGuard
 
 LIMIT = 5.0
 LATE = 1.0

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane.replica.space import LONGEST_HOLD, MIB, EvictOldest, KeepReserve, ReleaseReserve, RoomChanged, SpaceGuard
+from dataplane.replica.disk_guards import (
+    LONGEST_HOLD,
+    MIB,
+    EvictOldest,
+    KeepReserve,
+    ReleaseReserve,
+    RoomChanged,
+    SpaceGuard,
+)
 from wire.types import Room
 
 TOTAL = 1000

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dataplane.replica.consumers import ConsumerFetch
-from dataplane.replica.effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
 from tests.unit.dataplane.replica.cores import Driver, agrees, answer, follower, of
 from tests.views import B, C
 from wire.batch import BatchBuilder, BatchHeader, Marker, transaction_marker

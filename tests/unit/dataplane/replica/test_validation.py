@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane.replica.epochs import EpochEntry, LeaderEpochCache
-from dataplane.replica.follower import Follower
-from dataplane.replica.follower_states import Fetching, Syncing
-from dataplane.replica.isr import CommittedIsr
-from dataplane.replica.leader import Leader
-from dataplane.replica.producers import NOBODY, Producer, ProducerTable, RememberedBatch, packed_batches
+from dataplane.replica.derived.epochs import EpochEntry, LeaderEpochCache
+from dataplane.replica.derived.producer_table import NOBODY, Producer, ProducerTable, RememberedBatch, packed_batches
+from dataplane.replica.follower.follower import Follower
+from dataplane.replica.follower.follower_states import Fetching, Syncing
+from dataplane.replica.leader.isr import CommittedIsr
+from dataplane.replica.leader.leader import Leader
 from dataplane.replica.story import LENGTH, Story
 from tests.unit.dataplane.replica.cores import Driver, follower, view
 from tests.views import B

@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from dataplane.encryption.bodies import BatchCipher
-from dataplane.encryption.keyring import Keyring
-from dataplane.encryption.master_keys import MasterKey, MasterKeys
-from dataplane.log.data_dir import DataDir
+from dataplane.encryption.keyring import Keyring, MasterKey, MasterKeys
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.log.storage.data_dir import DataDir
 from tests.unit.dataplane.log.compacting import append, end
 from tidelog.cli import main
 from wire.batch import HEADER_SIZE, BatchBuilder, Compression, Marker, control_batch

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, get_origin, get_type_hints
 
-from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
+from dataplane.replica.derived.producer_table import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
 from tests.tickets import producer_keys
 from tidelog.client.client import Client

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.log.files import RealFiles
+from dataplane.log.storage.files import RealFiles
 from tidelog.server.own_secret import FILE, keep_own_secret
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 

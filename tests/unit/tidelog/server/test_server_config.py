@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.log.files import LINUX_BOOT_ID
+from dataplane.log.storage.files import LINUX_BOOT_ID
 from metadata.raft import RaftCertificates
 from tidelog.server.config import ServerConfig, load
 from wire.errors import Code, TidelogError

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from dataplane.replica.producers import Duplicate, Fresh, ProducerTable
+from dataplane.replica.derived.producer_table import Duplicate, Fresh, ProducerTable
 from tests.unit.tidelog.client.producer.accumulators import core, fill, refused, sent
 from tidelog.client.producer.accumulator import (
     Acknowledged,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.replica.producers import Duplicate, Fresh, ProducerLimits, ProducerTable
+from dataplane.replica.derived.producer_table import Duplicate, Fresh, ProducerLimits, ProducerTable
 from tests.unit.tidelog.client.producer.accumulators import core, refused
 from tidelog.client.producer.accumulator import (
     Effect,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from dataplane.replica.producers import Duplicate, ProducerLimits, ProducerTable, Rejected
+from dataplane.replica.derived.producer_table import Duplicate, ProducerLimits, ProducerTable, Rejected
 from tests.unit.tidelog.client.producer.accumulators import SETTINGS
 from tidelog.client.producer.accumulator import (
     Acknowledged,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from dataplane.replica.producers import ProducerLimits, ProducerTable
+from dataplane.replica.derived.producer_table import ProducerLimits, ProducerTable
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import Cluster
 from tidelog.client.base.exceptions import (

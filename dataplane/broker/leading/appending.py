@@ -1,0 +1,352 @@
+"""The way of a publish at the leader: into the open batch, the log, and the acknowledgements that wait for the HW.
+
+    bare publish, envelope ──> `Ingest`, the open batch ──seal──┐
+                                                                ├──> log ──> the core: pending acknowledgement
+    `.append` request ──> `AppendRequests` ─────────────────────┘                │ committed, refused or timed out
+    publisher <──────────────────────────────────────────────────────────── complete
+
+An answer to a request that names no LeaderEpoch passes `told_without_epoch` (R35).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
+from dataplane.broker.leading.publish_rules import ExpectationReply, PublishRules
+from dataplane.broker.leading.repetitions import Repetitions
+from dataplane.broker.reading.readable_role import ReadableRole
+from dataplane.broker.roles.id_keeper import IdKeeper
+from dataplane.broker.roles.role_answers import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
+from dataplane.log.storage.log_errors import LogDamaged, NoSpace
+from dataplane.replica.leader.ack_levels import ack_level
+from dataplane.replica.leader.leader import Leader
+from dataplane.replica.leader.log_clock import LogClock
+from dataplane.replica.leader.partitioning import stamped_version, takes_plain
+from dataplane.replica.leader.quota import is_over_quota
+from dataplane.replica.replica_effects import LeaderEffect
+from dataplane.replica.replica_refusals import told_without_epoch
+from wire.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Compression,
+    EncodedBatch,
+)
+from wire.batch.encoded import RecordLimit
+from wire.errors import Code, TidelogError
+from wire.internal_streams import is_of_internal
+from wire.messaging.transport import BulkHandler
+from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
+from wire.types import Offset
+
+_log = logging.getLogger(__name__)
+
+REPLY_BYTES = 128
+"""Memory that a bare request takes while it waits for its answer; it counts among the uncommitted bytes, beside its
+record."""
+ENVELOPE_BYTES = 2048
+"""The same for an envelope."""
+
+
+class Appending:
+    """One leader's publishes. `run` carries effects of the core out."""
+
+    def __init__(
+        self, role: ReadableRole, core: Leader, keeper: IdKeeper, run: Callable[[list[LeaderEffect]], None]
+    ) -> None:
+        self._role = role
+        self._context = role.context
+        self._log = role.log
+        self._core = core
+        self._run = run
+        self.is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
+        self.answers = role.peer_answers if self.is_internal else role.answers
+        """To `.append` requests."""
+        self.syncing = False
+        """A sync is out that covers the newest records."""
+        context = role.context
+        self.log_clock = LogClock(role.log.producers.time, context.now(), context.metadata.agreed_time_ns)
+        self.repetitions = Repetitions(role, keeper, self.log_clock)
+        """They begin when the message ids of the log are known, before the first publish is heard."""
+        self._rules = PublishRules(role, core, self.repetitions, run, self._refuse_bare, self._refuse_envelope)
+        self._ingest = Ingest(
+            seal=self.seal,
+            wants_batch=self._wants_batch,
+            refuse=self._refuse_publish,
+            on_refused=self._bare_refused,
+            on_corrupt=self._corrupt_envelope,
+            on_envelope_refused=self._envelope_refused,
+            is_inbox=role.context.replies.is_clients,
+            rules=self._rules,
+            time_ns=role.context.time_ns,
+            quota=core.quota,
+            now=role.context.now,
+        )
+        self.configure()
+
+    def configure(self) -> None:
+        """Take over the settings of the newest view, and the largest message of NATS; both change while the stream is
+        used."""
+        view = self._role.view
+        config, room = view.config, self._context.max_batch_bytes - HEADER_SIZE - 64
+        self._compression = Compression[config.compression.name]
+        self.record_limit = RecordLimit.within(self._context.max_batch_bytes, config.max_record_bytes)
+        self._confirm_timeout = config.confirm_timeout_ms / 1000
+        self._level = ack_level(view)
+        self._stamped_version = stamped_version(view)
+        self._takes_plain = takes_plain(view)
+        self.repetitions.configure()
+        self._ingest.configure(
+            max_batch_bytes=min(4 * SEAL_BYTES, room),
+            record_limit=self.record_limit,
+            with_replies=config.reply_acks,
+            seeks_repetitions=self.repetitions.are_sought,
+        )
+
+    @property
+    def ingest(self) -> BulkHandler:
+        """Takes the messages that are published to the stream's subject."""
+        return self._ingest
+
+    def abandon(self, reason: str) -> None:
+        """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
+        here."""
+        self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+        self._rules.abandon()
+        self.repetitions.end()
+
+    def on_follower_waits(self) -> None:
+        """A fetch was taken: the open batch need not grow any more."""
+        if self._ingest.open_records and self._core.has_waiting_follower and self._wants_batch():
+            self.seal()
+
+    def _wants_batch(self) -> bool:
+        if not self.syncing:
+            return True
+        # Where many logs wait for the disk the batch grows until this one has been synced.
+        return self._core.has_waiting_follower and not self._context.syncer.is_crowded
+
+    def seal(self) -> None:
+        """The open batch of bare publishes goes into the log."""
+        if self._role.ended or not self._ingest.open_records:
+            return
+        taken = self._ingest.take(self._compression)
+        batch, replies, envelopes = taken.batch, taken.replies, taken.envelopes
+        header = self.append(batch)
+        if isinstance(header, TidelogError):
+            self._context.counters.dropped_refused += batch.record_count
+            for _, run in replies:
+                self._refuse_bare(run, header)
+            for _, message, received in envelopes:
+                self._refuse_envelope(self._without_offset(message, received), header)
+            for _, reply, envelope in taken.repetitions:
+                if envelope is not None:
+                    self._refuse_envelope(self._without_offset(envelope, self._context.time_ns()), header)
+                else:
+                    self._refuse_bare([reply], header)
+            return
+        if taken.ids:
+            self.repetitions.stored(taken.ids, header)
+        now = self._context.now()
+        base, end = header.base_offset, header.end_offset
+        effects: list[LeaderEffect] = []
+        if replies:
+            runs = [(Offset(base + index), run) for index, run in replies]
+            token = BareReplies(runs, needs_lease=self._level.is_local)
+            effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
+        if taken.repetitions:
+            self._context.counters.repeated_records += len(taken.repetitions)
+            again: list[tuple[Offset, Replies]] = [
+                (Offset(base + place), [reply]) for place, reply, _ in taken.repetitions if reply is not None
+            ]
+            if again:
+                token = BareReplies(again, needs_lease=self._level.is_local, is_repetition=True)
+                effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
+            received = self._context.time_ns()
+            envelopes = [*envelopes, *((place, each, received) for place, _, each in taken.repetitions if each)]
+        envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
+        for index, message, received in envelopes:
+            waits_for_all = envelope_waits_for_all(message)
+            level = self._level if waits_for_all else ack_level(self._role.view, by_leader=True)
+            answer = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
+            effects += self._core.await_ack(level, end, answer, self._confirm_timeout, now)
+        answers = sum(len(run) for _, run in replies) + len(taken.repetitions)
+        waiting = answers * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
+        effects += self._core.on_appended(end, header.size + waiting, now)
+        self._run(effects)
+        self._role.timer.schedule()
+
+    def append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
+        """Stamp, encrypt where the stream asks for it (control batches hold no records, and stay as they are), and
+        append; the caller tells the core. An error: nothing was stored for want of room, or the log has failed, and
+        this replica withdraws."""
+        parts, header = batch.stamp(
+            self._log.log_end_offset,
+            self._role.leader_epoch,
+            self.log_clock.time(self._context.now()),
+            self._stamped_version,
+        )
+        if self._role.view.config.encryption and not header.is_control:
+            parts, header = self._role.cipher.encrypt(header, batch.parts)
+        try:
+            self._context.space.append(self._log, parts, [header])
+        except NoSpace as e:
+            self._context.counters.refused_no_space += 1
+            return TidelogError(Code.NO_SPACE, f"{self._context.broker} has no room for {self._role.view.key}: {e}")
+        except LogDamaged as e:
+            self._role.fail(f"append failed: {e}")
+            # It is unknown how much of it the disk took; a later life of this replica may find it whole.
+            return TidelogError(
+                Code.OUTCOME_UNKNOWN,
+                f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",
+            )
+        if not header.is_control:
+            now = self._context.now()
+            self._role.traffic.on_in(batch.record_count, header.size, now)
+            if not self.is_internal:
+                counters = self._context.counters
+                counters.batches_in += 1
+                counters.records_in += batch.record_count
+                counters.bytes_in += header.size
+                self._context.traffic.on_in(batch.record_count, header.size, now)
+        return header
+
+    def on_synced(self, durable_end: Offset) -> None:
+        self.syncing = self._role.syncs_out > 0 and durable_end < self._core.log_end_offset
+        self._run(self._core.on_synced(durable_end, self._context.now()))
+        self.seal()
+
+    def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
+        if self._role.ended or self._role.failed is not None:
+            return TidelogError(
+                Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
+            )
+        if not self._takes_plain:  # the leader of another partition listens there, and answers
+            return TidelogError(
+                Code.NOT_LEADER, f"{self._role.view.key} takes no records, another partition does; try again"
+            )
+        now = self._context.now()
+        return self.lacks_key() or self._core.refuse_publish(
+            self._level if acknowledged else None, lease_valid=self._context.metadata.lease_valid(now), now=now
+        )
+
+    def _bare_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
+        if count:
+            counters = self._context.counters
+            counters.add(_counter_of(error), count)
+            _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
+        if self._role.view.config.reply_acks:
+            self._refuse_bare(replies, error)
+
+    def _corrupt_envelope(self, reason: str, reply: bytes | None) -> None:
+        self._context.counters.dropped_corrupt_envelope += 1
+        _log.warning(
+            "partition %s: dropped a corrupt envelope published to %s: %s",
+            self._role.view.key,
+            self._role.view.subject,
+            reason,
+        )
+        if reply is not None and self._role.view.config.reply_acks and not self._role.ended:
+            error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
+            self._refuse_bare([reply], error)
+
+    def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
+        self._context.counters.add(_counter_of(error), 1)
+        _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
+        self._refuse_envelope(self._without_offset(message, self._context.time_ns()), error)
+
+    def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
+        return EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False)
+
+    # Every publish without a LeaderEpoch that gets an error gets it by one of these, or by `AppendRequests`.
+
+    def told_without_epoch(self, error: TidelogError) -> TidelogError | None:
+        """By the clock of this moment: the process may have stood still since the message came."""
+        lease_valid = self._context.metadata.lease_valid(self._context.now())
+        return told_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
+
+    def _refuse_bare(self, replies: Replies, error: TidelogError) -> None:
+        told = self.told_without_epoch(error)
+        if told is not None:
+            self._role.answers.bare_error(replies, told)
+
+    def _refuse_envelope(self, reply: EnvelopeReply, error: TidelogError) -> None:
+        told = self.told_without_epoch(error)
+        if told is not None:
+            self._role.answers.envelope(reply, self._context.time_ns(), told)
+
+    # ------------------------------------------------------------------ this process
+    def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
+        """A batch of this process, acknowledged as acks=all. `timeout`: seconds, after which the outcome is unknown."""
+        now = self._context.now()
+        error = self._refuse_publish(acknowledged=True)
+        header = error or self.append(batch)
+        if isinstance(header, TidelogError):
+            reply.done(header)
+            return
+        effects = self._core.await_ack(self._level, header.end_offset, reply, timeout, now)
+        self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
+        self._role.timer.schedule()
+
+    def lacks_key(self) -> TidelogError | None:
+        """It leads nevertheless: following and being followed need no key. The controller gives the leadership to a
+        member of the ISR that has one; until then, or for good if there is none, publishes are refused."""
+        if not self._role.view.config.encryption or self._role.cipher.can_encrypt:
+            return None
+        return self._role.until_another_leads(
+            self._context.keyring.lacks_a_key(f"cannot encrypt what is published to {self._role.view.key}")
+        )
+
+    def complete(self, token: object, error: TidelogError | None) -> None:
+        match token:
+            case ExpectationReply(reply, refusal):
+                self._rules.waiting -= 1
+                if error is None:  # what took its place is committed: it holds of every leader
+                    self._role.answers.bare_error([reply], refusal)
+                else:
+                    self._refuse_bare([reply], refusal)
+            case BareReplies():
+                self._rules.waiting -= token.is_counted
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self._role.answers.bare(token)
+                else:
+                    for _, replies in token.runs:
+                        self._refuse_bare(replies, error)
+            case AppendReply():
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self.answers.append(token)
+                else:
+                    self.answers.error(token.inbox, error)
+            case EnvelopeReply():
+                self._rules.waiting -= token.is_counted
+                error = error or self._no_lease(token.needs_lease)
+                if error is None:
+                    self._role.answers.envelope(token, self._context.time_ns())
+                else:
+                    self._refuse_envelope(token, error)
+            case LocalReply():
+                token.done(error or self._no_lease(self._level.is_local))
+            case _:
+                raise TypeError(f"unknown token {token!r}")
+
+    def _no_lease(self, needed: bool) -> TidelogError | None:
+        if not needed or self._context.metadata.lease_valid(self._context.now()):
+            return None
+        return TidelogError(
+            Code.OUTCOME_UNKNOWN,
+            f"{self._context.broker} may lead {self._role.view.key} no more; the record may or may not survive",
+        )
+
+
+def _counter_of(error: TidelogError) -> str:
+    """The counter of records that are dropped for it."""
+    if error.code is Code.RECORD_TOO_LARGE:
+        return "dropped_too_large"
+    if error.code is Code.LIMIT_REACHED:
+        return "dropped_too_dense"
+    if error.code is Code.BAD_REQUEST:
+        return "dropped_bad_headers"
+    return "dropped_over_quota" if is_over_quota(error) else "dropped_refused"

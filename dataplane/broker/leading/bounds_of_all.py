@@ -1,0 +1,102 @@
+"""Bounds the producers that a broker remembers, of all partitions whose logs it has.
+
+What each partition remembers follows from its log, so that all replicas remember the same (R33): no replica can forget
+a producer because its broker has too many. So the bound is kept where they come: above it, a leader on that broker
+takes no batch of a producer that is new in its partition, and refuses it with BACKPRESSURE. Nothing is forgotten, and
+nothing was stored: producers that are known go on, and the new one's client sends again until there is room.
+
+A partition that remembers as many as it may takes new ones as ever, since each takes the place of another one there.
+Partitions in which nothing was appended for the time that a producer is remembered do not count: their producers go
+with the next batch there, and until then nothing would make room.
+
+The count is made anew after RECOUNT_S at most, and what leaders have taken since is added: followers' producers come
+late to it, so that it is exceeded by what they bring in that time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from dataplane.replica.derived.producer_table import ProducerTable
+from dataplane.replica.leader.commits import Uncommitted
+from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.errors import Code, TidelogError
+
+if TYPE_CHECKING:
+    from dataplane.broker.roles.broker_context import BrokerContext
+
+RECOUNT_S: Final = 1.0
+WARNING_S: Final = 60.0
+"""Seconds from one sentence in the broker's log to the next, as long as producers are refused."""
+_RETRY_MS: Final = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class ProducersOfAll:
+    """`most`: `max_producers_of_all`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.tables: Callable[[], Iterable[ProducerTable]] = tuple
+        """Those of all logs that are open."""
+        self._count = 0
+        self._counted_at: float | None = None
+        self._warned_at: float | None = None
+
+    def count(self, now: float, time: int) -> int:
+        """How many are remembered. `now`: monotonic seconds; `time`: of any log that is led here, ns since 1970."""
+        if self._counted_at is None or now >= self._counted_at + RECOUNT_S:
+            self._counted_at = now
+            self._count = sum(0 if table.is_over(time) else len(table) for table in self.tables())
+        return self._count
+
+    def refuse(self, now: float, time: int) -> TidelogError | None:
+        """Why no batch can be taken with which a partition remembers one producer more. Otherwise it counts at once.
+        `time`: of the log of that partition."""
+        if self.count(now, time) < self._most:
+            self._count += 1
+            return None
+        if self._warned_at is None or now >= self._warned_at + WARNING_S:
+            self._warned_at = now
+            _log.warning(
+                "%d producers are remembered, and max_producers_of_all is %d: no new one is taken in any partition"
+                " that this broker leads",
+                self._count, self._most,
+            )  # fmt: skip
+        return TidelogError(
+            Code.BACKPRESSURE,
+            f"the leader remembers {self._count} producers in its partitions, and takes no new one here: use fewer"
+            " producers, and longer; or raise max_producers_of_all, or lower producer_id_expiration_ms, of all brokers",
+            [RETRY_AFTER_MS.of(_RETRY_MS), LIMIT.of("producers")],
+        )
+
+
+@dataclass(slots=True)
+class IdsOfAll:
+    """The message ids of all partitions that a broker leads."""
+
+    count: int = 0
+
+
+@dataclass(slots=True)
+class BoundsOfAll:
+    """The bounds that all partitions which a broker leads share."""
+
+    producers: ProducersOfAll
+    """The producers that are remembered of all partitions."""
+    uncommitted: Uncommitted
+    """Bytes of all led partitions that are not committed yet."""
+    message_ids: IdsOfAll = field(default_factory=IdsOfAll)
+    """The message ids that are remembered of all led partitions."""
+    bytes_to_decode: int = 0
+    """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
+    bytes_held: int = 0
+    """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
+
+    @classmethod
+    def of_broker(cls, context: BrokerContext) -> BoundsOfAll:
+        return cls(ProducersOfAll(context.storage.max_producers_of_all), Uncommitted(context.settings))

@@ -1,0 +1,442 @@
+"""Messages that NATS clients publish to a stream's subject become records here, a received chunk at a time.
+
+Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
+mixed sizes, with and without headers, are joined to columns a chunk at a time. Only four kinds of message are looked
+at one by one: envelopes (they carry a key and an ack inbox), messages that are too large, and those of a chunk in which
+a header asks for something (`Rules`), or a block of headers is none or has too many. Message ids alone, each new, are
+taken in columns. A message that begins with the envelope's magic and does not decode is dropped, counted and logged,
+never stored as a plain payload; so is one whose headers no reader could read.
+
+The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
+batches are latency, large ones throughput.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dataplane.broker.roles.role_answers import Replies, each_reply, reply_column
+from dataplane.replica.derived.dedup_window import LONG, kept_form
+from dataplane.replica.leader.quota import Quota
+from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
+from wire.batch.encoded import RecordLimit
+from wire.batch.record_headers import are_sound, block_fault, most_written, written_size
+from wire.errors import CorruptData, TidelogError
+from wire.messaging.transport import BulkHandler, UniformRun
+from wire.partition_messages.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
+from wire.partition_messages.liftbridge_envelope import MAGIC, any_envelope, decode_publish, is_envelope
+from wire.protobuf.tidelog_pb2 import AckPolicy, Message
+from wire.types import Acks
+
+_log = logging.getLogger(__name__)
+
+_PER_RECORD = 16
+"""Bytes of a batch that a record costs besides its payload, at most: two offsets and padding."""
+
+_WORTH_COLUMNS = 4
+"""Messages from which on joining them takes less time than adding each by itself."""
+
+SEAL_BYTES = 256 << 10
+"""An open batch of this size is sealed at once."""
+
+
+class Rules(Protocol):
+    """Obeys the headers of messages: see `dataplane.broker.leading.publish_rules`. True: the message is settled, and
+    not stored."""
+
+    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
+    def repeated(self, message_id: bytes, reply: bytes | None) -> bool: ...
+    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
+    def may_know(self, message_ids: Collection[bytes]) -> bool: ...
+    def repeated_envelope(self, message_id: bytes, message: Message) -> bool: ...
+    def refuse_ids(self, new: int) -> TidelogError | None: ...
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """What a sealed batch holds beside its records, by their places in it."""
+
+    batch: EncodedBatch
+    replies: list[tuple[int, Replies]]
+    """(place of the first, reply subjects from there on)."""
+    envelopes: list[tuple[int, Message, int]]
+    ids: list[tuple[int, bytes]]
+    """Message ids in their kept form."""
+    repetitions: list[tuple[int, bytes | None, Message | None]]
+    """(place of the original, reply subject or envelope) of messages that came again before it was sealed."""
+
+
+class Ingest(BulkHandler):
+    """One partition's open batch, and the publishers that wait for its records. `is_inbox`: whether a broker answers
+    on that subject; an envelope's `ackInbox` on which it does not is left out."""
+
+    def __init__(
+        self,
+        *,
+        seal: Callable[[], None],
+        wants_batch: Callable[[], bool],
+        refuse: Callable[[bool], TidelogError | None],
+        on_refused: Callable[[Replies, TidelogError, int], None],
+        on_corrupt: Callable[[str, bytes | None], None],
+        on_envelope_refused: Callable[[Message, TidelogError], None],
+        is_inbox: Callable[[bytes], bool],
+        rules: Rules,
+        time_ns: Callable[[], int],
+        quota: Quota,
+        now: Callable[[], float],
+    ) -> None:
+        """`now`: monotonic seconds, as the quota counts them."""
+        self._quota = quota
+        self._now = now
+        self._record_limit = RecordLimit(0)
+        self._max_record = 0
+        self._max_batch = 0
+        self._seal = seal
+        self._wants_batch = wants_batch
+        self._refuse = refuse
+        self._on_refused = on_refused
+        self._on_corrupt = on_corrupt
+        self._on_envelope_refused = on_envelope_refused
+        self._is_inbox = is_inbox
+        self._rules = rules
+        self._time_ns = time_ns
+        self._with_replies = False
+        self._builder = BatchBuilder()
+        self._estimate = 0
+        self._replies: list[tuple[int, Replies]] = []
+        """(index of the first record in the open batch, reply subjects from there on)."""
+        self._envelopes: list[tuple[int, Message, int]] = []
+        self._seeks_repetitions = True
+        self._ids: dict[bytes, int] = {}
+        """Message ids of the open batch -> place, in the order of places."""
+        self._last_id: tuple[int, bytes] = (-1, b"")
+        """(place, id) of the newest one."""
+        self._repetitions: list[tuple[int, bytes | None, Message | None]] = []
+
+    def configure(
+        self, *, max_batch_bytes: int, record_limit: RecordLimit, with_replies: bool, seeks_repetitions: bool
+    ) -> None:
+        """Before the first message, and whenever the stream's settings, or the largest message of NATS, change."""
+        self._seeks_repetitions = seeks_repetitions
+        self._max_batch = max_batch_bytes
+        self._record_limit, self._max_record = record_limit, record_limit.max_bytes
+        self._with_replies = with_replies
+
+    # ------------------------------------------------------------------ BulkHandler
+    def on_uniform(self, run: UniformRun) -> None:
+        if any_envelope(run):
+            for payload, answer_to in zip(run.payloads(), _replies_of(run), strict=True):
+                self._one(payload, answer_to, None)
+            return
+        count, stride, payload_size, reply = run.count, run.stride, run.payload_size, run.reply
+        acknowledged = reply is not None and self._with_replies
+        if payload_size > self._max_record:
+            self._drop(_replies_of(run), self._too_large(payload_size), count)
+            return
+        error = self._refuse(acknowledged)
+        if error is not None:
+            self._drop(_replies_of(run), error, count)
+            return
+        each = payload_size + _PER_RECORD
+        if self._quota.is_set:
+            taken = self._quota.take_uniform(count, each, self._now())
+            if taken < count:
+                self._drop(_replies_of(run)[taken:], self._quota.refusal(), count - taken)
+                count = taken
+        done = 0
+        while done < count:
+            room = (self._max_batch - self._estimate) // each
+            if room < 1 and self._builder.count:
+                self._seal()
+                continue
+            take = min(count - done, max(room, 1))
+            part = run.block[done * stride : (done + take) * stride]
+            if reply is not None and acknowledged:
+                self._replies.append((self._builder.count, reply_column(part, take, *reply, stride)))
+            self._builder.add_uniform(part, take, run.payload_at, payload_size, stride)
+            self._estimate += take * each
+            done += take
+
+    def on_messages(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        if len(payloads) < _WORTH_COLUMNS:
+            self._each(payloads, replies, headers)
+            return
+        values = Joined.of(payloads)
+        sizes = values.sizes
+        blocks: Joined | None = None
+        if headers.count(None) != len(headers):
+            blocks = Joined.of([block or b"" for block in headers])
+            if not are_sound(blocks.data, blocks.sizes):
+                self._each(payloads, replies, headers)
+                return
+            largest = int((sizes + most_written(blocks.sizes)).max())
+            sizes = sizes + blocks.sizes
+        else:
+            largest = int(sizes.max())
+        # The magic may also lie inside a payload, or where two of them meet.
+        if largest > self._max_record or (MAGIC in values.data and any(map(is_envelope, payloads))):
+            self._each(payloads, replies, headers)
+            return
+        ids: list[tuple[int, bytes]] = []
+        if blocks is not None and MAY_ACT in blocks.data:
+            new = self._new_ids(headers)
+            if new is None:
+                self._each(payloads, replies, headers)
+                return
+            ids = new
+        plain = replies.count(None) if self._with_replies else len(replies)
+        acknowledged = plain < len(replies)
+        error = self._refuse(acknowledged)
+        if 0 < plain < len(replies) and (error is None) != (self._refuse(False) is None):
+            self._each(payloads, replies, headers)  # one kind of them is taken
+            return
+        if error is not None:
+            self._drop(replies, error, len(payloads))
+            return
+        ends = np.cumsum(sizes + _PER_RECORD, dtype=np.int64)
+        done, before, count = 0, 0, len(payloads)
+        if self._quota.is_set:
+            count = self._quota.take_sizes(sizes + _PER_RECORD, self._now())
+            if count < len(payloads):
+                self._drop(replies[count:], self._quota.refusal(), len(payloads) - count)
+        while done < count:
+            upto = min(count, int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right")))
+            if upto <= done:
+                if self._builder.count:
+                    self._seal()
+                    continue
+                upto = done + 1
+            if acknowledged:
+                self._replies.append((self._builder.count, replies[done:upto]))
+            if ids:
+                shift = self._builder.count - done
+                for place, message_id in ids:
+                    if done <= place < upto:
+                        self._note(message_id, place + shift)
+            if done == 0 and upto == len(payloads):
+                self._builder.add_joined(values, blocks)
+            else:
+                self._builder.add_joined(values.part(done, upto), None if blocks is None else blocks.part(done, upto))
+            self._estimate += int(ends[upto - 1]) - before
+            done, before = upto, int(ends[upto - 1])
+
+    def chunk_done(self) -> None:
+        if self._builder.count and (self._estimate >= SEAL_BYTES or self._wants_batch()):
+            self._seal()
+
+    # ------------------------------------------------------------------ the open batch
+    @property
+    def open_records(self) -> int:
+        return self._builder.count
+
+    @property
+    def open_ids(self) -> int:
+        """Message ids of the open batch."""
+        return len(self._ids)
+
+    def last_id(self) -> bytes | None:
+        """The message id of the last record of the open batch."""
+        place, message_id = self._last_id
+        return message_id if place == self._builder.count - 1 else None
+
+    def seal_open(self) -> None:
+        """What comes next is at the end of the log."""
+        if self._builder.count:
+            self._seal()
+
+    def take(self, compression: Compression) -> OpenBatch:
+        """The batch with all records so far, and the publishers that wait. There must be records."""
+        self._builder.has_message_ids = self._last_id[0] >= 0
+        batch = self._builder.build(self._time_ns(), compression=compression)
+        ids = [(place, message_id) for message_id, place in self._ids.items()]
+        if not self._seeks_repetitions and self._last_id[0] >= 0:
+            ids = [self._last_id]
+        taken = OpenBatch(batch, self._replies, self._envelopes, ids, self._repetitions)
+        self._replies, self._envelopes, self._repetitions = [], [], []
+        self._ids, self._last_id = {}, (-1, b"")
+        self._estimate = 0
+        return taken
+
+    def abandon(self, error: TidelogError) -> None:
+        """Leadership ended: records that were never appended are refused, and counted."""
+        if not self._builder.count:
+            return
+        taken = self.take(Compression.NONE)
+        replies, envelopes = taken.replies, taken.envelopes
+        for _, run in replies:
+            self._on_refused(run, error, len(run))
+        counted = len(envelopes) + sum(len(run) for _, run in replies)
+        self._on_refused([], error, taken.batch.record_count - counted)
+        for _, message, _ in envelopes:
+            self._on_envelope_refused(message, error)
+        for _, reply, envelope in taken.repetitions:
+            if envelope is not None:
+                self._on_envelope_refused(envelope, error)
+            else:
+                self._on_refused([reply], error, 1)
+
+    # ------------------------------------------------------------------ one by one
+    def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
+        for payload, reply, header in zip(payloads, replies, headers, strict=True):
+            self._one(payload, reply, header)
+
+    def _one(self, payload: bytes, reply: bytes | None, header: bytes | None) -> None:
+        if is_envelope(payload):
+            self._envelope(payload, reply)
+            return
+        size = len(payload) + len(header or b"")
+        error = self._refuse_record(payload, header)
+        if error is not None:
+            self._drop([reply], error, 1)
+            return
+        acknowledged = reply is not None and self._with_replies
+        error = self._refuse(acknowledged)
+        if error is not None:
+            self._drop([reply], error, 1)
+            return
+        wanted = PublishHeaders.of(header)
+        message_id = wanted.message_id if wanted is not None else None
+        kept = None if message_id is None else kept_form(message_id)
+        if wanted is not None:
+            asked = reply if acknowledged else None
+            if self._rules.before(self, wanted, asked):
+                return
+            if kept is not None and (self._came_before(kept, asked, None) or self._rules.repeated(kept, asked)):
+                return
+            if self._rules.after(self, wanted, asked):
+                return
+        self._make_room(size)
+        if kept is not None:
+            self._note(kept, self._builder.count)
+        if acknowledged:
+            self._replies.append((self._builder.count, [reply]))
+        self._builder.add_record(payload, headers=header or b"")
+        self._estimate += size + 2 * _PER_RECORD
+        self._quota.take(1, size + _PER_RECORD, self._now())
+
+    def _envelope(self, payload: bytes, reply: bytes | None) -> None:
+        try:
+            message = decode_publish(payload)
+        except CorruptData as e:
+            self._on_corrupt(str(e), reply)
+            return
+        if message.ackInbox and not self._is_inbox(message.ackInbox.encode()):
+            message.ackInbox = ""
+        key = message.key if message.HasField("key") else None
+        value = message.value if message.HasField("value") else None
+        if message.ackPolicy not in _POLICIES:
+            reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
+            self._on_corrupt(reason, reply)
+            return
+        try:
+            headers = encode_headers(dict(message.headers)) if message.headers else b""
+        except TidelogError as e:
+            self._on_envelope_refused(message, e)
+            return
+        size = len(key or b"") + len(value or b"") + len(headers)
+        error = self._too_large(size) if size > self._max_record else self._refuse(_policy(message) is Acks.ALL)
+        if error is not None:
+            self._on_envelope_refused(message, error)
+            return
+        message_id = message.headers.get(MESSAGE_ID, b"")
+        kept = kept_form(message_id)
+        if message_id:
+            if self._came_before(kept, None, message) or self._rules.repeated_envelope(kept, message):
+                return
+            error = self._rules.refuse_ids(len(self._ids) + 1)
+            if error is not None:
+                self._on_envelope_refused(message, error)
+                return
+        self._make_room(size)
+        if message_id:
+            self._note(kept, self._builder.count)
+        self._envelopes.append((self._builder.count, message, self._time_ns()))
+        self._builder.add_record(value, key, headers, message.timestamp or None)
+        self._quota.take(1, size + _PER_RECORD, self._now())
+        self._estimate += size + 4 * _PER_RECORD
+
+    # ------------------------------------------------------------------ message ids
+    def _new_ids(self, headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
+        """The ids of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not
+        new."""
+        ids: list[tuple[int, bytes]] = []
+        for place, block in enumerate(headers):
+            if block is None or MAY_ACT not in block:
+                continue
+            message_id = sole_message_id(block)
+            if message_id is None:
+                wanted = PublishHeaders.of(block)
+                if wanted is None:
+                    continue
+                message_id = wanted.message_id
+                if message_id is None or wanted.asks_for_more:
+                    return None
+            ids.append((place, message_id if len(message_id) <= LONG else kept_form(message_id)))
+        if self._seeks_repetitions and ids:
+            new = {message_id for _, message_id in ids}
+            if len(new) < len(ids) or not self._ids.keys().isdisjoint(new) or self._rules.may_know(new):
+                return None
+        return None if self._rules.refuse_ids(len(self._ids) + len(ids)) is not None else ids
+
+    def _note(self, kept: bytes, place: int) -> None:
+        """The record at `place` of the open batch has that id."""
+        self._last_id = place, kept
+        if self._seeks_repetitions:
+            self._ids[kept] = place
+
+    def _came_before(self, kept: bytes, reply: bytes | None, envelope: Message | None) -> bool:
+        """The original is in the open batch: both are answered together."""
+        place = self._ids.get(kept)
+        if place is None:
+            return False
+        self._repetitions.append((place, reply, envelope))
+        return True
+
+    def _make_room(self, size: int) -> None:
+        if self._builder.count and self._estimate + size > self._max_batch:
+            self._seal()
+
+    # ------------------------------------------------------------------ refusals
+    def _drop(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
+        self._on_refused(replies, error, count)
+
+    def _refuse_record(self, payload: bytes, header: bytes | None) -> TidelogError | None:
+        """What is wrong with a message itself."""
+        size = len(payload)
+        if header:
+            fault = block_fault(header)
+            if fault is not None:
+                return fault
+            if size + most_written(len(header)) > self._max_record:
+                size += max(len(header), written_size(header))
+        return self._too_large(size) if size > self._max_record else None
+
+    def _too_large(self, size: int) -> TidelogError:
+        return self._record_limit.too_large("a record", size)
+
+
+def _replies_of(run: UniformRun) -> list[bytes | None]:
+    if run.reply is None:
+        return [None] * run.count
+    return each_reply(reply_column(run.block, run.count, *run.reply, run.stride))
+
+
+_POLICIES = {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}
+
+
+def _policy(message: Message) -> Acks:
+    return _POLICIES[message.ackPolicy]
+
+
+def envelope_waits(message: Message) -> bool:
+    """For an answer."""
+    return bool(message.ackInbox) and _policy(message) is not Acks.NONE
+
+
+def envelope_waits_for_all(message: Message) -> bool:
+    return envelope_waits(message) and _policy(message) is Acks.ALL

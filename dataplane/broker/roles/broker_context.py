@@ -1,0 +1,299 @@
+"""The parts that a broker's whole data plane shares: its name, the connections, the clocks, the ports to the rest.
+
+Features keep their state themselves: `BrokerContext.the` makes the one object of a broker that their parts share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, fields
+from typing import Protocol, Self, TypeVar
+
+from dataplane.broker.disk.disk_watch import DiskWatch
+from dataplane.broker.disk.space_watch import SpaceWatch
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.encryption.keyring import Keyring
+from dataplane.log.storage.group_commit import Syncer
+from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.traffic import TrafficMeter
+from wire.batch import EncodedBatch
+from wire.errors import TidelogError
+from wire.messaging.reply_subjects import ReplySubjects
+from wire.messaging.transport import PeerTransport, Transport
+from wire.security.producer_keys import ProducerKeys
+from wire.security.tickets import Tickets
+from wire.subjects import Subjects
+from wire.types import (
+    BrokerId,
+    Buffer,
+    CutoverReport,
+    Incarnation,
+    IsrChange,
+    LeaderEpoch,
+    LeaderReport,
+    LossReport,
+    Offset,
+    PartitionKey,
+    PauseChange,
+    RetiredReport,
+    Withdrawal,
+)
+
+
+class LedPartition(Protocol):
+    """A partition that this broker leads, for coordinators in the same process (`tidelog.server.coordinator`).
+
+    A coordinator reads what is committed and appends, beside the leader and without a message. Its LeaderEpoch is the
+    leader's: what it appends is stored by no other leader, and after `on_end` nothing is.
+    """
+
+    @property
+    def key(self) -> PartitionKey: ...
+
+    @property
+    def subject(self) -> str:
+        """The subject of the partition."""
+        ...
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch: ...
+
+    @property
+    def log_start_offset(self) -> Offset: ...
+
+    @property
+    def log_end_offset(self) -> Offset: ...
+
+    @property
+    def high_watermark(self) -> Offset: ...
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Most bytes of a batch that `append` takes."""
+        ...
+
+    async def read_committed(self, offset: Offset) -> Sequence[Buffer]:
+        """Whole batches below the last stable offset, from the one with `offset` on, those of aborted transactions
+        without their records; none: there are no more at present. Raises TidelogError, LogDamaged, CorruptData."""
+        ...
+
+    def append(self, batch: EncodedBatch, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        """`done(None)`: it is committed. An error: as of an acks=all publish."""
+        ...
+
+    def on_end(self, handler: Callable[[], None]) -> None:
+        """To be called when this broker leads it no more in this LeaderEpoch."""
+        ...
+
+
+ANSWER_OVERHEAD = 1024
+"""Room in a message for the 16-byte header, NATS headers and an append preamble, or for the bytes that encryption adds
+to a batch that came with one."""
+
+
+class MetadataPort(Protocol):
+    """Requests of the data plane to the metadata plane. All of them are fire and forget: outcomes are read from later
+    views."""
+
+    def alter_isr(self, change: IsrChange) -> None: ...
+    def alter_paused(self, change: PauseChange) -> None: ...
+    def report_cutover(self, report: CutoverReport) -> None: ...
+    def report_retired(self, report: RetiredReport) -> None: ...
+    def report_leader(self, report: LeaderReport) -> None: ...
+    def withdraw(self, withdrawal: Withdrawal) -> None: ...
+    def report_loss(self, report: LossReport) -> None: ...
+    def lease_valid(self, now: float) -> bool:
+        """A controller has probed this broker within its lease."""
+        ...
+
+    def led_at(self, moment: float) -> bool:
+        """The leaderships that this broker believes to have were its own at that moment, or later."""
+        ...
+
+    def agreed_time_ns(self) -> int | None:
+        """The time by which this broker may forget, ns since 1970; None: it may not now (R72)."""
+        ...
+
+    def next_producer_id(self) -> int:
+        """No producer without transactions has been given this id or a higher one, as far as is applied here."""
+        ...
+
+    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+        """The partition was made by a decision that was lost when the cluster began anew."""
+        ...
+
+
+class OfBroker(Protocol):
+    """State of a feature of which a broker has one object."""
+
+    @classmethod
+    def of_broker(cls, context: BrokerContext) -> Self: ...
+
+
+_Kind = TypeVar("_Kind", bound=OfBroker)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts of dropped and refused messages, and of unusual steps. Each is logged as well, rate limited."""
+
+    records_in: int = 0
+    """Records of clients, as `batches_in` and `bytes_in`."""
+    batches_in: int = 0
+    bytes_in: int = 0
+    dropped_too_large: int = 0
+    dropped_corrupt_envelope: int = 0
+    dropped_corrupt_batch: int = 0
+    dropped_too_dense: int = 0
+    """Clients' batches that say too much in too few bytes, and plain publishes and envelopes with too many headers."""
+    dropped_bad_headers: int = 0
+    """Plain publishes and envelopes whose headers no reader could read."""
+    dropped_decode_queue: int = 0
+    """Clients' batches that found too many in front of the decoding thread."""
+    dropped_waiting_fetches: int = 0
+    """Consumers that found too many others waiting for records."""
+    dropped_hot_reads: int = 0
+    """Consumers that found too much sent to others in the same turn of the event loop."""
+    dropped_cold_reads: int = 0
+    """Consumers that found too many others waiting for the disk."""
+    dropped_refused: int = 0
+    """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
+    repeated_records: int = 0
+    """Not stored again, because a record with their message id is in the log."""
+    dropped_over_quota: int = 0
+    """Plain publishes above a quota of their stream, and records of `.append` requests that want no answer."""
+    appends_over_quota: int = 0
+    """`.append` requests above one that are told so; clients send them again."""
+    stale_partitioning_total: int = 0
+    """`.append` requests that name an older partitioning version, or a partition that takes no records."""
+    held_appends: int = 0
+    """`.append` requests that waited until their partitioning version was applied here."""
+    unproven_appends: int = 0
+    """`.append` requests under a producer id that is not proven to be the sender's own."""
+    publish_gaps: int = 0
+    """Losses of the connection on which clients publish: see `dataplane.broker.leading.publish_gaps`."""
+    bad_requests: int = 0
+    requests_of_other_clusters: int = 0
+    """Clients' requests that name another cluster in this namespace."""
+    bad_answers: int = 0
+    answers_too_large: int = 0
+    """Answers that were larger than a message of NATS: a follower's, a consumer's, or one that came here as an error.
+    """
+    truncations: int = 0
+    truncated_records: int = 0
+    skip_ahead_total: int = 0
+    isr_proposals: int = 0
+    leader_reports: int = 0
+    losses_reported: int = 0
+    """Leaders that were reported because they lack committed records which are here."""
+    withdrawals: int = 0
+    elections_won: int = 0
+    housekeeping_failures: int = 0
+    segments_ended_by_age: int = 0
+    retention_segments: int = 0
+    """Removed because they had outlived their stream's limits."""
+    retention_bytes: int = 0
+    damage_found: int = 0
+    """Logs that were found damaged, at a start or later."""
+    damage_repaired: int = 0
+    scrubbed_bytes: int = 0
+    scrub_passes: int = 0
+    """Logs that were read to the end, without damage."""
+    refused_no_space: int = 0
+    """Publishes (a batch counts as one) and replicated batches that were not written for want of room."""
+    times_full: int = 0
+    """The disk became too full for records: leaderships and ISR memberships were given up."""
+    times_disk_hung: int = 0
+    """A sync did not return for longer than `replica_max_lag_time`: the same."""
+    evicted_segments: int = 0
+    evicted_bytes: int = 0
+    compaction_passes: int = 0
+    compaction_overtaken: int = 0
+    compaction_segments: int = 0
+    """Replaced by smaller ones."""
+    compaction_records: int = 0
+    """Removed: there is a newer one of their key."""
+    compaction_bytes: int = 0
+    """Given back."""
+    compaction_left_whole: int = 0
+    """Batches that compaction could not rewrite without making them larger; counted in each pass that meets them."""
+
+    def add(self, name: str, amount: int) -> None:
+        setattr(self, name, getattr(self, name) + amount)
+
+    def as_dict(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerContext:
+    broker: BrokerId
+    incarnation: Incarnation
+    """0 until this life's registration is applied; nothing is led or followed before."""
+    ingest: Transport
+    """Carries the messages of clients and the answers to them."""
+    control: Transport
+    """Carries acknowledgements, so that a flood of publishes does not starve them."""
+    peers: PeerTransport
+    """Carries replication and notifications, over the connection of `control`."""
+    subjects: Subjects
+    replies: ReplySubjects
+    tickets: Tickets
+    """Tickets under the brokers' secret: transactional batches show one."""
+    producer_keys: ProducerKeys
+    """Proofs of batches with a producer id are checked with them."""
+    settings: ReplicaSettings
+    metadata: MetadataPort
+    syncer: Syncer
+    executor: Executor
+    """For blocking work on logs that roles wait for: opening, cutting, a leader's first sync."""
+    checkpoints: Syncer
+    """For the periodic checkpoints and syncs, so that nothing else waits for a log that hangs in one of them."""
+    decoders: Executor
+    """One thread, for clients' batches that take long to decode: see `dataplane.broker.leading.decoding`."""
+    readers: Executor
+    """For cold reads: however many there are, a change of role does not stand behind them."""
+    housekeeping: Executor
+    """One thread, for work that no role or request waits for: see `dataplane.broker.upkeep.housekeeping`."""
+    space: SpaceWatch
+    loop: asyncio.AbstractEventLoop
+    time_ns: Callable[[], int]
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    counters: Counters = field(default_factory=Counters)
+    traffic: TrafficMeter = field(default_factory=TrafficMeter)
+    """What clients send and are sent, without that of internal streams."""
+    cluster_id: str = ""
+    """Id of the cluster; empty until this life's registration is applied."""
+    on_led: Callable[[LedPartition], None] = lambda _: None
+    """A leader has begun to serve."""
+    keyring: Keyring = field(default_factory=Keyring)
+    """For streams with `encryption`."""
+    disk: DiskWatch = field(init=False)
+    now: Callable[[], float] = field(init=False)
+    """Monotonic seconds."""
+    _of_broker: dict[type[OfBroker], OfBroker] = field(default_factory=dict, init=False)
+
+    def the(self, kind: type[_Kind]) -> _Kind:
+        """The broker's one object of that kind. It is made when it is first asked for, so that each feature keeps its
+        own state and the context knows none of them."""
+        found = self._of_broker.get(kind)
+        if found is None:
+            found = self._of_broker[kind] = kind.of_broker(self)
+        assert isinstance(found, kind)
+        return found
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Largest batch that is taken in; a message of NATS has room for it and its headers."""
+        return min(self.ingest.max_payload, self.control.max_payload) - ANSWER_OVERHEAD
+
+    def not_permitted(self, subjects: Iterable[str]) -> list[str]:
+        """Those that NATS does not let this broker subscribe to."""
+        refused, also = self.ingest.violations.subscriptions, self.control.violations.subscriptions
+        return [subject for subject in subjects if subject in refused or subject in also]
+
+    def __post_init__(self) -> None:
+        self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
+        self.now = self.loop.time

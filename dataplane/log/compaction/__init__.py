@@ -1,0 +1,1 @@
+"""Compaction of a log by keys. This room stands above `partition_log`, which must not import it."""

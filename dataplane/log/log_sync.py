@@ -1,0 +1,169 @@
+"""Makes appended batches durable and records how far they are: sync, leader epochs, checkpoint.
+
+    sync, checkpoint_high_watermark     any thread, any time; they take the I/O lock
+    sync_small                          the loop thread; it takes the I/O lock when it is free
+    assign_epoch                        a worker, while no append runs; it takes the I/O lock
+    the others                          the holder of the I/O lock
+
+The order in which a sync writes is told in `dataplane.log.partition_log`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dataplane.log.storage.checkpoints import OffsetCheckpoint, write_epochs, write_offsets
+from wire.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from dataplane.log.log_state import LogState
+    from dataplane.replica.derived.epochs import EpochEntry
+    from wire.types import LeaderEpoch, Offset
+
+
+class LogSync:
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
+        """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
+
+        Blocking; no append may run meanwhile. Raises LogDamaged, NoSpace, InvariantViolation.
+        """
+        state = self._state
+        with state.io_lock:
+            state.check_writable()
+            if start_offset != state.log_end_offset:
+                raise InvariantViolation(
+                    f"leader epoch {epoch} cannot begin at {start_offset}: "
+                    f"{state.directory} ends at {state.log_end_offset}"
+                )
+            self.sync_locked()
+            state.epochs.assign(epoch, start_offset)
+            self._save_epochs(state.epochs.entries)
+
+    def sync(self) -> Offset:
+        """Makes all that is appended now durable, and the leader epochs. Returns the new `durable_end`.
+
+        Any thread, while appends go on. Raises LogDamaged, and for good: a failed fsync is never tried again; NoSpace
+        when there is no room for the leader epochs.
+        """
+        state = self._state
+        with state.io_lock:
+            if state.unsound is None:
+                state.check_writable()
+                self.sync_locked()
+                self._forget_cached()
+            return state.durable_end
+
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        """As `sync`, where one fdatasync of `most_bytes` or fewer is enough. Returns None, with nothing done, when it
+        is not, or when the I/O lock is taken. Loop thread; it waits for the disk. Raises LogDamaged."""
+        state = self._state
+        last = state.segments[-1]
+        if (
+            last.size - last.synced_size > most_bytes
+            or not last.name_synced
+            or not last.length_synced
+            or state.epochs.entries is not state.saved_epochs
+            or (len(state.segments) > 1 and not state.segments[-2].is_finished)
+            or state.unsound is not None
+            or not state.io_lock.acquire(blocking=False)
+        ):
+            return None
+        try:
+            state.check_writable()
+            self.sync_locked()
+        finally:
+            state.io_lock.release()
+        return state.durable_end
+
+    def sync_locked(self) -> None:
+        state = self._state
+        # Read in this order: all records below `end` are in `segments`, and so are all before each of `epochs`.
+        end = state.log_end_offset
+        epochs = state.epochs.entries
+        segments = state.segments
+        unfinished = []
+        for segment in reversed(segments):
+            if segment.is_finished:
+                break
+            unfinished.append(segment)
+        unfinished.reverse()
+        try:
+            for segment in unfinished:
+                size = segment.size
+                if not segment.length_synced:
+                    segment.length_synced = True  # before the call: an append may cut another write meanwhile
+                    state.files.sync_all(segment.handle)
+                    segment.synced_size = size
+                elif segment.synced_size < size:
+                    state.files.sync_data(segment.handle)
+                    segment.synced_size = size
+            if any(not segment.name_synced for segment in unfinished):
+                state.files.sync_directory(state.directory)
+                for segment in unfinished:
+                    segment.name_synced = True
+        except OSError as error:
+            raise state.failed(f"syncing {state.directory} failed: {error}") from error
+        self._save_epochs(epochs)
+        state.durable_end = max(state.durable_end, end)
+        try:
+            for segment, following in itertools.pairwise(unfinished):
+                segment.finish(following.base_offset)
+        except OSError as error:
+            raise state.failed(f"finishing a segment of {state.directory} failed: {error}") from error
+
+    def _forget_cached(self) -> None:
+        """Drops synced bytes that no reader wants soon from the page cache."""
+        state = self._state
+        kept = state.cached_bytes
+        if kept is None:
+            return
+        for segment in reversed(state.segments):
+            if segment.is_finished or not segment.has_handle:
+                break
+            with suppress(OSError):  # it is a hint
+                segment.forget_cached(segment.size - kept)
+            kept = max(0, kept - segment.size)
+
+    def _save_epochs(self, entries: tuple[EpochEntry, ...]) -> None:
+        state = self._state
+        if entries is state.saved_epochs:
+            return
+        if entries != state.saved_epochs:
+            try:
+                write_epochs(state.files, state.directory, entries)
+            except OSError as error:
+                raise state.not_replaced(f"writing the leader epochs of {state.directory} failed", error) from error
+        state.saved_epochs = entries
+
+    def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
+        """Records the high watermark, and how far the log is durable: where the next recovery begins.
+
+        Blocking, any thread. Does nothing in a damaged log, whose checkpoint is the evidence of the damage. Raises
+        LogDamaged, NoSpace.
+        """
+        state = self._state
+        with state.io_lock:
+            if state.unsound is None:
+                state.check_writable()
+                state.high_watermark = min(high_watermark, state.log_end_offset)
+                self.write_checkpoint(state.high_watermark, state.durable_end)
+
+    def write_checkpoint(self, high_watermark: Offset, recovery_point: Offset) -> None:
+        self.replace_checkpoint(OffsetCheckpoint(high_watermark, recovery_point, self._state.log_start_offset))
+
+    def replace_checkpoint(self, checkpoint: OffsetCheckpoint) -> None:
+        state = self._state
+        if checkpoint != state.checkpoint:
+            try:
+                for segment in state.segments:
+                    segment.save_index()
+                write_offsets(state.files, state.directory, checkpoint)
+            except OSError as error:
+                raise state.not_replaced(f"writing the checkpoint of {state.directory} failed", error) from error
+        state.checkpoint = checkpoint
+        state.vouch()

@@ -1,0 +1,113 @@
+"""Whether a follower believes that its leader lives.
+
+A 503 means that no subscriber listens: grounds to report the leader NOW, if it has answered in this epoch and our own
+connection is not fresh. Anybody who sees the inbox can send one, so such a report only has the controller look.
+Otherwise silence beyond `replica_max_leader_timeout` is. Reports are repeated while the grounds hold.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataplane.replica.replica_effects import ReportLeader
+from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.story import Story
+from wire.types import BrokerId, LeaderReport, PartitionView
+
+
+class Backoff:
+    """A waiting time that grows from one failure to the next. Seconds. `value` begins at `first`; `grow` doubles it, to
+    `least` at least and `most` at most."""
+
+    __slots__ = ("_first", "_least", "_most", "value")
+
+    def __init__(self, first: float, most: float, *, least: float = 0.0) -> None:
+        self.value = self._first = first
+        self._least = least
+        self._most = most
+
+    def grow(self) -> None:
+        self.value = min(max(2 * self.value, self._least), self._most)
+
+    def reset(self) -> None:
+        self.value = self._first
+
+
+class LeaderContact:
+    def __init__(self, settings: ReplicaSettings, story: Story, *, connected_since: float, now: float) -> None:
+        self.has_answered = False
+        """The leader has answered in this LeaderEpoch."""
+        self.no_responders = False
+        """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
+        for."""
+        self._settings = settings
+        self._story = story
+        self._connected_since = connected_since
+        self._last_good = now
+        self._suspected = False
+        self._no_responders_wait = Backoff(
+            settings.no_leader_retry, max(settings.no_leader_retry, settings.offset_retry)
+        )
+        """Until the next request after a 503. A leader that begins announces itself, and of a thousand partitions that
+        begin together most are asked many times."""
+        self._reported_at = -math.inf
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected_since < math.inf
+
+    def on_good_answer(self, now: float) -> None:
+        self._last_good = now
+        self._no_responders_wait.reset()
+        self.has_answered = True
+        self._suspected = False
+
+    def on_no_responders(self, now: float) -> float:
+        """Returns when to ask again."""
+        if self.has_answered and now - self._connected_since >= self._settings.liveness_grace:
+            self._suspected = True
+        self.no_responders = True
+        again_at = now + self._no_responders_wait.value
+        self._no_responders_wait.grow()
+        return again_at
+
+    def on_connection(self, connected_since: float, now: float) -> None:
+        """Our own connection came back (`inf`: it is down): silence before it proves nothing."""
+        self._connected_since = connected_since
+        if self.is_connected:
+            self._last_good = now
+            self._suspected = False
+
+    def on_late_tick(self, now: float) -> None:
+        """This process slept: the silence may be its own."""
+        self._last_good = now
+
+    def report(self, view: PartitionView, broker: BrokerId, now: float) -> list[ReportLeader]:
+        """The report that is due, if one is."""
+        if view.leader is None:
+            return []
+        settings = self._settings
+        silent = (
+            now - self._last_good >= settings.replica_max_leader_timeout and self._connected_since <= self._last_good
+        )
+        if silent:
+            self._suspected = True
+        if not self._suspected or now - self._reported_at < settings.report_interval:
+            return []
+        self._reported_at = now
+        self._story.tell(f"it reports {view.leader}, its leader, as dead or silent", now)
+        report = LeaderReport(
+            key=view.key,
+            replica=broker,
+            leader=view.leader,
+            epoch=view.epoch,
+            leader_epoch=view.leader_epoch,
+            refused=not silent,
+        )
+        return [ReportLeader(report)]
+
+    def next_deadline(self, ticked_at: float) -> float:
+        """When a report may be due."""
+        settings = self._settings
+        suspicion = 0.0 if self._suspected else self._last_good + settings.replica_max_leader_timeout
+        return max(suspicion, max(self._reported_at, ticked_at) + settings.report_interval)

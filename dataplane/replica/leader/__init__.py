@@ -1,0 +1,1 @@
+"""The leader of one partition during one LeaderEpoch. Pure. Nothing in this room imports follower."""

@@ -1,0 +1,237 @@
+"""How a leader keeps the ISR: members that lag or whose disks fail are dropped, followers that have caught up join.
+
+Invariants
+* A follower is proposed for the ISR only when it has fetched in this epoch, holds everything to the HW, everything to
+  the secondary watermark in that one's way, and everything to this epoch's start, synced (on an `accepted` stream too:
+  something may have been acknowledged as synced by all); and only while no other proposal is out. When one is settled
+  the followers that fetched meanwhile are looked at again. A member that leaves the ISR has to fetch anew before it can
+  return: it may have left because its disk failed.
+* Members that have come back in a new life (`PartitionView.returned`) are confirmed when they have fetched in it, and
+  hold everything to this epoch's start and to the HW: the ISR as it is is proposed, once for all of them (R71). While
+  others are awaited after the loss of a leader, nobody knows how far their logs reach.
+* The leader never proposes to drop itself, and judges no lag by a time in which it was itself cut off or asleep.
+
+Full disks. A follower without room says so with each fetch. It holds all that it reported, so nothing is wrong with it,
+but nothing may wait for it: it is dropped as long as min ISR members remain, and proposed again when it fetches with
+room. Where they do not remain, or the leader itself has no room, the ISR stays and publishes are refused with NO_SPACE
+before anything is appended.
+
+Disks that hang. A follower whose disk hangs says so with each fetch. It holds what it reported, but a commit that waits
+for its sync waits for as long as the disk hangs: it is dropped as long as min ISR members remain, and not proposed
+again before its disk answers. Where they would not remain nothing changes: it fetches as before, and lags as any other.
+A leader whose own disk hangs drops no follower for that: it is to hand its leadership over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final, assert_never
+
+from dataplane.replica.leader.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
+from dataplane.replica.leader.leadership import FollowerProgress, Leadership
+from dataplane.replica.replica_effects import LeaderEffect, ProposeIsr
+from wire.errors import InvariantViolation
+from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, PartitionView
+
+_NONE: Final[frozenset[BrokerId]] = frozenset()
+
+
+class IsrKeeper:
+    def __init__(self, state: Leadership) -> None:
+        self._state = state
+        self._confirm_not_before = -math.inf
+
+    # ------------------------------------------------------------------ settling
+    def on_view(self, view: PartitionView, now: float) -> None:
+        """A view with a higher partition epoch settles the ISR: the proposal has taken effect, or never will."""
+        state = self._state
+        members = frozenset(view.isr)
+        for member in members - state.isr.members:
+            if member in state.followers:
+                state.followers[member].caught_up_at = max(state.followers[member].caught_up_at, now)
+        for member in members ^ state.isr.members:
+            if member in state.followers:
+                state.followers[member].outside_fetch_at = -math.inf
+        proposed = state.isr
+        if proposed.maximal != members or proposed.members != members:
+            state.story.tell(f"ISR {','.join(sorted(members))}, partition epoch {view.epoch}", now)
+        state.isr = CommittedIsr(members)
+        if isinstance(proposed, PendingExpandIsr) and proposed.added not in members:
+            refused = state.followers.get(proposed.added)
+            if refused is not None:
+                refused.expand_not_before = now + state.settings.alter_isr_retry
+
+    def tick(self, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        isr = state.isr
+        match isr:
+            case CommittedIsr():
+                lagging = self._lagging(isr, now)
+                if lagging and state.is_connected:
+                    self._propose_shrink(lagging, f"lagging: {', '.join(sorted(lagging))}", now, out)
+                else:
+                    self.expand_by_any(now, out)
+            case PendingExpandIsr(sent_at=sent_at) | PendingShrinkIsr(sent_at=sent_at):
+                if now - sent_at >= state.settings.alter_isr_retry:
+                    state.isr = (
+                        PendingExpandIsr(isr.members, isr.added, isr.change, now)
+                        if isinstance(isr, PendingExpandIsr)
+                        else PendingShrinkIsr(isr.members, isr.change, now)
+                    )
+                    self._propose(isr.change, now, out)
+            case _:
+                assert_never(isr)
+
+    def next_deadline(self, ticked_at: float) -> float:
+        """When a proposal is due again, or a follower that was refused may be proposed; inf: neither."""
+        state = self._state
+        isr = state.isr
+        due = math.inf if isinstance(isr, CommittedIsr) else isr.sent_at + state.settings.alter_isr_retry
+        for replica, follower in state.followers.items():
+            if follower.expand_not_before > ticked_at and self._may_join(replica, follower, ticked_at):
+                due = min(due, follower.expand_not_before)
+        return due
+
+    # ------------------------------------------------------------------ shrinking
+    def _lagging(self, isr: CommittedIsr, now: float) -> list[BrokerId]:
+        state = self._state
+        limit = state.settings.replica_max_lag_time
+        return [
+            m
+            for m in isr.members
+            if m != state.broker and (m not in state.followers or now - state.followers[m].caught_up_at > limit)
+        ]
+
+    def drop_for_their_disks(self, now: float, out: list[LeaderEffect]) -> None:
+        """Members for which nothing may wait leave, if min ISR members remain."""
+        state = self._state
+        for follower in state.followers.values():  # asked for at every fetch: most often no disk fails
+            if follower.no_space or follower.disk_hangs:
+                break
+        else:
+            return
+        if isinstance(state.isr, CommittedIsr) and state.is_connected:
+            self._drop_without_room(now, out)
+        if isinstance(state.isr, CommittedIsr) and state.is_connected and not state.disk_hangs:
+            self._drop_hanging(now, out)
+
+    def _drop_hanging(self, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        hanging = [replica for replica, follower in state.followers.items() if follower.disk_hangs]
+        leaving = state.isr.members.intersection(hanging) if hanging else _NONE
+        if leaving and self._can_do_without(leaving):
+            self._propose_shrink(leaving, f"disk hangs: {', '.join(sorted(leaving))}", now, out)
+
+    def _drop_without_room(self, now: float, out: list[LeaderEffect]) -> None:
+        """All of them while this replica can go on writing, else the members that lack records of this log."""
+        full = self._members_without_room()
+        if not full:
+            return
+        state = self._state
+        behind = frozenset(m for m in full if state.followers[m].log_end_offset < state.log_end_offset)
+        for leaving in (behind,) if state.no_space else (full, behind):
+            if leaving and self._can_do_without(leaving):
+                self._propose_shrink(leaving, f"without room: {', '.join(sorted(leaving))}", now, out)
+                return
+
+    def _can_do_without(self, leaving: frozenset[BrokerId]) -> bool:
+        return len(self._state.isr.members - leaving) >= self._state.view.config.min_isr
+
+    def _members_without_room(self) -> frozenset[BrokerId]:
+        state = self._state
+        full = [replica for replica, follower in state.followers.items() if follower.no_space]
+        return state.isr.members.intersection(full) if full else _NONE
+
+    def commits_wait_for_room_of(self) -> list[BrokerId]:
+        """The replicas without room that a commit would wait for: this one, and members that cannot be dropped."""
+        if self._state.no_space:
+            return [self._state.broker]
+        full = self._members_without_room()
+        return sorted(full) if full and not self._can_do_without(full) else []
+
+    def _propose_shrink(self, leaving: Collection[BrokerId], reason: str, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        change = self._change(state.isr.members - set(leaving), reason)
+        state.isr = PendingShrinkIsr(state.isr.members, change, now)
+        self._propose(change, now, out)
+
+    # ------------------------------------------------------------------ expanding
+    def expand_by_any(self, now: float, out: list[LeaderEffect]) -> None:
+        for replica, follower in self._state.followers.items():
+            self.maybe_expand(replica, follower, now, out)
+        self.confirm_returned(now, out)
+
+    def confirm_returned(self, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        if not state.view.returned or now < self._confirm_not_before or not isinstance(state.isr, CommittedIsr):
+            return
+        back = [m for m in state.view.returned if m.broker in state.isr.members and m.broker != state.broker]
+        if not back or not all(map(self._is_back_in_sync, back)):
+            return
+        self._confirm_not_before = now + state.settings.alter_isr_retry
+        names = tuple(member.broker for member in back)
+        change = self._change(state.isr.members, f"{', '.join(names)} came back in sync")
+        self._propose(replace(change, caught_up=names), now, out)
+
+    def _is_back_in_sync(self, member: IsrMember) -> bool:
+        state = self._state
+        follower = state.followers.get(member.broker)
+        return (
+            follower is not None
+            and follower.incarnation >= member.incarnation
+            and state.acknowledged(member.broker) >= max(state.epoch_start, state.high_watermark)
+        )
+
+    def maybe_expand(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
+        state = self._state
+        if now < follower.expand_not_before or not self._may_join(replica, follower, now):
+            return
+        if state.acknowledged(replica) < state.high_watermark:
+            return
+        if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:
+            return
+        if follower.durable_end < state.epoch_start:
+            return  # all that predecessors committed, or acknowledged as synced by all, lies below the epoch's start
+        change = self._change(state.isr.members | {replica}, f"{replica} has caught up")
+        state.isr = PendingExpandIsr(state.isr.members, replica, change, now)
+        self._propose(change, now, out)
+
+    def _may_join(self, replica: BrokerId, follower: FollowerProgress, now: float) -> bool:
+        state = self._state
+        settings = state.settings
+        return (
+            isinstance(state.isr, CommittedIsr)
+            and replica not in state.isr.members
+            and not follower.no_space
+            and not follower.disk_hangs
+            and now - follower.outside_fetch_at <= settings.replica_max_idle_wait + settings.replica_fetch_timeout
+            and now - follower.caught_up_at <= settings.replica_max_lag_time
+        )
+
+    # ------------------------------------------------------------------ proposals
+    def _propose(self, change: IsrChange, now: float, out: list[LeaderEffect]) -> None:
+        names = ",".join(member.broker for member in change.new_isr)
+        self._state.story.tell(f"proposes ISR {names} at partition epoch {change.expected_epoch}: {change.reason}", now)
+        out.append(ProposeIsr(change))
+
+    def _change(self, members: frozenset[BrokerId], reason: str) -> IsrChange:
+        state = self._state
+        if state.broker not in members:
+            raise InvariantViolation(f"{state.view.key}: leader {state.broker} would leave its own ISR")
+        return IsrChange(
+            key=state.view.key,
+            leader=state.broker,
+            leader_epoch=state.leader_epoch,
+            expected_epoch=state.view.epoch,
+            new_isr=tuple(IsrMember(m, self._incarnation_of(m)) for m in sorted(members)),
+            reason=reason,
+        )
+
+    def _incarnation_of(self, member: BrokerId) -> Incarnation:
+        """The incarnation in which it fetched; 0 for a committed member that has not fetched in this epoch yet."""
+        if member == self._state.broker:
+            return self._state.incarnation
+        follower = self._state.followers.get(member)
+        return follower.incarnation if follower is not None else Incarnation(0)
