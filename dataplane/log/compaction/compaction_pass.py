@@ -7,8 +7,8 @@
 
 One pass: the keys of the dirty part go into a map of bounded size (hash of the key -> newest offset); where it is full
 the part ends, and another pass goes on from there. Then each segment from the oldest up to that point loses the records
-that the map knows newer ones of, and is replaced (`CompactedSegments.replace_segment`). When all of them are, `clean_end`
-moves up, durably. A pass that is broken off has done no harm and begins anew.
+that the map knows newer ones of, and is replaced (`CompactedSegments.replace_segment`). When all of them are,
+`clean_end` moves up, durably. A pass that is broken off has done no harm and begins anew.
 
 Records without a key are no key's records: they stay. No publish may be refused for one, since plain publishes have
 none.
