@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from spark_connector.batch_reader import TidelogBatchReader
-from spark_connector.columns import check_schema, spark_schema
-from spark_connector.options import SourceOptions
-from spark_connector.plain_errors import plain_errors
-from spark_connector.sink_options import SinkOptions
-from spark_connector.sink_rows import check_written_schema
-from spark_connector.stream_reader import RefusedStreamReader, TidelogStreamReader
+from spark_connector.reads.batch_reader import TidelogBatchReader
+from spark_connector.reads.read_options import SourceOptions
+from spark_connector.reads.stream_reader import RefusedStreamReader, TidelogStreamReader
+from spark_connector.shared.arrow_rows import check_schema, spark_schema
+from spark_connector.shared.plain_errors import plain_errors
+from spark_connector.writes.sink_options import SinkOptions
+from spark_connector.writes.sink_rows import check_written_schema
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-    from spark_connector.log_port import CommittedLog, OpenLog
+    from spark_connector.reads.log_port import CommittedLog, OpenLog
 
 
 def open_client_log(options: SourceOptions) -> CommittedLog:
     """Connects to the cluster that the options name."""
     # Spark makes a data source in many short-lived processes that never connect.
-    from spark_connector.client_log import ClientLog, Isolation
-    from spark_connector.cluster import Cluster
+    from spark_connector.reads.client_log import ClientLog, Isolation
+    from spark_connector.shared.connections import Cluster
 
     isolation = Isolation(options.read_uncommitted, options.read_from, options.rack, options.in_key_order)
     return ClientLog(Cluster.of(options), isolation)
@@ -58,14 +58,14 @@ class TidelogDataSource(DataSource):
         return TidelogStreamReader(options, schema, self.open_log)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_connector.sinks import TidelogBatchWriter
+        from spark_connector.writes.sinks import TidelogBatchWriter
 
         options = SinkOptions.parse(self.options).for_batch()
         _check_written(schema, options, overwrite)
         return TidelogBatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        from spark_connector.sinks import TidelogStreamWriter
+        from spark_connector.writes.sinks import TidelogStreamWriter
 
         options = SinkOptions.parse(self.options).for_stream()
         _check_written(schema, options, overwrite)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from spark_connector.options import SourceOptions
+from spark_connector.reads.read_options import SourceOptions
 from spark_connector.source import open_client_log
 
 if TYPE_CHECKING:

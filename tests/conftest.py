@@ -12,8 +12,8 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
-from tidelog.runtime.loopback import PORTS_VARIABLE, free_ports
-from tidelog.runtime.server import EmbeddedNatsServer
+from tidelog.nats.nats_server import EmbeddedNatsServer
+from tidelog.process.loopback import PORTS_VARIABLE, free_ports
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 """Tests start brokers after they have used gRPC, whose handler of forks may end them with signal 11."""

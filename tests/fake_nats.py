@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.runtime.header_block import encode_headers
+from tidelog.nats.header_block import encode_headers
 from wire.messaging.transport import (
     NO_RESPONDERS,
     AnswerHandler,

@@ -23,23 +23,23 @@ from dataplane.broker.replica import Replica
 from dataplane.broker.roles.role import RoleTimer
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.storage.manifest import Manifest
-from metadata.controller import ControllerCore
-from metadata.failover import Failover
-from metadata.model import NOTHING, Outcome
-from metadata.runtime import admin
+from metadata.cluster.model import NOTHING, Outcome
+from metadata.commands.cluster_state import ClusterState
+from metadata.controller.controller import ControllerCore
+from metadata.controller.failover import Failover
+from metadata.runtime import admin_answers
 from metadata.runtime.applied_state import AppliedState
 from metadata.runtime.views import ViewDelivery
-from metadata.state import ClusterState
 from tests.fake_nats import delivered
 from tests.loop_steps import Longest, Measure, steps_measured
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.unit.metadata.brokers import SUBJECTS, World, running
 from tests.views import KEY, A, B
-from tidelog.server.activity_stream import ActivityStream
+from tidelog.server.audit.activity_stream import ActivityStream
 from tidelog.server.liftbridge.gateway import Gateway
-from tidelog.server.liftbridge.metadata import MetadataCalls
-from tidelog.server.topology import TopologyPages
+from tidelog.server.liftbridge.metadata_calls import MetadataCalls
+from tidelog.server.routing.topology_pages import TopologyPages
 from wire.errors import Code, TidelogError
 from wire.internal_records import group_records, transaction_records
 from wire.internal_streams import GROUPS
@@ -154,29 +154,32 @@ TIMERS: Mapping[str, str] = {
     "dataplane/broker/disk/space_watch.py": ONE,
     "dataplane/broker/roles/role.py": ONE,
     "metadata/raft/node.py": ONE,
-    "metadata/runtime/admin.py": ONE,
+    "metadata/runtime/admin_answers.py": ONE,
     "metadata/runtime/controller_driver.py": OF_CONTROLLER,
     "metadata/runtime/moves.py": OF_CONTROLLER,
     "metadata/runtime/namespace.py": ONE,
-    "metadata/runtime/outbound.py": "requests of a broker to the controller: `tests/unit/metadata/test_outbound.py`",
+    "metadata/runtime/outbound.py": (
+        "requests of a broker to the controller: `tests/unit/metadata/runtime/test_outbound.py`"
+    ),
     "metadata/runtime/proposals.py": ONE,
     "metadata/runtime/registration.py": ONE,
-    "metadata/runtime/repartition_admin.py": ONE,
-    "metadata/runtime/service.py": ONE,
+    "metadata/runtime/metadata_service.py": ONE,
     "metadata/runtime/services.py": ONE,
-    "metadata/runtime/subscriptions.py": ONE,
-    "tidelog/runtime/nats_py.py": ONE,
-    "tidelog/runtime/pace.py": ONE,
-    "tidelog/runtime/subscriptions.py": ONE,
-    "tidelog/runtime/waiting.py": ONE,
-    "tidelog/server/activity_stream.py": ONE,
-    "tidelog/server/audit_stream.py": ONE,
-    "tidelog/server/coordinator.py": "a settlement: the rows of coordinators in `scripts/bench bounds`",
-    "tidelog/server/deliveries.py": ONE,
+    "metadata/runtime/controller_subscriptions.py": ONE,
+    "tidelog/nats/nats_py.py": ONE,
+    "tidelog/nats/pace.py": ONE,
+    "tidelog/nats/nats_subscriptions.py": ONE,
+    "tidelog/nats/nats_connection.py": ONE,
+    "tidelog/server/audit/activity_stream.py": ONE,
+    "tidelog/server/audit/audit_stream.py": ONE,
+    "tidelog/server/coordinators/driver/coordinator.py": (
+        "a settlement: the rows of coordinators in `scripts/bench bounds`"
+    ),
+    "tidelog/server/coordinators/driver/deliveries.py": ONE,
     "tidelog/server/liftbridge/gateway.py": ONE,
-    "tidelog/server/node.py": ONE,
-    "tidelog/server/peers/link.py": ONE,
-    "tidelog/server/pushes.py": "the routes of a stream: the topology of a large stream",
+    "tidelog/server/broker_process.py": ONE,
+    "tidelog/server/peers/peer_link.py": ONE,
+    "tidelog/server/routing/pushes.py": "the routes of a stream: the topology of a large stream",
 }
 """By module of a broker that waits for a time, what it looks at when that has come."""
 
@@ -197,7 +200,7 @@ LEFT_OUT = (
 )
 """Commands of the metadata group, and what follows from them, have rows of their own in `scripts/bench bounds`. The
 count of lines makes the loop so slow that a broker may be behind: its elections are counted in
-`tests/unit/metadata/test_failover_of_many.py`."""
+`tests/unit/metadata/controller/test_failover_of_many.py`."""
 TIMEOUT_S = 100.0
 TIMERS_S = 1.0
 """More than any interval of a controller that does something for all streams, partitions or brokers."""
@@ -206,7 +209,7 @@ TIMERS_S = 1.0
 async def longest_steps(measure: Measure, bounds: Bounds) -> dict[str, Longest]:
     """The longest step of the loop for each operation that the controller carries out, and for what else a broker is
     asked, by its name."""
-    with patch.object(admin, "STATUS_TIMEOUT_S", TIMEOUT_S):
+    with patch.object(admin_answers, "STATUS_TIMEOUT_S", TIMEOUT_S):
         async with running("a") as world:
             broker = world.brokers["a"]
             broker.transport.max_payload = world.client.max_payload = 64 << 20

@@ -7,10 +7,9 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tidelog.runtime.nats import NatsConnection
+from tidelog.nats.nats_connection import NatsConnection
 from tidelog.server.devcluster import DevCluster
-from tidelog.server.peers.link import PeerLink
-from tidelog.server.peers.refusals import Refusals
+from tidelog.server.peers.peer_link import PeerLink, Refusals
 from tidelog.server.secret_file import SecretFile
 from wire.messaging.transport import Transport
 from wire.security.cluster_secrets import ClusterSecrets, public_secrets

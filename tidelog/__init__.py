@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tidelog.shadowing import check_not_hidden, warn_if_hidden
+from tidelog.process.shadowing import check_not_hidden, warn_if_hidden
 
 if TYPE_CHECKING:
     from tidelog.client.base.exceptions import BadConfig as BadConfig

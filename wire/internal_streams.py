@@ -11,8 +11,8 @@ replicated, moved and repaired by the same code, and read by consumers. The diff
   plain publishes nor on `.append`; and it tells them its last committed batch, on `.last`;
 - its settings are those of its entry: of the cluster's defaults it takes `encryption` only.
 
-To add one: an entry here, and the code that writes it: `tidelog.server.internal_append`, or a coordinator
-(`tidelog.server.coordinator`), which writes beside the leader of the partition, in its process.
+To add one: an entry here, and the code that writes it: `tidelog.server.audit.internal_writer`, or a coordinator
+(`tidelog.server.coordinators.driver.coordinator`), which writes beside the leader of the partition, in its process.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from copy import copy
 from dataclasses import replace
 from typing import Final
 
-from metadata.cluster import Cluster
-from metadata.model import NOTHING, Changes, Outcome, Partition, Stream
-from metadata.snapshot import Contents
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import NOTHING, Changes, Outcome, Partition, Stream
+from metadata.cluster.state_snapshot import Contents
 from wire.errors import Code
 from wire.turns import Steps
 from wire.types import BrokerId, Generation, PartitionEpoch, PartitionKey, StreamName

@@ -1,4 +1,4 @@
-"""The metadata plane on an event loop: the drivers of the pure modules of `metadata`, composed by `service`.
+"""The metadata plane on an event loop: the drivers of the pure modules of `metadata`, composed by `metadata_service`.
 
     registration, views, outbound     the broker: it registers, receives its partitions, and asks the controller
     answers                           the broker: it answers the controller's probes and requests

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
-from metadata.cluster import Cluster
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import NOTHING, Changes, Outcome
+from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import PARTITION
-from metadata.model import NOTHING, Changes, Outcome
-from metadata.runtime.ports import StateObserver
-from metadata.state import ClusterState
+from metadata.runtime.metadata_ports import StateObserver
 from wire.turns import LOOKS, Steps, Turns
 
 

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from math import inf
 
-from metadata.effects import (
+from metadata.cluster.model import Outcome
+from metadata.controller.controller_effects import (
     AskForClusters,
     BecomeController,
     Effect,
@@ -19,16 +20,15 @@ from metadata.effects import (
     ResignController,
     SendProbe,
 )
-from metadata.master_keys import MASTER_KEYS_LABEL
-from metadata.model import Outcome
+from metadata.controller.master_key_reports import MASTER_KEYS_LABEL
 from metadata.raft.types import RaftError, RaftRole, RaftStatus
-from metadata.runtime.admin import Admin
-from metadata.runtime.context import MetadataContext
+from metadata.runtime.admin_answers import Admin
+from metadata.runtime.controller_subscriptions import ControllerSubscriptions
+from metadata.runtime.driver_context import MetadataContext
+from metadata.runtime.metadata_ports import RaftPort
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.namespace import MAX_CLAIM_BYTES, Namespace
-from metadata.runtime.ports import RaftPort
 from metadata.runtime.proposals import Proposals
-from metadata.runtime.subscriptions import ControllerSubscriptions
 from wire.errors import TidelogError
 from wire.messaging.transport import Message
 from wire.operations.adoption_report import ADOPTION_LABEL, decode_label

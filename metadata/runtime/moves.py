@@ -27,9 +27,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from metadata.model import Outcome
-from metadata.references import ref_of
-from metadata.runtime.context import MetadataContext
+from metadata.cluster.model import Outcome
+from metadata.cluster.references import ref_of
+from metadata.runtime.driver_context import MetadataContext
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import NO_RESPONDERS
 from wire.protobuf import metadata_pb2 as pb

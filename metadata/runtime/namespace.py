@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from metadata.effects import Effect
-from metadata.founding import Claim, Founding
-from metadata.runtime.context import MetadataContext
+from metadata.controller.bootstrap import Claim, Founding
+from metadata.controller.controller_effects import Effect
+from metadata.runtime.driver_context import MetadataContext
 from wire.echo import one_line
 from wire.operations.api_operations import OtherCluster
 from wire.protobuf import metadata_pb2 as pb

@@ -21,8 +21,8 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from metadata.references import ref_of
-from metadata.runtime.context import MetadataContext
+from metadata.cluster.references import ref_of
+from metadata.runtime.driver_context import MetadataContext
 from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     CutoverReport,

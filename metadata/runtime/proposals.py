@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.model import Outcome
+from metadata.cluster.model import Outcome
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftUnavailable
-from metadata.runtime.context import MetadataContext
-from metadata.runtime.ports import RaftPort
+from metadata.runtime.driver_context import MetadataContext
+from metadata.runtime.metadata_ports import RaftPort
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
 

@@ -18,10 +18,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metadata.cluster import PIECE
+from metadata.cluster.cluster_view import PIECE
+from metadata.cluster.references import log_ends_to_pb, logs_to_pb
 from metadata.raft.types import MAX_COMMAND_BYTES
-from metadata.references import log_ends_to_pb, logs_to_pb
-from metadata.runtime.context import MetadataContext
+from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.proposals import Proposals
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from metadata.runtime.context import MetadataContext
+from metadata.runtime.driver_context import MetadataContext
 from wire.turns import LOOKS
 from wire.types import Generation, PartitionGone, PartitionKey, PartitionView
 

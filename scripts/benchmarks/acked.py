@@ -12,10 +12,10 @@ import time
 
 import nats
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.publisher import Publisher, Task
-from scripts.benchmarks.running import Run, new_stream, settled, targets
-from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.publisher import Publisher, Task
+from scripts.benchmarks.rig.running import Run, new_stream, settled, targets
+from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog
 
 SIZE = 128
 WINDOW = 10_000

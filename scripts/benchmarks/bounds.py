@@ -21,23 +21,22 @@ from typing import Any, Final, cast
 from google.protobuf.message import Message as ProtoMessage
 
 from dataplane.replica.derived.producer_table import ProducerTable
-from metadata.references import log_ends_to_pb
-from metadata.rules import RULES
+from metadata.cluster.command_rules import RULES
+from metadata.cluster.references import log_ends_to_pb
+from metadata.commands.cluster_state import ClusterState
 from metadata.runtime.applied_state import AppliedState
 from metadata.runtime.views import ViewDelivery
-from metadata.state import ClusterState
 from tests.loads import Bounds, longest_steps
 from tests.loop_steps import CpuTime, Measure
-from tidelog.coordination.requests import Admin
-from tidelog.coordination.shard import Shard
-from tidelog.coordination.streams import StreamLife, StreamsView
-from tidelog.coordination.times import Times
-from tidelog.groups.group import MAX_OFFSETS, MAX_PARTITIONS, MAX_SUBSCRIPTIONS
-from tidelog.groups.shard import MAX_GROUPS, GroupShard
-from tidelog.server.activity_stream import ActivityStream
-from tidelog.server.coordinator import MAX_WAITING
-from tidelog.transactions.families import MAX_TOLD
-from tidelog.transactions.shard import MAX_IDS, TransactionShard
+from tidelog.server.audit.activity_stream import ActivityStream
+from tidelog.server.coordinators.driver.coordinator import MAX_WAITING
+from tidelog.server.coordinators.groups.consumer_group import MAX_OFFSETS, MAX_PARTITIONS, MAX_SUBSCRIPTIONS
+from tidelog.server.coordinators.groups.group_shard import MAX_GROUPS, GroupShard
+from tidelog.server.coordinators.known_streams import StreamLife, StreamsView
+from tidelog.server.coordinators.record_times import Times
+from tidelog.server.coordinators.shard import Admin, Shard
+from tidelog.server.coordinators.transactions.families import MAX_TOLD
+from tidelog.server.coordinators.transactions.transaction_shard import MAX_IDS, TransactionShard
 from wire.batch import BatchBuilder
 from wire.errors import TidelogError
 from wire.internal_records.group_records import MAX_COMMITTED
@@ -125,7 +124,7 @@ def _longest_turn(measure: Measure, steps: Steps[object]) -> float:
 
 
 class _Coordinator:
-    """Settles what a shard is asked, as `tidelog.server.coordinator` does."""
+    """Settles what a shard is asked, as `tidelog.server.coordinators.driver.coordinator` does."""
 
     def __init__(self, make: Callable[[], Shard], view: StreamsView, measure: Measure) -> None:
         self._measure = measure

@@ -10,10 +10,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from scripts.benchmarks.comparison import NOT_SYNCED, Figure
 from scripts.benchmarks.read import fill
-from scripts.benchmarks.running import Run, new_stream
-from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog
+from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
+from scripts.benchmarks.rig.running import Run, new_stream
+from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog
 
 VOLUME, QUICK_VOLUME = 1 << 30, 128 << 20
 """Bytes of records."""

@@ -17,9 +17,9 @@ from typing import Self
 
 import nats
 
-from scripts.benchmarks.comparison import NOT_SYNCED, Figure
-from scripts.benchmarks.running import POLL, Run, new_stream, tell
-from scripts.benchmarks.systems import JetStream, System, Tidelog
+from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
+from scripts.benchmarks.rig.running import POLL, Run, new_stream, tell
+from scripts.benchmarks.rig.systems import JetStream, System, Tidelog
 
 EVERY = 0.002
 """Seconds from one write to the next."""

@@ -6,10 +6,10 @@ without loss; Tidelog, `durable`, also at the full rate, where a batch has more 
 
 from __future__ import annotations
 
-from scripts.benchmarks.comparison import NOT_SYNCED, Figure
 from scripts.benchmarks.plain import Search
-from scripts.benchmarks.running import Burst, Run, burst
-from scripts.benchmarks.systems import Durability, System, Tidelog
+from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
+from scripts.benchmarks.rig.running import Burst, Run, burst
+from scripts.benchmarks.rig.systems import Durability, System, Tidelog
 
 COUNT = 1_000_000
 SECONDS = 5.0

@@ -26,8 +26,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.benchmarks.log_runs import Killed, append_grouped, append_one_by_one, forget_cached, open_again, read_all
-from scripts.benchmarks.report import Figure, Report
+from scripts.benchmarks.rig.log_runs import (
+    Killed,
+    append_grouped,
+    append_one_by_one,
+    forget_cached,
+    open_again,
+    read_all,
+)
+from scripts.benchmarks.rig.report import Figure, Report
 
 MIB = 1 << 20
 TARGET = 0.7

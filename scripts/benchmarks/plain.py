@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmarks.comparison import NOT_SYNCED, Figure
-from scripts.benchmarks.running import Burst, Run, burst
-from scripts.benchmarks.systems import Durability, System
-from scripts.demo_flights import load_flights
+from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
+from scripts.benchmarks.rig.running import Burst, Run, burst
+from scripts.benchmarks.rig.systems import Durability, System
+from scripts.demos.demo_flights import load_flights
 
 FIRST_RATE = 100_000.0
 """Records/s where the search for the highest rate without loss begins."""

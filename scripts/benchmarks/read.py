@@ -16,10 +16,10 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.publisher import Publisher, Task
-from scripts.benchmarks.running import Run, new_stream
-from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.publisher import Publisher, Task
+from scripts.benchmarks.rig.running import Run, new_stream
+from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog
 
 COUNT, JETSTREAM_COUNT = 1_000_000, 200_000
 """Records read. JetStream's rates do not depend on it, and a million would take it a minute."""

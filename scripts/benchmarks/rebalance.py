@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import tidelog
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.running import Run, new_stream, tell
-from scripts.benchmarks.systems import Durability, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.running import Run, new_stream, tell
+from scripts.benchmarks.rig.systems import Durability, Tidelog
 from tidelog.client.group.group_consumer import GroupConsumer
 
 MEMBERS, PARTITIONS = 100, 1_000

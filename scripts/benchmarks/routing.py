@@ -27,18 +27,18 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 import tidelog
-from metadata.model import Changes, Outcome
-from metadata.references import ref_of
-from metadata.rules import RULES
-from metadata.state import ClusterState
-from scripts.benchmarks.machine import about
-from scripts.benchmarks.report import Figure, Report
-from scripts.benchmarks.running import tell
-from tidelog.runtime.nats import NatsConnection
-from tidelog.runtime.server import EmbeddedNatsServer
+from metadata.cluster.command_rules import RULES
+from metadata.cluster.model import Changes, Outcome
+from metadata.cluster.references import ref_of
+from metadata.commands.cluster_state import ClusterState
+from scripts.benchmarks.rig.machine import about
+from scripts.benchmarks.rig.report import Figure, Report
+from scripts.benchmarks.rig.running import tell
+from tidelog.nats.nats_connection import NatsConnection
+from tidelog.nats.nats_server import EmbeddedNatsServer
+from tidelog.server.broker_process import raise_limit
 from tidelog.server.devcluster import DevCluster
-from tidelog.server.open_files import raise_limit
-from tidelog.server.pushes import Pushes
+from tidelog.server.routing.pushes import Pushes
 from wire.operations.api_operations import METADATA
 from wire.protobuf import metadata_pb2 as pb
 from wire.subjects import Subjects

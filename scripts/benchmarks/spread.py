@@ -16,10 +16,10 @@ import nats
 import nats.errors
 import nats.js.errors
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.publisher import Publisher, Task
-from scripts.benchmarks.running import Run, settled, targets, tell
-from scripts.benchmarks.systems import (
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.publisher import Publisher, Task
+from scripts.benchmarks.rig.running import Run, settled, targets, tell
+from scripts.benchmarks.rig.systems import (
     Durability,
     JetStream,
     System,

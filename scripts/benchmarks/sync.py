@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 
 import nats
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.running import Run, new_stream
-from scripts.benchmarks.systems import Durability, System, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.running import Run, new_stream
+from scripts.benchmarks.rig.systems import Durability, System, Tidelog
 
 COUNT = 3_000
 WARM_UP = 200

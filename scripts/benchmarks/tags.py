@@ -18,9 +18,9 @@ from pathlib import Path
 
 import nats
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.running import Run, burst, new_stream, tell
-from scripts.benchmarks.systems import Durability, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.running import Run, burst, new_stream, tell
+from scripts.benchmarks.rig.systems import Durability, Tidelog
 from scripts.benchmarks.untagged import WITH_TAGS, WITHOUT_TAGS
 
 TURNS = 6

@@ -16,10 +16,10 @@ import nats
 from nats.aio.msg import Msg
 from nats.js.api import DeliverPolicy
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.publisher import STAMP, Publisher, Task
-from scripts.benchmarks.running import POLL, Run, new_stream
-from scripts.benchmarks.systems import Durability, JetStream, System, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.publisher import STAMP, Publisher, Task
+from scripts.benchmarks.rig.running import POLL, Run, new_stream
+from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog
 
 RATES = {"1k": 1_000, "20k": 20_000}
 """Records/s."""

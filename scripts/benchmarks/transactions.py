@@ -11,9 +11,9 @@ from __future__ import annotations
 import statistics
 import time
 
-from scripts.benchmarks.comparison import Figure
-from scripts.benchmarks.running import Run, new_stream, tell
-from scripts.benchmarks.systems import Durability, Tidelog
+from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.running import Run, new_stream, tell
+from scripts.benchmarks.rig.systems import Durability, Tidelog
 
 SIZE = 128
 PARTITIONS = 3

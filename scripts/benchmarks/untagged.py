@@ -11,22 +11,22 @@ import sys
 from typing import Any
 
 from tidelog.cli import main
-from tidelog.server.peers import tags
+from tidelog.server.peers import peer_tags
 
 WITH_TAGS = signal.SIGUSR1
 WITHOUT_TAGS = signal.SIGUSR2
 
 
 def _serve() -> None:
-    tagged = {"trailer": tags.Signer.trailer, "fault": tags.Verifier.fault}
+    tagged = {"trailer": peer_tags.Signer.trailer, "fault": peer_tags.Verifier.fault}
 
     def with_tags(*_: object) -> None:
-        tags.Signer.trailer = tagged["trailer"]  # type: ignore[method-assign, assignment]
-        tags.Verifier.fault = tagged["fault"]  # type: ignore[method-assign, assignment]
+        peer_tags.Signer.trailer = tagged["trailer"]  # type: ignore[method-assign, assignment]
+        peer_tags.Verifier.fault = tagged["fault"]  # type: ignore[method-assign, assignment]
 
     def without_tags(*_: object) -> None:
-        tags.Signer.trailer = _no_trailer  # type: ignore[method-assign, assignment]
-        tags.Verifier.fault = _no_fault  # type: ignore[method-assign, assignment]
+        peer_tags.Signer.trailer = _no_trailer  # type: ignore[method-assign, assignment]
+        peer_tags.Verifier.fault = _no_fault  # type: ignore[method-assign, assignment]
 
     signal.signal(WITH_TAGS, with_tags)
     signal.signal(WITHOUT_TAGS, without_tags)
@@ -34,9 +34,9 @@ def _serve() -> None:
     main()
 
 
-def _no_trailer(signer: tags.Signer, *_: Any) -> bytes:
+def _no_trailer(signer: peer_tags.Signer, *_: Any) -> bytes:
     """It names the sender, whom receivers look up first."""
-    return signer._head + bytes(8 + tags.TAG_BYTES) + tags.VERSION
+    return signer._head + bytes(8 + peer_tags.TAG_BYTES) + peer_tags.VERSION
 
 
 def _no_fault(*_: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from testcontainers.compose import DockerCompose
 
-from tidelog.runtime.loopback import free_ports
+from tidelog.process.loopback import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = ("b1", "b2", "b3")

@@ -10,7 +10,7 @@ import pytest
 
 import tidelog
 from tests.docker.conftest import BROKERS, HEALTHY_WITHIN_S, ComposeCluster
-from tests.integration.waiting import until
+from tests.integration.rig.waiting import until
 
 # The first test waits for the broker image to be built, from nothing on a new machine.
 pytestmark = pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.dev_cluster import dev_cluster
+from tests.integration.rig.dev_cluster import dev_cluster
 from tidelog.server.devcluster import DevCluster
 
 

@@ -10,8 +10,8 @@ import argparse
 import os
 from pathlib import Path
 
-from tests.integration.broken_broker import RULES
-from tidelog.cli.server import server
+from tests.integration.rig.broken_broker import RULES
+from tidelog.cli.administration.server import server
 
 
 def boot_id_file(config: Path) -> Path:

@@ -16,12 +16,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-from tests.integration.hanging_broker import hanging_file
-from tests.integration.waiting import LIMIT
+from tests.integration.rig.hanging_broker import hanging_file
+from tests.integration.rig.waiting import LIMIT
 from tests.power_loss.broker import boot_id_file
 from tests.power_loss.disk import Losses
 from tests.simulation.disk import Survival
-from tidelog.runtime.orphans import ends_with_us
+from tidelog.nats.nats_server import ends_with_us
 from tidelog.server.devcluster import DevCluster
 
 POWER = "user.tidelog.power"
@@ -58,8 +58,8 @@ class PowerLossCluster:
         broken: str | None = None,
         settings: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """`broken`: a rule of `tests.integration.broken_broker` that the brokers do not keep. `settings`: sections of
-        their configuration."""
+        """`broken`: a rule of `tests.integration.rig.broken_broker` that the brokers do not keep. `settings`: sections
+        of their configuration."""
         arguments = ["--broken", broken] if broken else []
         self.brokers = DevCluster(
             folder,

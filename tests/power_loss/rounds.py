@@ -14,8 +14,8 @@ from functools import partial
 from random import Random
 
 import tidelog
-from tests.integration.waiting import until
-from tests.integration.workload import Findings, Ledger, acked_load, check
+from tests.integration.rig.waiting import until
+from tests.integration.rig.workload import Findings, Ledger, acked_load, check
 from tests.power_loss.cluster import PowerLossCluster
 from tests.power_loss.disk import Losses
 from tidelog.server.devcluster import DevCluster

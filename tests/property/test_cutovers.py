@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from metadata.model import Stream
+from metadata.cluster.model import Stream
 from tests.property.test_partition_machine import PartitionMachine, _is_network, picks
 from wire.layouts import NOT_TOLD
 from wire.types import CutoverReport

@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import tidelog.groups.assignor as assignor_module
-import tidelog.groups.group as group_module
-from tests.unit.tidelog.groups.groups_world import GROUP, World, view
-from tidelog.groups.shard import GroupShard
+import tidelog.server.coordinators.groups.assignor as assignor_module
+import tidelog.server.coordinators.groups.consumer_group as group_module
+from tests.unit.tidelog.server.coordinators.groups.groups_world import GROUP, World, view
+from tidelog.server.coordinators.groups.group_shard import GroupShard
 from wire.internal_records.group_records import StreamPartition, from_stream_partitions
 from wire.operations import api_operations as op
 from wire.protobuf.groups_pb2 import CommitResponse, HeartbeatRequest, HeartbeatResponse

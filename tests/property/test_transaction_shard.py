@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.unit.tidelog.groups.groups_world import view
-from tests.unit.tidelog.transactions.transactions_world import ID, Producer, World, init_request
-from tidelog.coordination.requests import Answer
-from tidelog.transactions.participants import GroupIn, Participant, PartitionIn
-from tidelog.transactions.shard import Request, TransactionShard
-from tidelog.transactions.transaction import Ending, Idle
+from tests.unit.tidelog.server.coordinators.groups.groups_world import view
+from tests.unit.tidelog.server.coordinators.transactions.transactions_world import ID, Producer, World, init_request
+from tidelog.server.coordinators.shard import Answer
+from tidelog.server.coordinators.transactions.participants import GroupIn, Participant, PartitionIn
+from tidelog.server.coordinators.transactions.transaction_metadata import Ending, Idle
+from tidelog.server.coordinators.transactions.transaction_shard import Request, TransactionShard
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import FamilyKey
 from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTION_DESCRIBE

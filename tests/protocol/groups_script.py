@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tests.datadriven import Command, ScriptError
-from tests.unit.tidelog.groups.groups_world import check_ticket, make_ticket
-from tidelog.coordination.requests import Admin, Answer
-from tidelog.coordination.streams import StreamLife, StreamsView
-from tidelog.coordination.times import Times
-from tidelog.groups.shard import BARRIER, GroupShard, Request
+from tests.unit.tidelog.server.coordinators.groups.groups_world import check_ticket, make_ticket
+from tidelog.server.coordinators.groups.group_shard import BARRIER, GroupShard, Request
+from tidelog.server.coordinators.known_streams import StreamLife, StreamsView
+from tidelog.server.coordinators.record_times import Times
+from tidelog.server.coordinators.shard import Admin, Answer
 from wire.errors import TidelogError
 from wire.internal_records.group_records import (
     GroupKey,

@@ -67,8 +67,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
-from metadata.controller import ControllerCore
-from metadata.effects import (
+from metadata.cluster.model import Outcome, Partition
+from metadata.controller.bootstrap import Claim
+from metadata.controller.controller import ControllerCore
+from metadata.controller.controller_effects import (
     AskForClusters,
     BecomeController,
     Effect,
@@ -80,11 +82,9 @@ from metadata.effects import (
     ResignController,
     SendProbe,
 )
-from metadata.founding import Claim
-from metadata.metadata_settings import MetadataSettings
-from metadata.model import Outcome, Partition
+from metadata.controller.metadata_settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
-from tests.unit.metadata.cluster import Cluster
+from tests.unit.metadata.cluster_bench import Cluster
 from wire.layouts import NOT_TOLD
 from wire.protobuf import metadata_pb2 as pb
 from wire.types import (

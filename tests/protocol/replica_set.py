@@ -49,7 +49,7 @@ from dataplane.replica.replica_effects import (
     SendSnapshotRequest,
 )
 from dataplane.replica.replica_settings import ReplicaSettings
-from metadata.references import ref_of
+from metadata.cluster.references import ref_of
 from tests.protocol.running_broker import (
     CLIENT,
     DATA,
@@ -71,7 +71,7 @@ from tests.protocol.running_broker import (
 from tests.simulation.disk import SimDisk
 from tests.simulation.world import World, inhabited
 from tests.tickets import add_proof_of
-from tests.unit.metadata.cluster import Cluster
+from tests.unit.metadata.cluster_bench import Cluster
 from wire.batch import iter_batches
 from wire.durability import Durability
 from wire.errors import TidelogError

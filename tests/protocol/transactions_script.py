@@ -29,12 +29,12 @@ from typing import Any
 
 from tests.datadriven import Command, ScriptError
 from tests.tickets import producer_keys
-from tests.unit.tidelog.groups.groups_world import make_ticket
-from tidelog.coordination.requests import Admin, Answer
-from tidelog.coordination.streams import StreamLife, StreamsView
-from tidelog.coordination.times import Times
-from tidelog.transactions.participants import GroupIn, Participant, Told
-from tidelog.transactions.shard import BARRIER, Request, TransactionShard
+from tests.unit.tidelog.server.coordinators.groups.groups_world import make_ticket
+from tidelog.server.coordinators.known_streams import StreamLife, StreamsView
+from tidelog.server.coordinators.record_times import Times
+from tidelog.server.coordinators.shard import Admin, Answer
+from tidelog.server.coordinators.transactions.participants import GroupIn, Participant, Told
+from tidelog.server.coordinators.transactions.transaction_shard import BARRIER, Request, TransactionShard
 from wire.errors import TidelogError
 from wire.internal_records.transaction_records import FamilyKey, ProducerIdsKey, TransactionKey, decode_key, producer_id
 from wire.operations.operation import Operation

@@ -17,16 +17,16 @@ from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.group_commit import QuickSyncable, Syncable
 from dataplane.log.storage.log_errors import DataDirError
 from dataplane.replica.replica_settings import ReplicaSettings
-from metadata.metadata_settings import MetadataSettings
+from metadata.controller.metadata_settings import MetadataSettings
 from metadata.raft.types import RaftStatus, StateMachine
-from metadata.runtime.service import MetadataService
+from metadata.runtime.metadata_service import MetadataService
 from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection
 from tests.simulation.raft import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
-from tidelog.server.peers.link import PeerLink
+from tidelog.server.peers.peer_link import PeerLink
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message
 from wire.security.cluster_secrets import public_secrets

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tests.bodies import with_the_same_crc
 from tests.simulation.messaging import SimConnection
 from tests.simulation.world import Process
-from tidelog.server.peers.tags import TRAILER_BYTES
+from tidelog.server.peers.peer_tags import TRAILER_BYTES
 from wire.batch import BatchBuilder, parse_header
 from wire.messaging.transport import NO_RESPONDERS, Message
 from wire.partition_messages.append import decode_append, encode_append

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from tidelog.server.peers.tags import TRAILER_BYTES
+from tidelog.server.peers.peer_tags import TRAILER_BYTES
 from wire.batch import iter_batches
 from wire.errors import CorruptData, TidelogError
 from wire.messaging.transport import NO_RESPONDERS, Message

@@ -22,7 +22,7 @@ from tests.fake_nats import patterns_of, undecoded
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.message_trace import MessageTrace
 from tests.simulation.world import Process, World
-from tidelog.runtime.header_block import encode_headers
+from tidelog.nats.header_block import encode_headers
 from wire.messaging.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large
 from wire.messaging.violation import Violations
 from wire.types import Buffer

@@ -58,23 +58,23 @@ from dataplane.replica.leader.leader import Cutover, Leader, Pausing
 from dataplane.replica.leader.leadership import Leadership
 from dataplane.replica.leader.quota import Quota
 from dataplane.replica.replica_refusals import told_without_epoch
-from metadata import election
-from metadata.commands import brokers, partitions, repartition, streams
+from metadata.cluster import election
+from metadata.cluster.model import Stream
+from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
+from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import Ledger
-from metadata.controller import ControllerCore
-from metadata.failover import Failover
-from metadata.founding import Founding
-from metadata.lease import Lease
-from metadata.liveness import Liveness
-from metadata.model import Stream
-from metadata.relief import Relief
-from metadata.repartitioning import Repartitioning
-from metadata.requests import AdminRequests
-from metadata.runtime.clock import BrokerClock
+from metadata.controller.admin_requests import AdminRequests
+from metadata.controller.bootstrap import Founding
+from metadata.controller.controller import ControllerCore
+from metadata.controller.failover import Failover
+from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.lease import Lease
+from metadata.controller.liveness import Liveness
+from metadata.controller.repartitions import Repartitioning
+from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
+from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registrar
-from metadata.runtime.service import MetadataService
-from metadata.state import ClusterState
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.consumer.stream_reading import StreamReading
 from tidelog.client.group import group_partitions
@@ -83,16 +83,16 @@ from tidelog.client.group.membership import Membership
 from tidelog.client.producer.accumulator import PartitionAccumulator
 from tidelog.client.producer.layout_routes import Routes
 from tidelog.client.producer.producer import Producer
-from tidelog.coordination.times import Times
-from tidelog.groups.group import Group
-from tidelog.groups.pending import PendingOffsets
-from tidelog.groups.shard import GroupShard
-from tidelog.server.coordinator import Coordinator
-from tidelog.server.peers import tags
-from tidelog.server.peers.tags import Verifier
-from tidelog.transactions.decisions import Decisions
-from tidelog.transactions.families import Families
-from tidelog.transactions.shard import TransactionShard, _place
+from tidelog.server.coordinators.driver.coordinator import Coordinator
+from tidelog.server.coordinators.groups.consumer_group import Group
+from tidelog.server.coordinators.groups.group_shard import GroupShard
+from tidelog.server.coordinators.groups.pending_offsets import PendingOffsets
+from tidelog.server.coordinators.record_times import Times
+from tidelog.server.coordinators.transactions.decisions import Decisions
+from tidelog.server.coordinators.transactions.families import Families
+from tidelog.server.coordinators.transactions.transaction_shard import TransactionShard, _place
+from tidelog.server.peers import peer_tags
+from tidelog.server.peers.peer_tags import Verifier
 from wire import subjects
 from wire.batch import CompactableBatch
 from wire.layouts import KeyOrder
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the broker lives in AlterIsr are not checked (KIP-903)",
-        (partitions._alter_one_isr, "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
+        (partition_commands._alter_one_isr, "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
         scenario="late expansion",
     ),
     _mutant(
@@ -174,9 +174,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "AlterIsr does not compare the PartitionEpoch",
-        (partitions._alter_one_isr, "if item.expected_epoch != partition.epoch:", "if False:"),
+        (partition_commands._alter_one_isr, "if item.expected_epoch != partition.epoch:", "if False:"),
         (
-            partitions._alter_one_isr,
+            partition_commands._alter_one_isr,
             "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
             "if False:",
         ),
@@ -206,7 +206,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "every restart counts as one that lost nothing",
         (DataDir.proof, "return self._proof", "return Proof(True, True)"),
         (
-            brokers._proves,
+            broker_commands._proves,
             'command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)',
             "True",
         ),
@@ -631,7 +631,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a broker takes messages that were sent to another subject",
-        (tags.covered, 'b" ", subject, b" "', 'b" "'),
+        (peer_tags.covered, 'b" ", subject, b" "', 'b" "'),
     ),
     _mutant(
         "a broker takes a message as often as it comes",
@@ -656,7 +656,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a deletion of fewer records takes an earlier one back",
         (
-            streams.delete_records,
+            stream_commands.delete_records,
             "max(ends.get(item.partition, before), Offset(item.end))",
             "Offset(item.end)",
         ),
@@ -854,13 +854,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a repartition is finished before all cutovers are known",
         (Repartitioning._next_step, "if watched.told_at == inf:", "if False:"),
-        (repartition.finish, " or not stream.layouts[-1].is_told", ""),
+        (repartition_commands.finish, " or not stream.layouts[-1].is_told", ""),
         in_repartitions=True,
     ),
     _mutant(
         "the adoption generation of a repartition is that of the last report",
         (
-            repartition._tell,
+            repartition_commands._tell,
             "layouts=(*stream",
             (
                 "repartition=stream.repartition and replace(stream.repartition,"
@@ -1030,7 +1030,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a report of an earlier leader deposes the present one",
-            (partitions._withdraw_one, "if partition.leader != broker:", "if False:"),
+            (partition_commands._withdraw_one, "if partition.leader != broker:", "if False:"),
         ),
         "metadata/followers_hold_what_their_leader_lacks",
     ),
@@ -1231,14 +1231,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an empty folder is taken in the place of another",
-            (brokers._refused_folder, "if not command.last_incarnation and not command.replace:", "if False:"),
+            (broker_commands._refused_folder, "if not command.last_incarnation and not command.replace:", "if False:"),
         ),
         "metadata/an_empty_folder_is_not_taken_for_the_one_of_a_broker",
     ),
     (
         _mutant(
             "a process with another folder takes the id of a living one",
-            (brokers._refused_folder, "if known.alive and", "if False and"),
+            (broker_commands._refused_folder, "if known.alive and", "if False and"),
         ),
         "metadata/an_id_has_one_living_process",
     ),
@@ -1259,7 +1259,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader's word on a pause is taken in another partition epoch",
-            (partitions._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
+            (partition_commands._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
         ),
         "metadata/partitions_are_paused",
     ),
@@ -1287,21 +1287,21 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a cutover is cancelled",
-            (repartition.why_not_cancelled, "marker.phase is not RepartitionPhase.PREPARED", "False"),
+            (repartition_commands.why_not_cancelled, "marker.phase is not RepartitionPhase.PREPARED", "False"),
         ),
         "metadata/a_repartition_is_cancelled",
     ),
     (
         _mutant(
             "a layout follows one that is not told",
-            (repartition.cut_over, "if not stream.layouts[-1].is_told:", "if False:"),
+            (repartition_commands.cut_over, "if not stream.layouts[-1].is_told:", "if False:"),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
     ),
     (
         _mutant(
             "a cutover is told by a leader of another LeaderEpoch",
-            (repartition._why_not_told, "item.leader_epoch != partition.leader_epoch", "False"),
+            (repartition_commands._why_not_told, "item.leader_epoch != partition.leader_epoch", "False"),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
@@ -1309,7 +1309,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover is told twice",
             (
-                repartition._why_not_told,
+                repartition_commands._why_not_told,
                 "stream.layouts[-1].start(item.partition.partition) != NOT_TOLD",
                 "item.partition.partition >= len(stream.layouts[-1].starts)",
             ),
@@ -1319,14 +1319,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an old report counts for a later cutover",
-            (repartition._why_not_told, "item.version != stream.partitioning_version", "False"),
+            (repartition_commands._why_not_told, "item.version != stream.partitioning_version", "False"),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
     (
         _mutant(
             "after an unclean election the old cutover stays",
-            (repartition.untell, "if _last_start(stream, key.partition) <= 0:", "if True:"),
+            (repartition_commands.untell, "if _last_start(stream, key.partition) <= 0:", "if True:"),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
     ),
@@ -1351,14 +1351,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a repartition is finished before all have told",
-            (repartition.finish, "or not stream.layouts[-1].is_told", ""),
+            (repartition_commands.finish, "or not stream.layouts[-1].is_told", ""),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
     (
         _mutant(
             "a retired partition goes that a repartition uses again",
-            (repartition._may_go, "and stream.repartition is None ", ""),
+            (repartition_commands._may_go, "and stream.repartition is None ", ""),
         ),
         "metadata/retired_partitions_without_records_go",
     ),
@@ -1492,7 +1492,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "records are deleted by the word of a leader of another LeaderEpoch",
-            (streams.delete_records, "item.leader_epoch != known.leader_epoch", "False"),
+            (stream_commands.delete_records, "item.leader_epoch != known.leader_epoch", "False"),
         ),
         "metadata/records_are_deleted",
     ),

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from metadata.model import Outcome
+from metadata.cluster.model import Outcome
+from metadata.commands.cluster_state import ClusterState
 from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
-from metadata.state import ClusterState
 from tests.simulation.world import Process, World
 from wire.turns import Turns
 
@@ -274,7 +274,7 @@ def _fail(future: asyncio.Future[Outcome], error: Exception) -> None:
 
 
 class RaftMember:
-    """A `metadata.runtime.ports.RaftPort`, of one life of one process."""
+    """A `metadata.runtime.metadata_ports.RaftPort`, of one life of one process."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
 if TYPE_CHECKING:
-    from metadata.model import Stream
+    from metadata.cluster.model import Stream
     from tests.simulation.clients import Workload
 
 MOST_PARTITIONS: Final = 8

@@ -22,7 +22,7 @@ from dataplane.log.derived import derived_state
 from dataplane.log.storage.data_dir import partition_directory
 from dataplane.replica.derived.producer_table import DEFAULT_LIMITS
 from dataplane.replica.replica_settings import ReplicaSettings
-from metadata.metadata_settings import MetadataSettings
+from metadata.controller.metadata_settings import MetadataSettings
 from tests.simulation.broker import DATA, SimBroker
 from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit

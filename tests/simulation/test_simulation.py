@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import simulate
-from scripts.simulate import shrink
+from scripts.faults import simulate
+from scripts.faults.simulate import shrink
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutation import Mutant

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from metadata import state
+from metadata.commands import cluster_state
 from metadata.commands.ledger import PARTITION
 from metadata.runtime import applied_state, views
 
@@ -17,7 +17,7 @@ LOOKS = 2 * PARTITION
 @contextmanager
 def short_turns() -> Iterator[None]:
     with (
-        patch.object(state, "LOOKS", LOOKS),
+        patch.object(cluster_state, "LOOKS", LOOKS),
         patch.object(applied_state, "LOOKS", LOOKS),
         patch.object(views, "LOOKS", LOOKS),
     ):

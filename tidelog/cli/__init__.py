@@ -1,8 +1,8 @@
 """The command line. The command `tidelog` runs `main`.
 
-One file per command group. A command's module is imported when the command runs or `tidelog --help` describes it; it
-imports what it needs when it runs, so that help and completion are quick and `publish` does not load a broker. The
-summary of a group in the help is made from its subcommands.
+One file per command group, in three rooms, and `terminal` with their common parts. A command's module is imported when
+the command runs or `tidelog --help` describes it; it imports what it needs when it runs, so that help and completion
+are quick and `publish` does not load a broker. The summary of a group in the help is made from its subcommands.
 
 Exit status: 0; 1 with one sentence on stderr when something was refused or failed; 2 when the command line itself is
 wrong; 130 after Ctrl-C. A reader of the output that goes away, such as `head`, is no failure: 0.
@@ -20,27 +20,27 @@ from typing import Any
 
 import click
 
-_COMMANDS = (
-    "up",
-    "server",
-    "stream",
-    "partition",
-    "publish",
-    "subscribe",
-    "offsets",
-    "group",
-    "transaction",
-    "cursor",
-    "log",
-    "broker",
-    "cluster",
-    "audit",
-    "activity",
-    "security",
-    "context",
-    "completion",
-)
-"""In the order of the help. Each is an attribute of the module `tidelog.cli` has of that name."""
+_ROOM_OF = {
+    "up": "administration",
+    "server": "administration",
+    "stream": "streams",
+    "partition": "streams",
+    "publish": "records",
+    "subscribe": "records",
+    "offsets": "streams",
+    "group": "streams",
+    "transaction": "streams",
+    "cursor": "streams",
+    "log": "administration",
+    "broker": "administration",
+    "cluster": "administration",
+    "audit": "administration",
+    "activity": "administration",
+    "security": "administration",
+    "context": "administration",
+    "completion": "administration",
+}
+"""In the order of the help. A command is an attribute of the module of its name in that room of `tidelog.cli`."""
 
 
 @contextmanager
@@ -64,12 +64,12 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_COMMANDS)
+        return list(_ROOM_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _ROOM_OF:
             return None
-        command = getattr(import_module(f"tidelog.cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(f"tidelog.cli.{_ROOM_OF[cmd_name]}.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -79,11 +79,11 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:  # click suggests among commands that are loaded
-            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=_COMMANDS, ctx=ctx) from None
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=list(_ROOM_OF), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in _COMMANDS])
+            formatter.write_dl([(name, _summary(self.get_command(ctx, name))) for name in _ROOM_OF])
 
 
 def _output_is_gone() -> bool:

@@ -613,12 +613,12 @@ async def connect(
     subscribe to its inboxes. Whether a Tidelog cluster is behind NATS shows with the first call.
     """
     # The one adapter between the client and NATS; imported when there is something to connect to.
-    from tidelog.runtime.allocator import learn_from_a_large_buffer
-    from tidelog.runtime.login_sources import LoginSources, shown_urls, urls
-    from tidelog.runtime.nats import NatsConnection
-    from tidelog.runtime.nats_errors import NatsNotListening, NatsRefused, NatsUnavailable
-    from tidelog.runtime.private_files import warn_of_open
-    from tidelog.runtime.threads import in_thread
+    from tidelog.nats.login_sources import LoginSources, shown_urls, urls
+    from tidelog.nats.nats_connection import NatsConnection
+    from tidelog.nats.nats_errors import NatsNotListening, NatsRefused, NatsUnavailable
+    from tidelog.process.allocator import learn_from_a_large_buffer
+    from tidelog.process.private_files import warn_of_open
+    from tidelog.process.threads import in_thread
 
     learn_from_a_large_buffer()
     given = {"user": user, "password": password, "token": token, "tls_hostname": tls_hostname}

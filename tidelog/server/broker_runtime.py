@@ -30,27 +30,24 @@ from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.group_commit import Syncer
 from dataplane.log.storage.log_errors import DataDirError, NoSpace
 from dataplane.replica.replica_settings import ReplicaSettings
-from metadata.cluster import Cluster
-from metadata.metadata_settings import MetadataSettings
-from metadata.model import Changes
-from metadata.runtime.ports import RaftFactory
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import Changes
+from metadata.controller.metadata_settings import MetadataSettings
+from metadata.runtime.metadata_ports import RaftFactory
+from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registration
-from metadata.runtime.service import MetadataService
-from tidelog.server.activity_stream import ActivityStream
-from tidelog.server.adoption import LabelsWithAdoption
-from tidelog.server.answering import AnsweringTransport
-from tidelog.server.api import Api
-from tidelog.server.audit import AuditTrail
-from tidelog.server.audit_stream import AuditStream
-from tidelog.server.coordinators import Coordinators
-from tidelog.server.group_requests import GroupRequests
-from tidelog.server.internal_append import InternalAppender
-from tidelog.server.peers.link import PeerLink
-from tidelog.server.peers.refusals import Refusals
-from tidelog.server.permissions import PermissionWatch
-from tidelog.server.pushes import Pushes
-from tidelog.server.routing import RoutingRequests
-from tidelog.server.transaction_requests import TransactionRequests
+from tidelog.server.api.handover import GroupRequests, TransactionRequests
+from tidelog.server.api.json_api import Api
+from tidelog.server.audit.activity_stream import ActivityStream
+from tidelog.server.audit.audit_stream import AuditStream
+from tidelog.server.audit.audit_trail import AuditTrail
+from tidelog.server.audit.internal_writer import InternalAppender
+from tidelog.server.broker_connection import AnsweringTransport, PermissionWatch
+from tidelog.server.coordinators.driver.led_coordinators import Coordinators
+from tidelog.server.peers.peer_link import PeerLink, Refusals
+from tidelog.server.routing.client_sessions import LabelsWithAdoption
+from tidelog.server.routing.pushes import Pushes
+from tidelog.server.routing.routing_service import RoutingRequests
 from wire.errors import Code, TidelogError
 from wire.internal_streams import ACTIVITY, AUDIT
 from wire.messaging.reply_subjects import ReplySubjects

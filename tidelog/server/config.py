@@ -25,14 +25,14 @@
     master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.keyring; SIGHUP
                                             # makes a running broker read it again
 
-    [login]                                 # who connects to NATS and how: tidelog.runtime.login_sources
+    [login]                                 # who connects to NATS and how: tidelog.nats.login_sources
     user = "broker"
     password_file = "nats-password"
     ca = "ca.pem"
 
     [replica]                               # any of dataplane.replica.replica_settings.ReplicaSettings
     replica_max_lag_time = 5.0
-    [metadata]                              # any of metadata.metadata_settings.MetadataSettings
+    [metadata]                              # any of metadata.controller.metadata_settings.MetadataSettings
     heartbeat_interval_s = 0.1
     [storage]                               # any of dataplane.broker.disk.storage_settings.StorageSettings
     housekeeping_interval = 5.0
@@ -59,11 +59,11 @@ from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.encryption.keyring import ENVIRONMENT_VARIABLE, MasterKeys, keys_from_file, keys_from_text
 from dataplane.log.storage.files import LINUX_BOOT_ID
 from dataplane.replica.replica_settings import ReplicaSettings
-from metadata.metadata_settings import MetadataSettings
+from metadata.controller.metadata_settings import MetadataSettings
 from metadata.raft import RaftCertificates
-from tidelog.runtime.login import NO_LOGIN, NatsLogin, split_url
-from tidelog.runtime.login_sources import Found, LoginSources, urls
-from tidelog.runtime.loopback import is_loopback
+from tidelog.nats.login import NO_LOGIN, NatsLogin, split_url
+from tidelog.nats.login_sources import Found, LoginSources, urls
+from tidelog.process.loopback import is_loopback
 from tidelog.server.liftbridge.port_settings import FILE_KEYS, SECRET_FILE_KEYS, LiftbridgeSettings, read_settings
 from tidelog.server.liftbridge.port_settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
@@ -131,7 +131,7 @@ class ServerConfig:
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
-    """Merge the three sources. `flags`: the settings by name, and `login` with those of tidelog.runtime.login_sources
+    """Merge the three sources. `flags`: the settings by name, and `login` with those of tidelog.nats.login_sources
     and `context`. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that
     are allowed."""
     values: dict[str, Any] = {}

@@ -29,10 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
-from tidelog.runtime.login_sources import PREFIX
-from tidelog.runtime.loopback import HOST, free_addresses
-from tidelog.runtime.orphans import ends_with_us
-from tidelog.runtime.server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
+from tidelog.nats.login_sources import PREFIX
+from tidelog.nats.nats_server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed, ends_with_us
+from tidelog.process.loopback import HOST, free_addresses
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 from wire.notation import MOST_PORT

@@ -15,7 +15,8 @@ The stream is compacted. A key is a kind and names, which cannot contain the zer
     o GROUP STREAM PARTITION INCARNATION   OffsetRecord, a committed offset
     p GROUP PRODUCER    PendingRecord, offsets in the transaction of a producer
     c CURSOR            CursorRecord
-    b                   nothing: that it was committed proves that its LeaderEpoch lasts (`tidelog.groups.shard`)
+    b                   nothing: that it was committed proves that its LeaderEpoch lasts
+                        (`tidelog.server.coordinators.groups.group_shard`)
 """
 
 from __future__ import annotations

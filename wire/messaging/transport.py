@@ -1,14 +1,14 @@
 """The messaging port: the part of NATS that metadata and the data plane need, and nothing more.
 
-The real one is `tidelog.runtime.nats.NatsConnection`; a simulator provides its own. Messages are delivered at most
-once, in order per publisher connection and subject. Handlers are plain functions called from the event loop as a
+The real one is `tidelog.nats.nats_connection.NatsConnection`; a simulator provides its own. Messages are delivered at
+most once, in order per publisher connection and subject. Handlers are plain functions called from the event loop as a
 message is read; they must not block and must not raise (an exception is logged and counted, the connection lives
 on).
 
 Brokers speak to each other over `PeerTransport`: NATS, and a proof that a broker of the cluster sent each message. The
-real one is `tidelog.server.peers.link.PeerLink`. Its handlers get messages that were verified, without the proof. The
-exception is a 503 ("no responders"): the NATS server sends it, and anybody who knows the inbox can send one too. It is
-a hint: whoever acts on it asks again, and believes a verified answer more.
+real one is `tidelog.server.peers.peer_link.PeerLink`. Its handlers get messages that were verified, without the proof.
+The exception is a 503 ("no responders"): the NATS server sends it, and anybody who knows the inbox can send one too. It
+is a hint: whoever acts on it asks again, and believes a verified answer more.
 """
 
 from __future__ import annotations

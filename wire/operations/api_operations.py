@@ -5,9 +5,9 @@ whether it writes, and which stream it is about. The rest is made from that: the
 call, which decode requests and answers by `wire.operations.json_codec`, and the table in docs/operations.md. Requests
 are dataclasses; answers are TypedDicts, because users of the client and of `--json` see their JSON.
 
-To add an operation: an entry here, a method of `metadata.runtime.admin` with `@handles`, a method of the client, a
-command, its test. A field that is added to an answer later is NotRequired: a broker of an earlier version leaves it
-out.
+To add an operation: an entry here, a method of `metadata.runtime.admin_answers` with `@handles`, a method of the
+client, a command, its test. A field that is added to an answer later is NotRequired: a broker of an earlier version
+leaves it out.
 """
 
 from __future__ import annotations

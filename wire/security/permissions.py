@@ -4,9 +4,9 @@ Declared here once. The matrix in docs/security.md, the configuration that `tide
 the tests that try each subject against a real nats-server are made from it.
 
 A client's role is what its user may do with the streams that it is given for: NATS enforces it on the subjects, and the
-API takes no request whose subject names another stream than its body (`tidelog.server.api`). Its answers come below an
-inbox prefix of its own. With `account` set, the user is in another account than the brokers, which export what it
-needs as services: NATS then answers through subjects of its own, `_R_.…`, in the brokers' account.
+API takes no request whose subject names another stream than its body (`tidelog.server.api.json_api`). Its answers come
+below an inbox prefix of its own. With `account` set, the user is in another account than the brokers, which export what
+it needs as services: NATS then answers through subjects of its own, `_R_.…`, in the brokers' account.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dataplane.broker.leading.leader_driver import LeaderDriver
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from metadata.model import Outcome, Partition
+    from metadata.cluster.model import Outcome, Partition
     from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.invariants.history import CommittedHistory, History

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from metadata.model import Outcome
+    from metadata.cluster.model import Outcome
     from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.raft import RaftGroup

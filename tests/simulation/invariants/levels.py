@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from metadata.model import Partition
+    from metadata.cluster.model import Partition
     from tests.simulation.broker import SimBroker
     from wire.types import BrokerId, PartitionKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidelog.server.peers.tags import TRAILER_BYTES
+from tidelog.server.peers.peer_tags import TRAILER_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from metadata.references import key_of
+from metadata.cluster.references import key_of
 from tests.simulation.invariants.base import Commit, Invariant, Scene
 from wire.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from metadata.model import Partition
+    from metadata.cluster.model import Partition
     from wire.types import LeaderEpoch, LeaderReport, PartitionEpoch, PartitionKey
 
 

@@ -16,7 +16,7 @@ from wire.types import LeaderEpoch
 if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from metadata.model import Partition
+    from metadata.cluster.model import Partition
     from tests.simulation.broker import SimBroker
     from wire.types import PartitionKey
 

@@ -14,7 +14,7 @@ from wire.types import NO_PRODUCER, StreamName
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from metadata.model import Stream
+    from metadata.cluster.model import Stream
     from tests.simulation.invariants.history import History
     from wire.types import PartitionKey
 

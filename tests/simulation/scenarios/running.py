@@ -22,7 +22,7 @@ from wire.protobuf import metadata_pb2 as pb
 from wire.types import PartitionKey, StreamName
 
 if TYPE_CHECKING:
-    from metadata.model import Partition, Stream
+    from metadata.cluster.model import Partition, Stream
     from tests.simulation.keyed import KeyedProducer
     from tests.simulation.members import SimMember
     from tests.simulation.run import Cluster

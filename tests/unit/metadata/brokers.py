@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, get_type_hints
 
-from metadata.metadata_settings import MetadataSettings
+from metadata.controller.metadata_settings import MetadataSettings
 from metadata.raft.types import (
     RaftError,
     RaftOutcomeUnknown,
@@ -19,13 +19,12 @@ from metadata.raft.types import (
     RaftUnavailable,
     StateMachine,
 )
+from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registration
-from metadata.runtime.service import MetadataService
 from tests.fake_nats import FakeTransport, Hub
-from tidelog.server.api import Api
-from tidelog.server.audit import AuditTrail
-from tidelog.server.group_requests import GroupRequests
-from tidelog.server.transaction_requests import TransactionRequests
+from tidelog.server.api.handover import GroupRequests, TransactionRequests
+from tidelog.server.api.json_api import Api
+from tidelog.server.audit.audit_trail import AuditTrail
 from wire.errors import TidelogError
 from wire.messaging.transport import NO_RESPONDERS
 from wire.operations.api_operations import OPERATIONS

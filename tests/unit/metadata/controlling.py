@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from metadata.controller import ControllerCore
-from metadata.effects import (
+from metadata.controller.controller import ControllerCore
+from metadata.controller.controller_effects import (
     AskForClusters,
     BecomeController,
     Effect,
@@ -20,8 +20,8 @@ from metadata.effects import (
     ResignController,
     SendProbe,
 )
-from metadata.metadata_settings import MetadataSettings
-from tests.unit.metadata.cluster import Cluster
+from metadata.controller.metadata_settings import MetadataSettings
+from tests.unit.metadata.cluster_bench import Cluster
 from wire.types import BrokerId, Generation, LeaderMove, LeaderReport
 
 SETTINGS = MetadataSettings()

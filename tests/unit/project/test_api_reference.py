@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.api_reference import MODULES, members, public
+from scripts.reference.api_reference import MODULES, members, public
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,7 +43,7 @@ class _Anchors(HTMLParser):
 @pytest.mark.slow
 def test_the_reference_is_built_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-m", "scripts.api_reference", str(tmp_path)],
+        [sys.executable, "-W", "error::UserWarning", "-m", "scripts.reference.api_reference", str(tmp_path)],
         capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.docs_tables import DOCS, TABLES, proto_messages, stale
+from scripts.reference.docs_tables import DOCS, TABLES, proto_messages, stale
 
 
 def test_no_table_is_stale() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.certificates import Authority
+from scripts.demos.certificates import Authority
 
 
 def handshake(acceptor: ssl.SSLContext, initiator: ssl.SSLContext, host: str) -> None:

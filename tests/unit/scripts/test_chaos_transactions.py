@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.transaction_journals import Place, TransactionFindings, judge_transactions
+from tests.integration.transactions.transaction_journals import Place, TransactionFindings, judge_transactions
 
 STORED = {(0, 0), (0, 1), (1, 0)}
 

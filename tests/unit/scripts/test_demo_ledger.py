@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scripts.demo_ledger import Ledger, ReadBack
+from scripts.demos.demo_ledger import Ledger, ReadBack
 
 KEYS = [b"UA", b"AA", b"UA", b"AA"]
 VALUES = [b"row 0", b"row 1", b"row 2", b"row 3"]

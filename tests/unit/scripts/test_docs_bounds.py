@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scripts.docs_bounds import BOUNDS
+from scripts.reference.docs_bounds import BOUNDS
 from wire.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,9 +9,9 @@ import pytest
 
 from dataplane.broker.leading.ingest import Ingest, Rules
 from dataplane.replica.leader.quota import Quota
-from scripts.fuzz_stored import Appendables
-from spark_connector.columns import ArrowRows, spark_schema
-from tidelog.cli.records_json import from_json, headers_to_json, to_json
+from scripts.faults.fuzz_stored import Appendables
+from spark_connector.shared.arrow_rows import ArrowRows, spark_schema
+from tidelog.cli.records.records_json import from_json, headers_to_json, to_json
 from tidelog.client.base.records import Batch, Record
 from wire.batch import Compression, EncodedBatch, RecordBatch, encode_headers, header_items
 from wire.batch.encoded import RecordLimit

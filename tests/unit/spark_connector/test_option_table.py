@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from spark_connector.options import KNOWN_OPTIONS
+from spark_connector.reads.read_options import KNOWN_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 _TABLE = re.compile(r"<!-- options: .*? -->\n(.*?)<!-- end of options -->", re.DOTALL)
 
-BATCH = "tests/integration/test_spark_source.py::TestBatch::"
-STREAM = "tests/integration/test_spark_source.py::TestStream::"
-CLUSTER = "tests/integration/test_spark_options.py::"
-READER = "tests/unit/spark_connector/test_stream_reader.py::"
-SOURCE = "tests/unit/spark_connector/test_source.py::"
+BATCH = "tests/integration/spark/test_spark_source.py::TestBatch::"
+STREAM = "tests/integration/spark/test_spark_source.py::TestStream::"
+CLUSTER = "tests/integration/spark/test_spark_options.py::"
+UNIT = "tests/unit/spark_connector/"
+READER = UNIT + "reads/test_stream_reader.py::"
+SOURCE = UNIT + "test_source.py::"
 
 TESTS = {
     "subscribe": BATCH + "test_offsets_split_and_several_streams",
@@ -40,17 +41,17 @@ TESTS = {
     "fetchMaxBytes": SOURCE + "test_the_bytes_of_an_answer",
     "readFrom": CLUSTER + "test_what_is_shipped_and_in_how_many_tasks",
     "rack": SOURCE + "test_which_records_of_which_replicas",
-    "gc.freeze": "tests/unit/spark_connector/test_freezing.py::test_a_worker_freezes_once_and_behind_its_first_task",
-    "retry.timeout": "tests/integration/test_spark_outage.py::test_brokers_and_nats_stand_still_in_mid_query",
+    "gc.freeze": UNIT + "reads/test_freezing.py::test_a_worker_freezes_once_and_behind_its_first_task",
+    "retry.timeout": "tests/integration/spark/test_spark_outage.py::test_brokers_and_nats_stand_still_in_mid_query",
     "maxOffsetsPerTrigger": STREAM + "test_a_limit_per_trigger",
     "minOffsetsPerTrigger": CLUSTER + "test_a_micro_batch_waits_for_the_least",
     "maxTriggerDelay": READER + "TestLimits::test_the_least_that_makes_a_micro_batch",
     "maxBytesPerTrigger": CLUSTER + "test_micro_batches_of_at_most_so_many_bytes",
     "groupId": CLUSTER + "test_a_query_of_a_pattern_that_commits_for_a_group",
-    "servers": "tests/integration/test_spark_cluster.py::test_a_batch_query_reads_committed_records",
+    "servers": "tests/integration/spark/test_spark_cluster.py::test_a_batch_query_reads_committed_records",
     "context": SOURCE + "test_where_and_as_whom_it_connects",
     "namespace": SOURCE + "test_where_and_as_whom_it_connects",
-    "inboxPrefix": "tests/integration/test_permissions.py::test_a_spark_job_reads_its_streams",
+    "inboxPrefix": "tests/integration/security/test_permissions.py::test_a_spark_job_reads_its_streams",
 }
 
 

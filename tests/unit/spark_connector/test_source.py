@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_connector.batch_reader import TidelogBatchReader
-from spark_connector.client_log import ClientLog, Isolation
-from spark_connector.columns import spark_schema
-from spark_connector.connections import Address
-from spark_connector.log_port import OffsetRange
-from spark_connector.options import SourceOptions
+from spark_connector.reads.batch_reader import TidelogBatchReader
+from spark_connector.reads.client_log import ClientLog, Isolation
+from spark_connector.reads.log_port import OffsetRange
+from spark_connector.reads.read_options import SourceOptions
+from spark_connector.shared.arrow_rows import spark_schema
+from spark_connector.shared.connections import Address
 from spark_connector.source import TidelogDataSource, open_client_log
-from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream
+from tests.unit.spark_connector.reads.fake_log import FakeLogs, FakeStream
 from wire.batch import RecordBatch
 from wire.errors import Code, TidelogError
 

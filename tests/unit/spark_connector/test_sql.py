@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_connector import sql
-from tests.unit.spark_connector.fake_log import FakeLogs, FakeStream
+from tests.unit.spark_connector.reads.fake_log import FakeLogs, FakeStream
 
 SERVERS = {"servers": "nats://127.0.0.1:1"}
 

@@ -214,7 +214,8 @@ def test_an_end_is_not_known_when_layouts_since_the_life_began_are_forgotten() -
 
 @given(st.data())
 def test_a_reader_of_less_than_a_life_is_never_taken_for_finished(data: st.DataObject) -> None:
-    """Partitions are left out, used again, removed, and made anew, as by `metadata/commands/repartition.py`."""
+    """Partitions are left out, used again, removed, and made anew, as by
+    `metadata/commands/repartition_commands.py`."""
     generation = 1
     count = data.draw(st.integers(1, 4))
     layouts = [Layout(version=1, partitions=count)]

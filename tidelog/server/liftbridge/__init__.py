@@ -1,6 +1,6 @@
 """Liftbridge's gRPC API on a port of the broker, for clients that were written for Liftbridge.
 
-    Liftbridge client ── gRPC ──> port.py ── calls.py ──> streams.py, metadata.py, publishing.py, subscribing.py
+    Liftbridge client ── gRPC ──> port.py ── calls.py ──> stream_calls.py, metadata_calls.py, publish_calls.py, …
                                                               └─ a client of Tidelog ── NATS ──> controller and leaders
 
 Every broker with the port answers every call: behind it is an ordinary client of the cluster, with a NATS connection
@@ -14,12 +14,12 @@ applied.
 | `port.py` | listens: TLS, limits, begin and end |
 | `calls.py` | the calls by name; requests decoded, refusals made into statuses of gRPC |
 | `gateway.py` | what the calls share: the client, the cluster state, the addresses of the brokers |
-| `streams.py`, `stream_settings.py` | CreateStream, DeleteStream, PauseStream, SetStreamReadonly |
-| `metadata.py` | FetchMetadata, FetchPartitionMetadata |
-| `publishing.py`, `producers.py` | Publish, PublishAsync, PublishToSubject |
-| `subscribing.py` | Subscribe |
-| `cursors.py` | SetCursor, FetchCursor |
-| `groups.py` | JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments, ReportConsumerGroupCoordinator |
+| `stream_calls.py` | CreateStream, DeleteStream, PauseStream, SetStreamReadonly, SetCursor, FetchCursor |
+| `metadata_calls.py` | FetchMetadata, FetchPartitionMetadata |
+| `publish_calls.py`, `gateway_producers.py` | Publish, PublishAsync, PublishToSubject |
+| `subscribe_calls.py` | Subscribe |
+| `consumer_calls.py` | JoinConsumerGroup, LeaveConsumerGroup, FetchConsumerGroupAssignments,
+ReportConsumerGroupCoordinator |
 
 Only this folder imports grpc, which the extra `liftbridge` installs, and only a broker with the port imports this
 folder beyond `port_settings.py`. docs/liftbridge.md tells users what differs from Liftbridge.

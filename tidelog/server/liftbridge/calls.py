@@ -13,14 +13,13 @@ from google.protobuf.message import Message as ProtobufMessage
 from grpc import StatusCode
 from grpc.aio import EOF, InternalError
 
-from tidelog.server.liftbridge.cursors import CursorCalls
+from tidelog.server.liftbridge.consumer_calls import GroupCalls
 from tidelog.server.liftbridge.gateway import Gateway
-from tidelog.server.liftbridge.groups import GroupCalls
-from tidelog.server.liftbridge.metadata import MetadataCalls
-from tidelog.server.liftbridge.publishing import PublishCalls
-from tidelog.server.liftbridge.refusals import Refused, refusal
-from tidelog.server.liftbridge.streams import StreamCalls
-from tidelog.server.liftbridge.subscribing import SubscribeCalls
+from tidelog.server.liftbridge.grpc_statuses import Refused, refusal
+from tidelog.server.liftbridge.metadata_calls import MetadataCalls
+from tidelog.server.liftbridge.publish_calls import PublishCalls
+from tidelog.server.liftbridge.stream_calls import CursorCalls, StreamCalls
+from tidelog.server.liftbridge.subscribe_calls import SubscribeCalls
 from wire.errors import TidelogError
 from wire.messaging.reply_subjects import ReplySubjects
 from wire.protobuf import liftbridge_pb2 as pb

@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from metadata.cluster import Cluster
-from metadata.model import Stream
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import Stream
 from tidelog.client.client import Client
 from tidelog.server.liftbridge.port_settings import ADDRESS_LABEL
 from wire.errors import Code, TidelogError

@@ -17,10 +17,10 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
-from metadata.cluster import Cluster
+from metadata.cluster.cluster_view import Cluster
 from tidelog.client.client import Client
-from tidelog.runtime.loopback import is_loopback
-from tidelog.runtime.nats import NatsConnection
+from tidelog.nats.nats_connection import NatsConnection
+from tidelog.process.loopback import is_loopback
 from tidelog.server.liftbridge.calls import SERVICE, Calls
 from tidelog.server.liftbridge.gateway import Gateway
 from tidelog.server.liftbridge.port_settings import LiftbridgeSettings

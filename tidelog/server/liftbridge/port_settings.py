@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidelog.runtime.loopback import HOST
+from tidelog.process.loopback import HOST
 from wire.echo import echo
 from wire.errors import Code, TidelogError
 from wire.notation import MOST_PORT, port_number

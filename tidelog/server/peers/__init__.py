@@ -1,1 +1,2 @@
-"""Messages between brokers are authenticated: see `tags` for the proof, `replay` for copies, `link` for the port."""
+"""Messages between brokers are authenticated: see `peer_tags` for the proof, `replay_window` for copies, `peer_link`
+for the port."""

@@ -32,7 +32,7 @@ from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.transport import well_formed
 from metadata.raft.types import REGULAR
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
-from tidelog.runtime.loopback import free_addresses
+from tidelog.process.loopback import free_addresses
 from wire.security.cluster_secrets import public_secrets
 from wire.turns import Turns
 

@@ -16,7 +16,7 @@ from metadata.raft.connection import CONNECTED, DISCONNECTED, FramedConnection, 
 from metadata.raft.poller import EpollPoller
 from metadata.raft.ports import StreamSocket
 from metadata.raft.tls import RaftTls
-from scripts.certificates import Authority
+from scripts.demos.certificates import Authority
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 
 SECRET = ClusterSecrets([ClusterSecret(b"0123456789abcdef")])

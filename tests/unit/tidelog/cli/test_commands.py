@@ -17,7 +17,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tidelog.cli import _COMMANDS, main, session, stream
+from tidelog.cli import _ROOM_OF, main
+from tidelog.cli.streams import stream
+from tidelog.cli.terminal import session
 from wire.stream_config import SETTINGS
 
 NOWHERE = "nats://127.0.0.1:1"
@@ -37,7 +39,7 @@ def every_command() -> Iterator[tuple[str, ...]]:
             for name, each in command.commands.items():
                 yield from below((*path, name), each)
 
-    for name in _COMMANDS:
+    for name in _ROOM_OF:
         yield from below((name,), main.get_command(click.Context(main), name))
 
 
@@ -213,7 +215,7 @@ def test_help_and_completion_know_every_setting(command: tuple[str, str]) -> Non
 
 
 def test_the_cluster_status_shows_the_names_of_partitions_in_trouble(capsys: pytest.CaptureFixture[str]) -> None:
-    from tidelog.cli.cluster import _show
+    from tidelog.cli.administration.cluster import _show
 
     found: Any = {
         "cluster_id": "c", "controller": None, "generation": 1, "config": {}, "brokers": [], "streams": 2,
@@ -231,7 +233,7 @@ def test_the_cluster_status_shows_the_names_of_partitions_in_trouble(capsys: pyt
 
 
 def test_the_cluster_status_counts_one_thing_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
-    from tidelog.cli.cluster import _show
+    from tidelog.cli.administration.cluster import _show
 
     found: Any = {
         "cluster_id": "c", "controller": None, "generation": 1, "config": {}, "brokers": [], "streams": 1,
@@ -242,7 +244,7 @@ def test_the_cluster_status_counts_one_thing_in_the_singular(capsys: pytest.Capt
 
 
 def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    from tidelog.cli.broker import _show
+    from tidelog.cli.administration.broker import _show
 
     def held(partition: int, standing: str, isr: str, min_isr: int) -> dict[str, Any]:
         return {
@@ -280,7 +282,7 @@ def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys:
 
 
 def test_a_table_in_a_pipe_breaks_no_name(capsys: pytest.CaptureFixture[str]) -> None:
-    from tidelog.cli.stream import _show_list
+    from tidelog.cli.streams.stream import _show_list
 
     name, subject = "n" * 64, ".".join(["s" * 40] * 3)
     streams: Any = [{"name": name, "subject": subject, "partitions": 1, "replication_factor": 3}]

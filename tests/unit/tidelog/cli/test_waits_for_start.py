@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tidelog.cli import main, session
+from tidelog.cli import main
+from tidelog.cli.terminal import session
 from tidelog.client import client
 from tidelog.client.base.exceptions import NoServer
-from tidelog.runtime.nats_errors import NatsNotListening, NatsRefused
+from tidelog.nats.nats_errors import NatsNotListening, NatsRefused
 from wire.errors import Code
 
 LINE = "waiting for the cluster at nats://n1:4222: nats-server, a controller, enough live brokers\n"

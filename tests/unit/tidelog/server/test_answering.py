@@ -8,7 +8,7 @@ import pytest
 
 from metadata.runtime.services import QUESTION
 from tests.fake_nats import FakeTransport, Hub
-from tidelog.server.answering import AnsweringTransport
+from tidelog.server.broker_connection import AnsweringTransport
 from wire.messaging.reply_subjects import ReplySubjects
 from wire.messaging.transport import Message
 from wire.subjects import Subjects

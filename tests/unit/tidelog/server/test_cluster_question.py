@@ -10,9 +10,9 @@ import pytest
 
 from tests.fake_nats import FakeTransport, Hub
 from tests.peers import peer_link
-from tidelog.server import node
-from tidelog.server.node import FoundCluster, _ask_for_cluster
-from tidelog.server.peers.link import PeerLink
+from tidelog.server import broker_process
+from tidelog.server.broker_process import FoundCluster, _ask_for_cluster
+from tidelog.server.peers.peer_link import PeerLink
 from wire.protobuf import metadata_pb2 as pb
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 from wire.subjects import Subjects
@@ -52,7 +52,7 @@ async def test_an_answer_comes_to_the_inbox_or_to_all(to_all: bool) -> None:
 
 async def test_an_old_claim_that_comes_again_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another cluster that had the same secret."""
-    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 0.1)
+    monkeypatch.setattr(broker_process, "CLUSTER_CHECK_TIMEOUT", 0.1)
     hub = Hub()
     living, stranger = link(hub), link(hub, [ClusterSecret(b"another secret, of nobody here")])
 
@@ -66,7 +66,7 @@ async def test_an_old_claim_that_comes_again_says_nothing(monkeypatch: pytest.Mo
 
 
 async def test_what_nobody_proves_counts_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 1.0)
+    monkeypatch.setattr(broker_process, "CLUSTER_CHECK_TIMEOUT", 1.0)
     hub = Hub()
     stranger = link(hub, [ClusterSecret(b"another secret, of nobody here")])
 
@@ -82,7 +82,7 @@ async def test_what_nobody_proves_counts_when_the_time_is_over(monkeypatch: pyte
 
 async def test_it_ends_without_nats(monkeypatch: pytest.MonkeyPatch) -> None:
     """To subscribe takes until the connection is back."""
-    monkeypatch.setattr(node, "CLUSTER_CHECK_TIMEOUT", 0.1)
+    monkeypatch.setattr(broker_process, "CLUSTER_CHECK_TIMEOUT", 0.1)
     transport = FakeTransport(Hub())
 
     async def never(*_: object) -> NoReturn:

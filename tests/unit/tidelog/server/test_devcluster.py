@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken
+from tidelog.nats.nats_server import EmbeddedNatsServer, NatsPortTaken
 from tidelog.server.devcluster import DevCluster
 from wire.errors import TidelogError
 

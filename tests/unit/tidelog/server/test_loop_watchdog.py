@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 import wire.turns
-from metadata.runtime import admin
+from metadata.runtime import admin_answers
 from scripts.benchmarks import bounds as at_bounds
 from tests.loads import LOADS, OF_COORDINATORS, TIMERS, AtCoordinator, Bounds, longest_steps
 from tests.loop_steps import Lines
 from tests.tickets import producer_keys
-from tidelog.groups.shard import GroupShard
-from tidelog.server.coordinated import groups_and_cursors, transactional_ids
-from tidelog.transactions.shard import TransactionShard
+from tidelog.server.coordinators.driver.coordinator_kinds import groups_and_cursors, transactional_ids
+from tidelog.server.coordinators.groups.group_shard import GroupShard
+from tidelog.server.coordinators.transactions.transaction_shard import TransactionShard
 from wire.operations.api_operations import OPERATIONS
 
 LINES = 200_000
@@ -55,7 +55,7 @@ def test_each_module_with_a_timer_says_what_it_looks_at() -> None:
 
 def _small(monkeypatch: pytest.MonkeyPatch, looks: int) -> Bounds:
     monkeypatch.setattr(wire.turns, "LOOKS", looks)
-    monkeypatch.setattr(admin, "MAX_ASKED", admin.MAX_ASKED // SCALE)
+    monkeypatch.setattr(admin_answers, "MAX_ASKED", admin_answers.MAX_ASKED // SCALE)
     return Bounds(partitions=10_000 // SCALE, streams=10_000 // SCALE)
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tidelog.runtime.server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
+from tidelog.nats.nats_server import EmbeddedNatsServer, NatsPortTaken, NatsServerFailed
 from tidelog.server.devcluster import NATS_GIVE_UP, NATS_MAX_PAUSE, NATS_STEADY, NatsKeeper
 from wire.errors import Code, TidelogError
 

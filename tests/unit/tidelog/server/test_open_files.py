@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tidelog.server.open_files import raise_limit
+from tidelog.server.broker_process import raise_limit
 
 
 def test_the_soft_limit_goes_up_to_the_hard_one() -> None:
     code = (
-        "import resource; from tidelog.server.open_files import raise_limit\n"
+        "import resource; from tidelog.server.broker_process import raise_limit\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 4000 if hard == -1 else min(hard, 4000)))\n"
         "print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fake_nats import FakeTransport
-from tidelog.server.permissions import LOG_INTERVAL_S, MAX_SHOWN, REMEMBERED_S, PermissionWatch
+from tidelog.server.broker_connection import LOG_INTERVAL_S, MAX_SHOWN, REMEMBERED_S, PermissionWatch
 from wire.messaging.violation import Act, Violation
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.waiting import until
+from tests.integration.rig.waiting import until
 from tidelog.server.secret_file import SecretFile, SecretWatch, Step, obstacles
 from wire.errors import TidelogError
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from metadata.runtime.admin import Admin
-from metadata.runtime.repartition_admin import RepartitionAdmin
-from tidelog.server.group_requests import GroupRequests
-from tidelog.server.transaction_requests import TransactionRequests
+from metadata.runtime.admin_answers import Admin, RepartitionAdmin
+from tidelog.server.api.handover import GroupRequests, TransactionRequests
 from wire.errors import Code, TidelogError
 from wire.operations import json_codec
 from wire.operations.api_operations import METADATA, OPERATIONS, PRODUCER_INIT, STREAM_CREATE, STREAM_LIST

@@ -1,5 +1,5 @@
 """Message ids of a producer: what is sent, and receipts of records that were there already. What leaders do with them
-is tested on real ones (tests/integration/test_message_ids.py)."""
+is tested on real ones (tests/integration/producers/test_message_ids.py)."""
 
 from __future__ import annotations
 

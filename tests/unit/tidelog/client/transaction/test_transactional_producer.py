@@ -24,7 +24,7 @@ from tidelog.client.base.exceptions import (
 )
 from tidelog.client.transaction import transaction_session
 from tidelog.client.transaction.transactional_producer import TransactionalProducer
-from tidelog.transactions.shard import MAX_HELD
+from tidelog.server.coordinators.transactions.transaction_shard import MAX_HELD
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import ADD_OFFSETS, ADD_PARTITIONS, END, INIT
 from wire.protobuf.transactions_pb2 import InitRequest

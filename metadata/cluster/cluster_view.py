@@ -1,0 +1,127 @@
+"""The cluster state as it can be read: brokers, streams, partitions, and which broker is the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from metadata.cluster.model import Broker, Partition, Stream
+from metadata.cluster.state_snapshot import Contents
+from wire.turns import pieces
+from wire.types import BrokerId, Generation, Incarnation, PartitionKey, PartitionView, StreamName
+
+PIECE: Final = 50
+"""Partitions that are passed over in the time of one look (`wire.turns`)."""
+
+
+class Cluster:
+    """Readers may look at every attribute and change none."""
+
+    def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
+        """`led`: how many partitions each broker leads; `metadata.commands.ledger` keeps it up to date."""
+        self._contents = contents
+        self._led = led
+
+    @property
+    def generation(self) -> Generation:
+        return self._contents.generation
+
+    @property
+    def cluster_id(self) -> str:
+        """Empty before the first controller epoch."""
+        return self._contents.cluster_id
+
+    @property
+    def controller_epoch(self) -> int:
+        """The present controller epoch; 0: none yet."""
+        return self._contents.controller_epoch
+
+    @property
+    def controller(self) -> BrokerId | None:
+        return self._contents.controller
+
+    @property
+    def controller_life_id(self) -> str:
+        return self._contents.controller_life_id
+
+    @property
+    def brokers(self) -> Mapping[BrokerId, Broker]:
+        return self._contents.brokers
+
+    @property
+    def streams(self) -> Mapping[StreamName, Stream]:
+        return self._contents.streams
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Settings that streams get when they are made, where they bring none of their own."""
+        return self._contents.cluster_config
+
+    @property
+    def unclean_elections(self) -> int:
+        """How often an operator has let a replica lead that may lack committed records."""
+        return self._contents.unclean_elections
+
+    @property
+    def rules(self) -> int:
+        """By which commands are applied: see `metadata.cluster.command_rules`."""
+        return self._contents.rules
+
+    def is_lost(self, incarnation: Incarnation) -> bool:
+        """A decision that was lost when the cluster began anew may have given it out, and none of this cluster did."""
+        return any(each.first <= incarnation <= each.last for each in self._contents.lost)
+
+    def is_of_lost_decisions(self, key: PartitionKey) -> bool:
+        """The stream, or the partition, was made by one of them."""
+        return self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation)
+
+    @property
+    def next_producer_id(self) -> int:
+        """No producer without transactions has been given this id or a higher one."""
+        return self._contents.next_producer_id
+
+    def is_alive(self, broker: BrokerId) -> bool:
+        found = self._contents.brokers.get(broker)
+        return found is not None and found.alive
+
+    def partition(self, key: PartitionKey) -> Partition | None:
+        """That life of that partition; None when it is over or never was."""
+        stream = self._contents.streams.get(key.stream)
+        if stream is None or stream.incarnation != key.stream_incarnation:
+            return None
+        partition = stream.partitions.get(key.partition)
+        return partition if partition is not None and partition.incarnation == key.partition_incarnation else None
+
+    def view(self, key: PartitionKey) -> PartitionView | None:
+        return self._contents.streams[key.stream].view(key.partition) if self.partition(key) is not None else None
+
+    def partitions(
+        self, wanted: Callable[[Partition], bool] = lambda _: True
+    ) -> Iterator[tuple[PartitionKey, Partition]]:
+        """All that are wanted, by stream name and number."""
+        for _, stream in sorted(self._contents.streams.items()):
+            for number, partition in sorted(stream.partitions.items()):
+                if wanted(partition):
+                    yield PartitionKey(stream.name, stream.incarnation, number, partition.incarnation), partition
+
+    def walk(self, wanted: Callable[[Partition], bool]) -> Iterator[list[PartitionKey]]:
+        """The keys of all that are wanted, by stream name, of so many partitions at a time. It goes on while the state
+        changes: of partitions that are made or changed meanwhile it may give the old keys, or none."""
+        for name in sorted(self._contents.streams):
+            stream = self._contents.streams.get(name)
+            if stream is None:
+                continue
+            for piece in pieces([*stream.partitions.items()], PIECE):
+                yield [
+                    PartitionKey(stream.name, stream.incarnation, number, partition.incarnation)
+                    for number, partition in piece
+                    if wanted(partition)
+                ]
+
+    def led_by(self, broker: BrokerId) -> int:
+        return self._led.get(broker, 0)
+
+    def check(self) -> None:
+        """Raises InvariantViolation. For tests and simulations: looks at everything."""
+        for key, partition in self.partitions():
+            partition.check(self._contents.streams[key.stream].min_isr)

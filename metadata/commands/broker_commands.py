@@ -1,0 +1,206 @@
+"""Commands about brokers: which one is the controller, which are registered, which are dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+from metadata.cluster import election
+from metadata.cluster.command_rules import FURTHEST_LOG_LEADS
+from metadata.cluster.model import Broker, Changes, Outcome, Returned, Withdrawn
+from metadata.cluster.references import key_of, log_ends_of, logs_of
+from metadata.commands.ledger import Ledger
+from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
+from wire.turns import Steps
+from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey
+
+MAX_PRODUCER_IDS = 100_000
+"""Most producer ids that one command hands out."""
+
+
+def allocate_producer_ids(ledger: Ledger, command: pb.AllocateProducerIds) -> Outcome:
+    """`value`: the first of `count` ids that no other producer has."""
+    if not 1 <= command.count <= MAX_PRODUCER_IDS:
+        return ledger.refuse(
+            Code.BAD_REQUEST, f"{command.count} producer ids at once are outside 1 to {MAX_PRODUCER_IDS}"
+        )
+    first = ledger.contents.next_producer_id
+    ledger.contents.next_producer_id += command.count
+    return ledger.changed(value=first)
+
+
+MAX_EARLIER_LIVES = 64
+"""Ids of lives that are over, kept per broker."""
+
+NOTHING_KNOWN = LogEnd(LeaderEpoch(0), Offset(0))
+"""The end of a log that a registration does not name: an earlier version sent it, or there were too many."""
+
+
+def begin_controller_epoch(ledger: Ledger, command: pb.BeginControllerEpoch) -> Outcome:
+    if command.expected_controller_epoch != ledger.controller_epoch:
+        return ledger.refuse(
+            Code.NOT_CONTROLLER,
+            f"{command.controller} expected controller epoch {command.expected_controller_epoch}, the present one is"
+            f" {ledger.controller_epoch}",
+        )
+    if not command.controller or not (ledger.cluster_id or command.cluster_id):
+        return ledger.refuse(Code.BAD_REQUEST, "a controller epoch needs a controller, the first one a cluster id too")
+    contents = ledger.contents
+    contents.cluster_id = contents.cluster_id or command.cluster_id
+    contents.controller_epoch += 1
+    contents.controller = BrokerId(command.controller)
+    contents.controller_life_id = command.life_id
+    contents.rules = max(contents.rules, command.rules)
+    return ledger.changed(Changes(controller=True), value=contents.controller_epoch)
+
+
+def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome]:
+    broker = BrokerId(command.broker)
+    if not ledger.cluster_id:
+        return ledger.refuse(Code.UNAVAILABLE, "there is no controller yet; register again in a moment")
+    if not broker or not command.life_id:
+        return ledger.refuse(Code.BAD_REQUEST, "a registration needs a broker id and a life id")
+    if command.cluster_id and command.cluster_id != ledger.cluster_id:
+        return ledger.refuse(
+            Code.BAD_CONFIG,
+            f"the data folder of {broker} belongs to cluster {command.cluster_id}, this is {ledger.cluster_id};"
+            " keep that folder for its own cluster, and give the broker another one here",
+        )
+    known = ledger.contents.brokers.get(broker)
+    if known is not None and known.alive and known.life_id == command.life_id:
+        return ledger.unchanged(value=known.incarnation)
+    if known is not None and command.life_id in known.earlier_lives:
+        return ledger.refuse(
+            Code.WRONG_INCARNATION,
+            f"this life of broker {broker} is over: a later one has registered; start the broker again",
+        )
+    # A folder that does not know of the last registered life is a copy of an earlier time.
+    folder_same = known is not None and (
+        _proves(command, known.incarnation, known.life_id) or _was_registered_unheard(ledger, command, known)
+    )
+    refused = (yield from _refused_folder(ledger, command, known)) if known is not None and not folder_same else None
+    if refused is not None:
+        return refused
+    cache_survived = folder_same and command.page_cache_survived
+    logs: dict[PartitionKey, LogEnd] = {}
+    for key, end in chain.from_iterable(map(log_ends_of, command.logs)):
+        yield 1
+        logs[key] = end
+    unsound: dict[PartitionKey, Withdrawn] = {}
+    for key in chain(map(key_of, command.unsound), chain.from_iterable(map(logs_of, command.unsound_logs))):
+        yield 1
+        unsound[key] = Withdrawn(broker, "the replica's log is unsound")
+    # The first registrations after an upgrade may come before the first controller epoch of this version.
+    knows_ends = ledger.rules >= FURTHEST_LOG_LEADS or command.HasField("replace")
+    other_folder = None
+    if known is not None and not folder_same:
+        # It lacks committed records: were it to lead as the last member, the others would be cut to its log.
+        reason = f"the data folder of {broker} is not the one of its last life"
+        other_folder = Withdrawn(broker, reason)
+        if knows_ends:
+            reason = f"{reason}; started with that one it leads again"
+            other_folder = Withdrawn(broker, reason, known.incarnation, known.life_id)
+    incarnation = Incarnation(ledger.next_generation())
+    ledger.contents.brokers[broker] = Broker(
+        id=broker,
+        life_id=command.life_id,
+        incarnation=incarnation,
+        alive=True,
+        raft_address=command.raft_address,
+        earlier_lives=_lives_before(command, known),
+    )
+    changed = yield from ledger.sweep(
+        lambda key, partition, stream: (
+            election.after_registration(
+                partition,
+                broker,
+                alive=ledger.is_alive,
+                led=ledger.leaderships,
+                min_isr=stream.min_isr,
+                proven=folder_same if stream.durable else cache_survived,
+                unsound=unsound.get(key, other_folder),
+                proves=lambda entry: _proves(command, entry.sound_incarnation, entry.sound_life),
+                back=Returned(broker, incarnation, logs.get(key, NOTHING_KNOWN)) if knows_ends else None,
+            )
+            if broker in partition.replicas
+            else partition
+        )
+    )
+    return ledger.changed(Changes(partitions=changed, brokers=(broker,)), value=incarnation)
+
+
+def _proves(command: pb.RegisterBroker, incarnation: Incarnation, life_id: str) -> bool:
+    """Whether the folder is the one of that life."""
+    return command.folder_same and (
+        command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)
+    )
+
+
+def _was_registered_unheard(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> bool:
+    """By a decision that was lost when the cluster began anew, and the broker has not registered since."""
+    last = Incarnation(command.last_incarnation)
+    return command.folder_same and known.incarnation < last and ledger.is_lost(last)
+
+
+def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Steps[Outcome | None]:
+    """The refusal of a registration with another folder than the one of the last life; None: it is taken."""
+    if not command.HasField("replace"):
+        return None  # committed by a version that asked nothing
+    if not command.last_incarnation and not command.replace:
+        hosted = alone = 0
+        for _, partition in ledger.partitions():
+            yield 1
+            if known.id in partition.replicas:
+                hosted += 1
+                alone += {*partition.isr, *partition.eligible} == {known.id}
+        if hosted:
+            return ledger.refuse(
+                Code.EMPTY_FOLDER,
+                f"the data folder of {known.id} is empty, and the cluster expects partitions in it ({hosted}, of"
+                f" which {alone} in sync nowhere else): mount its disk, or give the right --data-dir; if the folder is"
+                " lost for good, start the broker with --replace",
+            )
+    if known.alive and known.life_id != command.silent_life:
+        return ledger.refuse(
+            Code.ID_IN_USE,
+            f"broker {known.id} is registered and alive with another data folder (incarnation {known.incarnation}):"
+            " give each broker an id and a data folder of its own",
+        )
+    return None
+
+
+def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str, ...]:
+    """Ids of the lives that are over when this one has begun."""
+    over = [*command.earlier_lives] if known is None else [*known.earlier_lives, known.life_id, *command.earlier_lives]
+    return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
+
+
+def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    if refused is not None:
+        return refused
+    dead: list[BrokerId] = []
+    items: list[Code | None] = []
+    for life in command.brokers:
+        known = ledger.contents.brokers.get(BrokerId(life.broker))
+        if known is None or not known.alive or known.incarnation != life.incarnation:
+            items.append(Code.WRONG_INCARNATION)
+            continue
+        ledger.contents.brokers[known.id] = replace(known, alive=False)
+        dead.append(known.id)
+        items.append(None)
+    if not dead:
+        return ledger.unchanged(items=tuple(items))
+    gone = tuple(sorted(dead))
+    changed = yield from ledger.sweep(
+        lambda _, partition, stream: election.after_death(
+            partition,
+            gone,
+            alive=ledger.is_alive,
+            led=ledger.leaderships,
+            min_isr=stream.min_isr,
+            leave_offline=ledger.rules < FURTHEST_LOG_LEADS,
+        )
+    )
+    return ledger.changed(Changes(partitions=changed, brokers=gone), items=tuple(items))

@@ -1,0 +1,285 @@
+"""The cluster state: every broker holds the same one, because every broker applies the same commands in the same order.
+
+`apply(bytes)` is total and deterministic: no clock, no chance, no I/O, no order taken from a set. A command that it
+cannot read or must refuse gives an outcome, the same on every node, and changes nothing. Each command that changes
+something raises `generation` by one; that number also names the things that the command creates (an incarnation of a
+broker, of a stream, of its partitions).
+
+Every decision is a compare-and-set, checked here and nowhere else:
+- a controller's carries its controller epoch and is refused in a later one (a decision that a deposed controller queued
+  does nothing);
+- a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the life of each member
+  (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader sees in
+  the state that its proposal is over; a stale one changes nothing at all;
+- a broker's death names the incarnation that died;
+- the steps of a repartition name the partitioning version, and a leader's report of a cutover its LeaderEpoch, too.
+
+A command may carry (client, sequence): repeated, as when its proposer could not know the outcome, it is answered with
+its first outcome.
+
+A command that looks at very many partitions is worked out in turns, between which the broker does other work, and takes
+effect at once. `prepare` computes on a fork of the state, and `apply` puts that in the state's place. Nothing else is
+applied in between, so `apply` alone comes to the same state, and takes the whole time. Small commands are carried out
+by `apply`, on the state itself.
+
+    prepare(command) ──False──> prepare(command) … ──True──> apply(command)
+                                       └────── restore: what was worked out is dropped
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from metadata.cluster import state_snapshot
+from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.model import Changes, Outcome, Stream
+from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
+from metadata.commands.ledger import Ledger
+from wire.errors import Code
+from wire.protobuf import metadata_pb2 as pb
+from wire.turns import LOOKS, Steps, Turns, pieces
+from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, StreamName
+
+MAX_CLIENTS = 1024
+"""Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
+OUTCOMES_PER_CLIENT = 64
+"""Outcomes kept per client; a sequence number that is older than all of them is refused."""
+
+SMALL_COMMAND_BYTES: Final = 16 << 10
+"""A command that is no longer, and looks only at partitions that it names, needs no turns."""
+
+PIECE: Final = 50
+"""Partitions that are compared before `Steps` yield."""
+
+_AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids"})
+"""Commands that look at no partition."""
+_OF_NAMED: Final = frozenset({"alter_isr", "elect_leaders", "withdraw", "remove_retired"})
+"""Commands that look at the partitions that they name. All others may look at those of a stream, or of the cluster."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """The next command."""
+
+    command: bytes
+    message: pb.Command
+    ledger: Ledger
+    """A fork of the state where it takes turns."""
+    turns: Turns[Outcome] | None
+    """None: it takes none."""
+
+
+class ClusterState(Cluster):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._become(state_snapshot.Contents.empty(), {})
+
+    def _become(self, contents: state_snapshot.Contents, led: dict[BrokerId, int]) -> None:
+        Cluster.__init__(self, contents, led)
+        self._ledger = Ledger(contents, led)
+        self._prepared: _Prepared | None = None
+
+    def snapshot(self) -> bytes:
+        return Turns(state_snapshot.encoding(self._contents)).finish()
+
+    def encoding(self) -> Steps[bytes]:
+        """A snapshot of the state as it is now, while commands are applied."""
+        return state_snapshot.encoding(self._ledger.picture())
+
+    def restore(self, data: bytes) -> Changes:
+        """As `restoring`, in one go."""
+        return Turns(self.restoring(data)).finish()
+
+    def restoring(self, data: bytes) -> Steps[Changes]:
+        """Become the state of that snapshot, with the last step; returns the differences from the state until now, to
+        which nothing is applied meanwhile. Raises CorruptData."""
+        old, new = self._contents, (yield from state_snapshot.decoding(data))
+        partition_commands: list[PartitionKey] = []
+        gone: list[PartitionKey] = []
+        led: dict[BrokerId, int] = {}
+        for name in sorted({**old.streams, **new.streams}):
+            changed, left = yield from _differences(old.streams.get(name), new.streams.get(name), led)
+            partition_commands += changed
+            gone += left
+        repartitioned = []
+        for name, stream in sorted(new.streams.items()):
+            yield 1 + len(stream.partitions) // 10
+            known = old.streams.get(name)
+            if known is not None and _routing(known) != _routing(stream):
+                repartitioned.append(name)
+        self._become(new, led)
+        return Changes(
+            partitions=tuple(partition_commands),
+            gone=tuple(gone),
+            brokers=tuple(
+                sorted(
+                    broker
+                    for broker in {**old.brokers, **new.brokers}
+                    if old.brokers.get(broker) != new.brokers.get(broker)
+                )
+            ),
+            controller=old.controller_epoch != new.controller_epoch,
+            streams=_incarnations(old) != _incarnations(new),
+            repartitioned=tuple(repartitioned),
+        )
+
+    def prepare(self, command: bytes) -> bool:
+        """Do a turn of the work for `apply(command)`, which must be the next one. True: `apply` has little left to do.
+        Nothing that readers see is changed."""
+        if self._prepared is None or self._prepared.command != command:
+            try:
+                self._prepared = self._begin(command)
+            except DecodeError:
+                return True
+        try:
+            return self._prepared.turns is None or self._prepared.turns.turn(LOOKS)
+        except BaseException:
+            self._prepared = None
+            raise
+
+    def _begin(self, command: bytes) -> _Prepared:
+        """Raises DecodeError."""
+        message = pb.Command.FromString(command)
+        kind = message.WhichOneof("body")
+        is_small = kind in _AT_ONCE or (kind in _OF_NAMED and len(command) <= SMALL_COMMAND_BYTES)
+        if is_small or kind is None or self._recorded(message) is not None:
+            return _Prepared(command, message, self._ledger, None)
+        fork = self._ledger.fork()
+        return _Prepared(command, message, fork, Turns(_in_steps(fork, message)))
+
+    def apply(self, command: bytes) -> Outcome:
+        """Never raises, whatever the bytes."""
+        prepared, self._prepared = self._prepared, None
+        try:
+            if prepared is None or prepared.command != command:
+                prepared = self._begin(command)
+        except DecodeError as error:
+            return self._ledger.refuse(
+                Code.BAD_REQUEST, f"a metadata command of {len(command)} bytes cannot be read: {error}"
+            )
+        recorded = self._recorded(prepared.message)
+        if recorded is not None:
+            return recorded
+        if prepared.turns is None:
+            outcome = Turns(_in_steps(self._ledger, prepared.message)).finish()
+        else:
+            outcome = prepared.turns.finish()
+            self._ledger.take_over(prepared.ledger)
+            Cluster.__init__(self, self._ledger.contents, self._ledger.leaderships)
+        self._record(prepared.message, outcome)
+        return outcome
+
+    def _recorded(self, message: pb.Command) -> Outcome | None:
+        outcomes = self._contents.clients.get(message.client) if message.client else None
+        if not outcomes:
+            return None
+        known = outcomes.get(message.sequence)
+        if known is not None:
+            return replace(known, generation=self.generation, repeated=True)
+        if len(outcomes) >= OUTCOMES_PER_CLIENT and message.sequence < min(outcomes):
+            return self._ledger.refuse(
+                Code.OUTCOME_UNKNOWN, f"command {message.sequence} of {message.client} is older than what is remembered"
+            )
+        return None
+
+    def _record(self, message: pb.Command, outcome: Outcome) -> None:
+        if not message.client:
+            return
+        clients = self._contents.clients
+        # Taken out and put back at the end: the order of this dict is the order of last use, and part of the snapshot.
+        outcomes = clients.pop(message.client, {})
+        outcomes[message.sequence] = Outcome(code=outcome.code, message=outcome.message, value=outcome.value)
+        if len(outcomes) > OUTCOMES_PER_CLIENT:
+            del outcomes[min(outcomes)]
+        clients[message.client] = outcomes
+        if len(clients) > MAX_CLIENTS:
+            del clients[next(iter(clients))]
+
+
+def _in_steps(ledger: Ledger, message: pb.Command) -> Steps[Outcome]:
+    outcome = _dispatch(ledger, message)
+    return outcome if isinstance(outcome, Outcome) else (yield from outcome)
+
+
+def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
+    match message.WhichOneof("body"):
+        case "begin_controller_epoch":
+            return broker_commands.begin_controller_epoch(ledger, message.begin_controller_epoch)
+        case "register_broker":
+            return broker_commands.register_broker(ledger, message.register_broker)
+        case "brokers_dead":
+            return broker_commands.brokers_dead(ledger, message.brokers_dead)
+        case "create_stream":
+            return stream_commands.create_stream(ledger, message.create_stream)
+        case "alter_stream":
+            return stream_commands.alter_stream(ledger, message.alter_stream)
+        case "set_readonly":
+            return stream_commands.set_readonly(ledger, message.set_readonly)
+        case "set_paused":
+            return stream_commands.set_paused(ledger, message.set_paused)
+        case "alter_paused":
+            return partition_commands.alter_paused(ledger, message.alter_paused)
+        case "delete_records":
+            return stream_commands.delete_records(ledger, message.delete_records)
+        case "alter_cluster":
+            return stream_commands.alter_cluster(ledger, message.alter_cluster)
+        case "delete_stream":
+            return stream_commands.delete_stream(ledger, message.delete_stream)
+        case "alter_isr":
+            return partition_commands.alter_isr(ledger, message.alter_isr)
+        case "elect_leaders":
+            return partition_commands.elect_leaders(ledger, message.elect_leaders)
+        case "withdraw":
+            return partition_commands.withdraw(ledger, message.withdraw)
+        case "allocate_producer_ids":
+            return broker_commands.allocate_producer_ids(ledger, message.allocate_producer_ids)
+        case "unclean_elect":
+            return partition_commands.elect_unclean(ledger, message.unclean_elect)
+        case "prepare_repartition":
+            return repartition_commands.prepare(ledger, message.prepare_repartition)
+        case "cancel_repartition":
+            return repartition_commands.cancel(ledger, message.cancel_repartition)
+        case "cutover":
+            return repartition_commands.cut_over(ledger, message.cutover)
+        case "report_cutover":
+            return repartition_commands.report_cutover(ledger, message.report_cutover)
+        case "finish_repartition":
+            return repartition_commands.finish(ledger, message.finish_repartition)
+        case "remove_retired":
+            return repartition_commands.remove_retired(ledger, message.remove_retired)
+        case None:
+            return ledger.refuse(
+                Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"
+            )
+
+
+def _differences(
+    old: Stream | None, new: Stream | None, led: dict[BrokerId, int]
+) -> Steps[tuple[list[PartitionKey], list[PartitionKey]]]:
+    """Partitions of one name whose views have changed, and those that are gone, sorted; their leaders are counted."""
+    known = {} if old is None else {old.key(number): partition for number, partition in old.partitions.items()}
+    is_alike = old is not None and new is not None and old.shared == new.shared
+    changed: list[PartitionKey] = []
+    if new is not None:
+        for part in pieces(sorted(new.partitions.items()), PIECE):
+            yield 2 * len(part)
+            for number, partition in part:
+                key = new.key(number)
+                if known.pop(key, None) != partition or not is_alike:
+                    changed.append(key)
+                if partition.leader is not None:
+                    led[partition.leader] = led.get(partition.leader, 0) + 1
+    return changed, sorted(known, key=KEY_ORDER)
+
+
+def _routing(stream: Stream) -> tuple[object, ...]:
+    """The part of a stream that repartitions change."""
+    return stream.layouts, stream.repartition, {number: part.incarnation for number, part in stream.partitions.items()}
+
+
+def _incarnations(contents: state_snapshot.Contents) -> dict[StreamName, Incarnation]:
+    return {name: stream.incarnation for name, stream in contents.streams.items()}

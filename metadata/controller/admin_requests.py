@@ -1,0 +1,458 @@
+"""Requests of operators and clients, as the controller decides them: each becomes a command, or a refusal.
+
+Those that grow with the number of partitions are decided in turns (`wire.turns`). The state may change meanwhile, as it
+may before the command is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from metadata.cluster import stream_settings
+from metadata.cluster.model import Partition, Stream
+from metadata.cluster.references import ref_of
+from metadata.commands.cluster_state import ClusterState
+from metadata.commands.partition_commands import why_not_unclean
+from metadata.commands.repartition_commands import missing_partitions, why_not_cancelled, why_not_repartition
+from metadata.commands.stream_commands import why_not_compacted
+from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.metadata_settings import MetadataSettings
+from metadata.controller.placement import Chance, place
+from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
+from wire.echo import echo
+from wire.error_details import END
+from wire.errors import Code, TidelogError, limit_reached
+from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
+from wire.layouts import check_partition_count, check_partitioner
+from wire.operations.partition_operations import LATEST
+from wire.protobuf import metadata_pb2 as pb
+from wire.stream_config import StreamConfig
+from wire.subjects import Subjects, check_stream_name
+from wire.turns import Steps, pieces
+from wire.types import BrokerId, LeaderEpoch, LeaderMove, PartitionKey, StreamName
+
+_PIECE: Final = 100
+"""Partitions that are looked at before `Steps` yield."""
+
+
+class AdminRequests:
+    """See the module. `epoch()`: the controller epoch of this broker; 0 while it is not the controller.
+    `live_brokers()`: alive by the state, and listening as far as the last probes tell."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        state: ClusterState,
+        relief: Relief,
+        chance: Chance,
+        settings: MetadataSettings,
+        *,
+        namespace: str,
+        epoch: Callable[[], int],
+        live_brokers: Callable[[], list[BrokerId]],
+    ) -> None:
+        self._id = broker_id
+        self._state = state
+        self._relief = relief
+        self._chance = chance
+        self._settings = settings
+        self._subjects = Subjects(namespace)
+        self._epoch = epoch
+        self._live_brokers = live_brokers
+
+    def create_stream(
+        self,
+        name: str,
+        subject: str,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str],
+        *,
+        partitioner: str | None = None,
+        voters: int = 1,
+    ) -> Steps[pb.Command]:
+        """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
+        cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
+        which may still be on their way. `partitioner` None: the default one.
+
+        Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR, LIMIT_REACHED;
+        NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
+        """
+        self._require_controller()
+        check_stream_name(name)
+        if is_reserved(name):
+            raise TidelogError(
+                Code.BAD_NAME, f"stream name {name!r} begins with {PREFIX!r}, as Tidelog's own do; choose another one"
+            )
+        if name.startswith("-"):
+            raise TidelogError(
+                Code.BAD_NAME,
+                f"stream name {name!r} begins with '-', as the options of commands do; choose another one",
+            )
+        self._subjects.check_subject(subject)
+        if partitioner is not None:
+            check_partitioner(partitioner)
+        self._check_limits(partitions)
+        return (yield from self._create(name, subject, partitions, replication_factor, config, partitioner, voters))
+
+    def create_internal(self, stream: InternalStream, *, voters: int = 1) -> Steps[pb.Command]:
+        """Raises TidelogError, as `create_stream`."""
+        self._require_controller()
+        subject = self._subjects.internal(stream.name)
+        return (yield from self._create(stream.name, subject, stream.partitions, None, stream.config, None, voters))
+
+    def _create(
+        self,
+        name: str,
+        subject: str,
+        partitions: int,
+        replication_factor: int | None,
+        config: Mapping[str, str],
+        partitioner: str | None,
+        voters: int,
+    ) -> Steps[pb.Command]:
+        check_partition_count(partitions)
+        factor = replication_factor
+        if factor is None:
+            factor = min(DEFAULT_REPLICAS, len(self._state.brokers) + self._unregistered(voters))
+        if not 1 <= factor <= MAX_REPLICAS:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
+            )
+        given = StreamConfig.plain(config)
+        wanted = stream_settings.with_defaults(given, self._state.defaults)
+        StreamConfig.from_strings(wanted).check(factor)
+        live, assignments = yield from self._assignments(partitions, factor, voters)
+        return pb.Command(
+            create_stream=pb.CreateStream(
+                controller_epoch=self._epoch(),
+                name=name,
+                subject=subject,
+                config=given,
+                replication_factor=factor,
+                partitioner=partitioner or "",
+                brokers=live,
+                assignments=assignments,
+            )
+        )
+
+    def _assignments(
+        self, partitions: int, factor: int, voters: int, *, beside: Iterable[Partition] = ()
+    ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
+        """Live brokers, and which of them hold so many new partitions of a stream that has those `beside` them."""
+        live = self._live_brokers()
+        self._check_enough(factor, live, voters)
+        live = self._relief.with_room(live, factor)
+        placements = yield from place(
+            self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance, beside=beside
+        )
+        index = {broker: place_of for place_of, broker in enumerate(live)}
+        assignments: list[pb.Assignment] = []
+        for piece in pieces(placements, _PIECE):
+            assignments += [
+                pb.Assignment(
+                    replicas=[index[replica] for replica in placement.replicas], leader=index[placement.leader]
+                )
+                for placement in piece
+            ]
+            yield 2 * len(piece)
+        return live, assignments
+
+    def _check_limits(self, partitions: int, *, streams: int = 1) -> None:
+        """Raises TidelogError(LIMIT_REACHED) where so many more streams and partitions are too much."""
+        known = self._state.streams.values()
+        there = sum(len(stream.partitions) for stream in known)
+        for limit, most, count, what in (
+            ("max_streams", self._settings.max_streams, len(known) + streams, "streams"),
+            ("max_partitions", self._settings.max_partitions, there + partitions, "partitions"),
+        ):
+            if count > most:
+                raise limit_reached(
+                    limit,
+                    f"the cluster would have {count} {what}, and {limit} is {most}; delete streams, or raise {limit} on"
+                    " all brokers",
+                )
+
+    def _unregistered(self, voters: int) -> int:
+        """How many of the metadata group's `voters` have never registered, and may be on their way."""
+        return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
+
+    def _check_enough(self, factor: int, live: Sequence[BrokerId], voters: int) -> None:
+        """Raises TidelogError where `factor` live brokers are not there: NOT_ENOUGH_BROKERS when they may come yet."""
+        if factor <= len(live):
+            return
+        text = (
+            f"replication_factor={factor} is above the number of live brokers, {len(live)}"
+            f" ({', '.join(live) or 'none'})"
+        )
+        dead = sorted(set(self._state.brokers).difference(live))
+        unregistered = self._unregistered(voters)
+        if factor > len(live) + len(dead) + unregistered:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR, f"{text}; start more brokers or ask for {len(live)} at most"
+            )
+        missing = [f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
+        if unregistered:
+            missing.append(
+                f"{unregistered} of {voters} voters {'has' if unregistered == 1 else 'have'} not started yet"
+            )
+        raise TidelogError(
+            Code.NOT_ENOUGH_BROKERS,
+            f"{text}: {' and '.join(missing)}; start what is missing, or ask for {len(live)} at most",
+        )
+
+    def delete_stream(self, name: str) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, UNKNOWN_STREAM."""
+        stream = self._changeable(name)
+        return pb.Command(
+            delete_stream=pb.DeleteStream(controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation)
+        )
+
+    def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other settings for a living stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST,
+        BAD_CONFIG."""
+        stream = self._changeable(name)
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
+        wanted = StreamConfig.plain(changes)
+        config = stream_settings.altered(
+            stream.config,
+            changes=wanted,
+            unset=unset,
+            defaults=self._state.defaults,
+            replication_factor=stream.replication_factor,
+        )
+        wrong = why_not_compacted(stream, config)
+        if wrong is not None:
+            raise TidelogError(Code.BAD_CONFIG, wrong)
+        return pb.Command(
+            alter_stream=pb.AlterStream(
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                set=wanted,
+                unset=unset,
+            )
+        )
+
+    def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> Steps[pb.Command]:
+        """The command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, BAD_CONFIG, LIMIT_REACHED;
+        BAD_REPLICATION_FACTOR and NOT_ENOUGH_BROKERS where brokers for new partitions are missing.
+        """
+        stream = self._changeable(name)
+        wrong = why_not_repartition(stream, partitions)
+        if wrong is not None:
+            raise TidelogError(*wrong)
+        missing = missing_partitions(stream, partitions)
+        live: list[BrokerId] = []
+        assignments: list[pb.Assignment] = []
+        if missing:
+            self._check_limits(len(missing), streams=0)
+            live, assignments = yield from self._assignments(
+                len(missing), stream.replication_factor, voters, beside=[*stream.partitions.values()]
+            )
+        return pb.Command(
+            prepare_repartition=pb.PrepareRepartition(
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                expected_version=stream.partitioning_version,
+                partitions=partitions,
+                brokers=live,
+                assignments=assignments,
+            )
+        )
+
+    def cancel_repartition(self, name: str) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        stream = self._changeable(name)
+        wrong = why_not_cancelled(stream)
+        if wrong is not None or stream.repartition is None:
+            raise TidelogError(Code.BAD_REQUEST, wrong or "")
+        return pb.Command(
+            cancel_repartition=pb.CancelRepartition(
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                version=stream.repartition.version,
+            )
+        )
+
+    def set_readonly(self, name: str, readonly: bool, partitions: Sequence[int]) -> pb.Command:
+        """No partitions: all. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        stream = self._changeable(name)
+        for number in partitions:
+            self._find(name, number)
+        return pb.Command(
+            set_readonly=pb.SetReadonly(
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                partitions=sorted({*partitions}),
+                readonly=readonly,
+            )
+        )
+
+    def set_paused(self, name: str, paused: bool, partitions: Sequence[int], *, resume_all: bool = False) -> pb.Command:
+        """As `set_readonly`."""
+        stream = self._changeable(name)
+        for number in partitions:
+            self._find(name, number)
+        return pb.Command(
+            set_paused=pb.SetPaused(
+                controller_epoch=self._epoch(),
+                name=name,
+                incarnation=stream.incarnation,
+                partitions=sorted({*partitions}),
+                paused=paused,
+                resume_all=resume_all,
+            )
+        )
+
+    def delete_records(
+        self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
+    ) -> Steps[pb.Command]:
+        """`before`: by partition, where its records begin from now on; LATEST: at the end of its committed log.
+        `committed`: the LeaderEpoch of the leader that told that end, and the end. All is done, or nothing.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, OFFSET_AHEAD; UNAVAILABLE where a leader has
+        not told."""
+        stream = self._changeable(name)
+        if not before:
+            raise TidelogError(Code.BAD_REQUEST, f"no records of stream {name} are to be deleted; name a partition")
+        items = []
+        for number, asked in sorted(before.items()):
+            yield 3
+            key, _ = self._find(name, number)
+            if asked < LATEST:
+                raise TidelogError(
+                    Code.BAD_REQUEST, f"partition {key} has no offset {asked}; give one from 0 up, or {LATEST} for all"
+                )
+            if number not in committed:
+                raise TidelogError(
+                    Code.UNAVAILABLE,
+                    f"the leader of {key} does not tell now what is committed; nothing was deleted, try again",
+                )
+            leader_epoch, end = committed[number]
+            if asked > end:
+                raise TidelogError(
+                    Code.OFFSET_AHEAD,
+                    f"{key} is committed up to offset {end}, or has a transaction open there, and only that can be"
+                    f" deleted, not up to {asked}; nothing was deleted",
+                    [END.of(end)],
+                )
+            items.append(
+                pb.PurgePoint(partition=number, end=end if asked == LATEST else asked, leader_epoch=leader_epoch)
+            )
+        return pb.Command(
+            delete_records=pb.DeleteRecords(
+                controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation, items=items
+            )
+        )
+
+    def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
+        """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
+        self._require_controller()
+        if not changes and not unset:
+            raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
+        wanted = StreamConfig.plain(changes)
+        stream_settings.altered_defaults(self._state.defaults, changes=wanted, unset=unset)
+        return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=wanted, unset=unset))
+
+    def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
+        """The move that is to be asked of the leader, so that `target` can lead in its place.
+
+        Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST.
+        """
+        key, known = self._find(name, partition)
+        if target not in known.replicas:
+            wrong = f"{target} holds no replica of {key}; its replicas are {', '.join(known.replicas)}"
+        elif known.leader is None:
+            wrong = f"nobody leads {key}: start a broker of its ISR, {', '.join(known.isr)}"
+        elif known.leader == target:
+            wrong = f"{target} leads {key} already"
+        elif target not in self._live_brokers():
+            wrong = f"{target} is not alive; start it, and let it catch up"
+        elif target not in known.isr:
+            wrong = f"{target} is not in the ISR of {key}, {', '.join(known.isr)}; wait until it has caught up"
+        elif known.is_withdrawn(target):
+            wrong = f"the replica of {key} on {target} is unsound; repair its disk and restart it"
+        else:
+            return LeaderMove(key=key, leader=known.leader, leader_epoch=known.leader_epoch, target=target)
+        raise TidelogError(Code.BAD_REQUEST, wrong)
+
+    def carry_out(self, move: LeaderMove) -> pb.Command:
+        """The election that makes the target of a move the leader. Whether the ISR can do without the old leader is
+        judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
+        self._require_controller()
+        item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
+        item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
+        return pb.Command(elect_leaders=pb.ElectLeaders(controller_epoch=self._epoch(), items=[item]))
+
+    def elect_unclean(self, name: str, partition: int, broker: BrokerId) -> pb.Command:
+        """Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        key, known = self._find(name, partition)
+        wrong = why_not_unclean(self._state, key, known, broker)
+        if wrong is not None:
+            raise TidelogError(Code.BAD_REQUEST, wrong)
+        return pb.Command(
+            unclean_elect=pb.UncleanElect(
+                controller_epoch=self._epoch(), partition=ref_of(key), leader_epoch=known.leader_epoch, broker=broker
+            )
+        )
+
+    def _can_do_without_leader(self, move: LeaderMove) -> bool:
+        partition = self._state.partition(move.key)
+        if partition is None:
+            return False
+        others = sum(self._state.is_alive(broker) for broker in partition.isr if broker != move.leader)
+        return others >= self._state.streams[move.key.stream].min_isr
+
+    def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
+        """For an operator's request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        partition = stream.partitions.get(number)
+        if partition is None:
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} has partitions {stream.partitions_in_words}, not {number}"
+            )
+        return stream.key(number), partition
+
+    def _changeable(self, name: str) -> Stream:
+        """A stream that operators may alter and delete. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST,
+        UNKNOWN_STREAM."""
+        self._require_controller()
+        stream = self._state.streams.get(StreamName(name))
+        if stream is None:
+            raise unknown_stream(name)
+        if is_internal(stream.name, stream.subject, self._subjects):
+            raise TidelogError(
+                Code.BAD_REQUEST, f"stream {name} is Tidelog's own, and is neither altered nor deleted by hand"
+            )
+        return stream
+
+    def _require_controller(self) -> None:
+        if not self._epoch():
+            raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
+
+
+def unknown_stream(name: str) -> TidelogError:
+    return TidelogError(
+        Code.UNKNOWN_STREAM, f"stream {echo(name)} does not exist; `tidelog stream list` shows those that do"
+    )
+
+
+def partition_numbers(before: Mapping[str, int]) -> dict[int, int]:
+    """A request's offsets by partition. Raises TidelogError(BAD_REQUEST)."""
+    found: dict[int, int] = {}
+    for text, offset in before.items():
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise TidelogError(Code.BAD_REQUEST, f"{echo(text)} is no partition; give its number, such as '0'")
+        found[int(text)] = offset
+    return found

@@ -1,0 +1,436 @@
+"""The controller: decisions of the broker that leads the Raft group. Events in, effects out.
+
+    STANDBY --leads the group--> STARTING --own BeginControllerEpoch applied--> ACTIVE
+       ^                            |                                    |
+       +----- leads no more --------+------------------------------------+
+                                    ^---- another controller epoch ------+
+
+A command BeginControllerEpoch starts a controller epoch. A controller whose group has no cluster id yet founds a
+cluster: it asks first whether another one lives in the namespace, and starts no epoch if one does (see `founding`).
+
+Nothing is decided before its own BeginControllerEpoch is applied: until then the state here may lack what an earlier
+controller committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is
+refused when it arrives.
+
+`failover` replaces failed leaders, `relief` moves leaderships away from brokers that cannot do a leader's work,
+`repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from math import inf
+
+from metadata.cluster.command_rules import RULES
+from metadata.cluster.model import Changes, Outcome
+from metadata.commands.cluster_state import ClusterState
+from metadata.controller.admin_requests import AdminRequests
+from metadata.controller.agreed_time import ClockSurvey
+from metadata.controller.bootstrap import Claim, Founding
+from metadata.controller.controller_effects import (
+    AskForClusters,
+    BecomeController,
+    Effect,
+    HandOver,
+    MoveLeader,
+    Note,
+    Propose,
+    RefuseToFound,
+    ResignController,
+    SendProbe,
+)
+from metadata.controller.failover import DECISION_RETRY_S, Failover
+from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.liveness import Liveness
+from metadata.controller.metadata_settings import MetadataSettings
+from metadata.controller.placement import Chance
+from metadata.controller.repartitions import Repartitioning
+from wire.errors import Code, TidelogError
+from wire.protobuf import metadata_pb2 as pb
+from wire.types import BrokerId, Generation, LeaderMove, LeaderReport, Room
+
+MOST_UNHEARD_PATIENCE_S = 300.0
+"""Until a controller that clients cannot ask tries again to hand over. The time doubles with each attempt, for the
+other voters may have lost the same connection. They would hand over to each other for ever, and each of them has to
+hear first who lives."""
+
+
+class Phase(Enum):
+    STANDBY = "standby"
+    STARTING = "starting"
+    ACTIVE = "active"
+
+
+class ControllerCore:
+    """See the module. `state` is read only; the caller applies commands to it and then calls `on_applied`."""
+
+    def __init__(
+        self,
+        broker_id: BrokerId,
+        life_id: str,
+        state: ClusterState,
+        settings: MetadataSettings,
+        chance: Chance,
+        *,
+        namespace: str,
+        new_cluster_id: str,
+    ) -> None:
+        """`new_cluster_id`: the id of the cluster if this broker founds it."""
+        self._id = broker_id
+        self._life_id = life_id
+        self._state = state
+        self._settings = settings
+        self._namespace = namespace
+        self._new_cluster_id = new_cluster_id
+        self._liveness = Liveness(broker_id, settings)
+        self.clocks = ClockSurvey(settings)
+        """What the brokers' clocks say, of this controller epoch."""
+        self._leads = False
+        self._has_quorum = False
+        self._connected_at = inf
+        self._unheard_since = inf
+        """The connection for clients is lost since then, or since this controller has begun or tried to hand over
+        because of that; inf: it stands."""
+        self._unheard_patience = settings.unheard_timeout_s
+        self._phase = Phase.STANDBY
+        self._controller_epoch = 0
+        self._epoch_ticket: int | None = None
+        self._epoch_retry_at = -inf
+        self._founding: Founding | None = None
+        self._ticket = 0
+        self._handed_over = False
+        self._go_on_at = inf
+        """When the next decision is due, because the last one did not come to all that there is to decide."""
+        self._relief = Relief(state)
+        self._failover = Failover(state, settings, self._liveness, self._propose)
+        self.repartitioning = Repartitioning(
+            state,
+            settings,
+            knows=self._liveness.begun_generation,
+            live=self.live_brokers,
+            propose=self._propose,
+            epoch=lambda: self.controller_epoch,
+        )
+        self.requests = AdminRequests(
+            broker_id,
+            state,
+            self._relief,
+            chance,
+            settings,
+            namespace=namespace,
+            epoch=lambda: self.controller_epoch,
+            live_brokers=self.live_brokers,
+        )
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def controller_epoch(self) -> int:
+        """The controller epoch of this broker; 0 while it is not the controller."""
+        return self._controller_epoch if self._phase is Phase.ACTIVE else 0
+
+    @property
+    def founding(self) -> Founding | None:
+        """The search for other clusters, while this controller is about to found one."""
+        return self._founding
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def on_raft(self, leads: bool, has_quorum: bool, now: float) -> list[Effect]:
+        """Whether this node leads the group as far as it knows, and hears a majority of the voters."""
+        regained = has_quorum and not self._has_quorum
+        self._has_quorum = has_quorum
+        effects: list[Effect] = []
+        if self._leads and not leads:
+            self._leads = False
+            effects += self._stand_by()
+        elif leads and not self._leads:
+            self._leads = True
+            effects += self._start_epoch(now)
+        elif regained and self._phase is Phase.ACTIVE:
+            # Another may have been elected meanwhile, without a word of it here. Only a commit proves that this node
+            # leads the group, and probes of a deposed controller would renew the leases of deposed leaders.
+            effects += [*self._stand_by(), *self._start_epoch(now)]
+        return effects + self._decide(now)
+
+    def on_connection(self, connected: bool, now: float) -> list[Effect]:
+        """The NATS connection that probes use was lost or made."""
+        self._connected_at = now if connected else inf
+        self._liveness.on_connection(connected, now)
+        if self._founding is not None:
+            self._founding.on_connection()
+        return [*self._go_on_founding(now), *self._decide(now)]
+
+    def on_public_connection(self, connected: bool, now: float) -> list[Effect]:
+        """The NATS connection over which clients ask and founders are heard was lost or made."""
+        self._unheard_since = inf if connected else now
+        if connected:
+            self._unheard_patience = self._settings.unheard_timeout_s
+        if self._founding is not None:
+            self._founding.on_connection()
+        return [*self._go_on_founding(now), *self._decide(now)]
+
+    def on_own_question(self, now: float) -> list[Effect]:
+        """The question of this broker to all others was delivered to itself, too."""
+        if self._founding is not None:
+            self._founding.on_own_question()
+        return self._go_on_founding(now)
+
+    def on_claim(self, claim: Claim, now: float) -> list[Effect]:
+        """Another broker told to which cluster it belongs, or that it is about to found one."""
+        if self._founding is not None:
+            self._founding.on_claim(claim)
+        return self._go_on_founding(now)
+
+    def on_applied(self, changes: Changes, now: float) -> list[Effect]:
+        """The state has changed."""
+        if changes.controller and self._phase is Phase.ACTIVE and not self._holds(self._controller_epoch):
+            effects = [*self._stand_by(), *self._start_epoch(now)]
+            return effects + self._decide(now)
+        if self._founding is not None and self._state.cluster_id:
+            # The group had a cluster already, or has been given one by this controller.
+            self._founding = None
+            if self._phase is Phase.STARTING and self._epoch_ticket is None:
+                return self._start_epoch(now)
+        if self._phase is not Phase.ACTIVE:
+            return []
+        self._failover.on_applied(changes, now)
+        self.repartitioning.on_applied(changes)
+        return self._decide(now)
+
+    def on_outcome(self, ticket: int, outcome: Outcome | None, now: float) -> list[Effect]:
+        """A proposal ended; None: its outcome is unknown."""
+        if ticket != self._epoch_ticket:
+            return []
+        self._epoch_ticket = None
+        if self._phase is not Phase.STARTING:
+            return []
+        if outcome is not None and outcome.code is None and self._holds(outcome.value):
+            self._phase = Phase.ACTIVE
+            self._founding = None
+            self._failover.controller_epoch = self._controller_epoch = outcome.value
+            self._liveness.restart(now, self._connected_at)
+            self.clocks.restart()
+            self.repartitioning.begin()
+            self._failover.begin()
+            self._handed_over = False
+            if self._unheard_since < inf:
+                self._unheard_since = now
+            return [
+                Note(f"controller epoch {self._controller_epoch} begins"),
+                BecomeController(self._controller_epoch),
+                *self._decide(now),
+            ]
+        if outcome is None and self._founding is not None:
+            # It may never be committed. By the time of the next one another cluster may have been founded.
+            self._founding = self._new_founding(is_proposed=self._founding.is_proposed)
+        if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
+            # A controller epoch was applied that was not known here when this one was proposed. It is now.
+            return self._start_epoch(now)
+        if outcome is not None and outcome.code is not None and self._founding is not None:
+            taken_by = self._founding.taken_by
+            if taken_by is not None and not self._state.cluster_id:
+                # The group has answered, too: it has no cluster that the claim could have been of.
+                self._epoch_retry_at = inf
+                return [RefuseToFound(_namespace_taken(self._id, self._namespace, taken_by))]
+        self._epoch_retry_at = now + self._settings.retry_interval_s
+        return []
+
+    def on_peer_lost(self, broker: BrokerId, now: float) -> list[Effect]:
+        """The Raft connection with that broker has closed."""
+        self._liveness.on_peer_lost(broker, now)
+        return self._decide(now)
+
+    def on_raft_peers(self, connected: Collection[BrokerId]) -> None:
+        """Voters with a live Raft connection. To be called before events that may declare them dead: peer lost, no
+        responders, tick."""
+        self._liveness.on_raft_peers(connected)
+
+    def on_probe_answer(
+        self,
+        broker: BrokerId,
+        number: int,
+        generation: Generation,
+        now: float,
+        *,
+        begun: Generation | None = None,
+        vouches: bool = False,
+    ) -> list[Effect]:
+        """See `Liveness.on_answer`."""
+        self._liveness.on_answer(broker, number, generation, now, begun=begun, vouches=vouches)
+        return [*self._failover.count_witnesses(now), *self._decide(now)]
+
+    def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:
+        self._liveness.on_no_responders(broker, number, now)
+        return [*self._failover.count_witnesses(now), *self._decide(now)]
+
+    def on_condition(
+        self, broker: BrokerId, *, room: Room, disk_hangs: bool, has_master_key: bool, now: float
+    ) -> list[Effect]:
+        """A broker told of its disk and its keys, in an answer to a probe."""
+        self._relief.on_room(broker, room)
+        self._relief.on_disk(broker, disk_hangs)
+        self._relief.on_master_key(broker, has_master_key)
+        if self._phase is not Phase.ACTIVE:
+            return []
+        return [MoveLeader(move) for move in self._relief.due(now)]
+
+    def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
+        """A `MoveLeader` was carried out, or failed."""
+        self._relief.on_ended(move, moved, now)
+
+    def on_hand_over_refused(self, now: float) -> list[Effect]:
+        """No other voter can take over. A controller that is cut off from most brokers goes on like a new one, which
+        believes its probes in the end: else a standalone voter would never declare most of its observers dead."""
+        if self._handed_over and self._phase is Phase.ACTIVE:
+            self._liveness.restart(now, self._connected_at)
+        return self._decide(now)
+
+    def on_reports(self, reports: Iterable[LeaderReport], now: float) -> list[Effect]:
+        """A follower suspects its leaders. Only the witnesses of the reported partitions are counted: a failed broker
+        may lead thousands."""
+        suspected = [report.key for report in reports if self._failover.suspect(report, now)]
+        return [*self._failover.count_witnesses(now, suspected), *self._decide(now)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """To be called at `next_deadline`, and at any other time."""
+        if self._phase is Phase.STARTING and self._epoch_ticket is None and now >= self._epoch_retry_at:
+            return self._start_epoch(now)
+        if self._phase is Phase.STARTING:
+            return self._go_on_founding(now)
+        return [*self._failover.count_witnesses(now), *self._decide(now)]
+
+    def next_deadline(self) -> float:
+        if self._phase is Phase.STARTING:
+            hears = self._connected_at < inf and self._unheard_since == inf
+            searches = hears and self._epoch_retry_at == inf
+            search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
+            return min(search_at, self._epoch_retry_at if self._epoch_ticket is None else inf)
+        if self._phase is Phase.ACTIVE and self._has_quorum:
+            return min(self._liveness.next_deadline(), self._go_on_at)
+        return inf
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def newest_answer(self, broker: BrokerId) -> int:
+        """The newest probe that this broker has answered, among answers that have arrived; 0: none in this controller
+        epoch."""
+        return self._liveness.newest_answer(broker)
+
+    def live_brokers(self) -> list[BrokerId]:
+        """Alive by the state, and listening as far as the last probes tell."""
+        return [
+            broker
+            for broker, known in sorted(self._state.brokers.items())
+            if known.alive and not self._liveness.is_refused(broker)
+        ]
+
+    # ---- inside ----------------------------------------------------------------------------------------------------
+
+    def _holds(self, epoch: int) -> bool:
+        state = self._state
+        return (
+            state.controller_epoch == epoch
+            and state.controller == self._id
+            and state.controller_life_id == self._life_id
+        )
+
+    def _propose(self, command: pb.Command) -> Propose:
+        self._ticket += 1
+        return Propose(command, self._ticket)
+
+    def _stand_by(self) -> list[Effect]:
+        was = self._phase
+        self._phase = Phase.STANDBY
+        self._epoch_ticket = None
+        self._founding = None
+        self._failover.end()
+        self._relief.clear()
+        self.repartitioning.end()
+        if was is not Phase.ACTIVE:
+            return []
+        return [Note(f"controller epoch {self._controller_epoch} is over"), ResignController()]
+
+    def _start_epoch(self, now: float) -> list[Effect]:
+        if not self._leads:
+            return []
+        self._phase = Phase.STARTING
+        if not self._state.cluster_id:
+            if self._founding is None:
+                self._founding = self._new_founding(is_proposed=False)
+            if not self._founding.is_over:
+                self._epoch_retry_at = inf
+                return self._go_on_founding(now)
+        self._epoch_retry_at = now + DECISION_RETRY_S
+        founds = self._founding is None or self._founding.taken_by is None
+        proposal = self._propose(
+            pb.Command(
+                begin_controller_epoch=pb.BeginControllerEpoch(
+                    controller=self._id,
+                    life_id=self._life_id,
+                    expected_controller_epoch=self._state.controller_epoch,
+                    # Without an id no cluster is founded: the group says whether it has one that is not known here yet.
+                    cluster_id=self._new_cluster_id if founds else "",
+                    rules=RULES,
+                )
+            )
+        )
+        self._epoch_ticket = proposal.ticket
+        return [proposal]
+
+    def _new_founding(self, *, is_proposed: bool) -> Founding:
+        return Founding(self._new_cluster_id, self._settings.founding_wait_s, is_proposed=is_proposed)
+
+    def _go_on_founding(self, now: float) -> list[Effect]:
+        """While it searches: ask, or start an epoch when the search is over."""
+        founding = self._founding
+        if founding is None or self._epoch_ticket is not None or self._epoch_retry_at < inf:
+            return []
+        asks = self._connected_at < inf and self._unheard_since == inf and founding.tick(now)
+        if founding.is_over:
+            return self._start_epoch(now)
+        return [AskForClusters()] if asks else []
+
+    def _decide(self, now: float) -> list[Effect]:
+        """What is due: probes, declarations of death, elections, steps of repartitions."""
+        self._go_on_at = inf
+        if self._phase is not Phase.ACTIVE or not self._has_quorum:
+            return []
+        orders = self._liveness.tick(now, self._state.brokers, self._state.generation)
+        effects: list[Effect] = [
+            SendProbe(order.broker, order.number, order.answered, self._controller_epoch) for order in orders
+        ]
+        verdict = self._liveness.verdict(now)
+        if verdict.hand_over:
+            if not self._handed_over:
+                self._handed_over = True
+                effects += _hand_over("cut off from most brokers")
+            return effects
+        self._handed_over = False
+        if now - self._unheard_since >= self._unheard_patience:
+            self._unheard_since = now
+            self._unheard_patience = min(2 * self._unheard_patience, MOST_UNHEARD_PATIENCE_S)
+            effects += _hand_over("clients cannot ask it")
+        effects += self._failover.declare_dead(verdict.dead, now)
+        effects += self._failover.end_waits(now)
+        effects += self._failover.replace(verdict.behind, verdict.cut_off, now)
+        effects += self.repartitioning.due(now)
+        if self._failover.has_more:
+            self._go_on_at = now
+        return effects
+
+
+def _hand_over(why: str) -> list[Effect]:
+    return [Note(f"{why}; another voter should become the controller"), HandOver(why)]
+
+
+def _namespace_taken(founder: BrokerId, namespace: str, claim: Claim) -> TidelogError:
+    return TidelogError(
+        Code.BAD_CONFIG,
+        f"broker {founder} founds no cluster: cluster {claim.cluster_id} (broker {claim.broker}) lives in"
+        f" namespace {namespace!r} of this NATS system already; to join it give its voters with --raft-peer"
+        " ID=HOST:PORT (raft_peers) and its --raft-secret-file, for a cluster beside it choose another --namespace",
+    )

@@ -1,0 +1,204 @@
+"""Brokers that cannot do a leader's work, because their disks run full or hang or because they lack the master key of
+encrypted streams, are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
+
+How much room a broker has, whether its disk hangs, and whether it has a key, rides on its probe answers, the newest
+counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would move it
+(`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on reports that have
+become old. The old leader stays in the ISR, unless its disk hangs.
+
+    SHORT     leaderships go to an ISR member with AMPLE room; but not of streams that evict, for which the broker makes
+              room
+    FULL      all go, to AMPLE room, else to a broker that is SHORT, which still takes records
+    nowhere   the leader stays, serves reads, and refuses publishes once it is FULL
+    hangs     all go to a member whose disk answers and that takes records; the leader leaves the ISR with that if
+              min ISR members remain then, for commits would wait for its disk
+    no key    leaderships of encrypted streams go to an ISR member with a key, whether it has room or not; and none of
+              them goes to a broker without one
+
+No leadership goes to a broker whose disk hangs. A move that fails is tried again after a pause that doubles; a few are
+under way at a time. A broker that was relieved gets no leadership back when it has room, or a disk that answers, again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from metadata.cluster.model import Partition
+from metadata.commands.cluster_state import ClusterState
+from wire.stream_config import OnUnderCapacity, StreamConfig
+from wire.turns import LOOKS
+from wire.types import BrokerId, LeaderMove, PartitionKey, Room
+
+MAX_MOVES = 16
+"""Under way at a time."""
+SHORTEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+LOOK_INTERVAL_S = 0.2
+"""While some broker is in need a walk through all partitions begins this often, as the one before has ended. It takes a
+turn with each answer to a probe."""
+OF_LED: Final = 2
+"""Looks that a partition takes which a broker in need leads."""
+
+_RANK: Final[Mapping[Room, int]] = {Room.AMPLE: 0, Room.SHORT: 1, Room.FULL: 2}
+
+
+@dataclass(slots=True)
+class _Failed:
+    pause_s: float
+    again_at: float
+
+
+class Relief:
+    """`state` is read only."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._rooms: dict[BrokerId, Room] = {}
+        self._hanging: set[BrokerId] = set()
+        self._without_key: set[BrokerId] = set()
+        self._under_way: dict[PartitionKey, LeaderMove] = {}
+        self._failed: dict[PartitionKey, _Failed] = {}
+        self._in_need: set[BrokerId] = set()
+        self._walk: Iterator[list[PartitionKey]] | None = None
+        """What is left of a walk through the partitions that brokers in need lead."""
+        self._walk_at = -inf
+
+    def clear(self) -> None:
+        """The controller epoch is over: reports of brokers are forgotten, and moves end by themselves."""
+        self._rooms.clear()
+        self._hanging.clear()
+        self._without_key.clear()
+        self._failed.clear()
+        self._walk = None
+
+    def on_room(self, broker: BrokerId, room: Room) -> None:
+        self._rooms[broker] = room
+
+    def on_disk(self, broker: BrokerId, hangs: bool) -> None:
+        if hangs:
+            self._hanging.add(broker)
+        else:
+            self._hanging.discard(broker)
+
+    def on_master_key(self, broker: BrokerId, has_one: bool) -> None:
+        if has_one:
+            self._without_key.discard(broker)
+        else:
+            self._without_key.add(broker)
+
+    def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
+        """Brokers for new replicas: the ones that are not known to lack room or to hang, if there are `enough`, else
+        all."""
+        roomy = [
+            broker
+            for broker in brokers
+            if self._rooms.get(broker, Room.AMPLE) is Room.AMPLE and broker not in self._hanging
+        ]
+        return roomy if len(roomy) >= enough else list(brokers)
+
+    def due(self, now: float) -> list[LeaderMove]:
+        """Moves to begin now; say how each ended with `on_ended`."""
+        short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
+        keyless = self._without_key if self._without_key and self._is_any_encrypted() else set()
+        self._in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
+        if not self._in_need:
+            self._failed.clear()
+            self._walk = None
+            return []
+        if self._walk is None and now >= self._walk_at:
+            self._walk, self._walk_at = self._state.walk(self._is_led_in_need), now + LOOK_INTERVAL_S
+        out: list[LeaderMove] = []
+        looks = 0
+        while self._walk is not None and looks < LOOKS:
+            keys = next(self._walk, None)
+            if keys is None or len(self._under_way) >= MAX_MOVES:
+                self._walk = None
+                break
+            looks += 1 + OF_LED * len(keys)
+            out += self._moves(keys, now)
+        return out
+
+    def _moves(self, keys: Sequence[PartitionKey], now: float) -> Iterator[LeaderMove]:
+        for key in keys:
+            partition = self._state.partition(key)
+            if len(self._under_way) >= MAX_MOVES or partition is None or not self._is_to_move(key, partition):
+                continue
+            target = self._target(key, partition)
+            if target is None or key in self._under_way or not self._is_due(key, now):
+                continue
+            assert partition.leader is not None
+            move = LeaderMove(
+                key=key,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                target=target,
+                disk_hangs=partition.leader in self._hanging,
+            )
+            self._under_way[key] = move
+            yield move
+
+    def on_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
+        self._under_way.pop(move.key, None)
+        failed = self._failed.pop(move.key, None)
+        if not moved:
+            pause = min(LONGEST_PAUSE_S, 2 * failed.pause_s if failed is not None else SHORTEST_PAUSE_S)
+            self._failed[move.key] = _Failed(pause, now + pause)
+
+    def _is_due(self, key: PartitionKey, now: float) -> bool:
+        failed = self._failed.get(key)
+        return failed is None or now >= failed.again_at
+
+    def _is_led_in_need(self, partition: Partition) -> bool:
+        return partition.leader in self._in_need
+
+    def _is_to_move(self, key: PartitionKey, partition: Partition) -> bool:
+        """Whether it is led by a broker that should not lead it."""
+        leader, settings = partition.leader, self._state.streams[key.stream].settings
+        if leader is None or leader not in self._in_need:
+            return False
+        room = self._rooms.get(leader, Room.AMPLE)
+        return (
+            self._lacks_key(leader, settings)
+            or leader in self._hanging
+            or room is Room.FULL
+            or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
+        )
+
+    def _is_any_encrypted(self) -> bool:
+        return any(stream.settings.encryption for stream in self._state.streams.values())
+
+    def _lacks_key(self, broker: BrokerId, settings: StreamConfig) -> bool:
+        return settings.encryption and broker in self._without_key
+
+    def _target(self, key: PartitionKey, partition: Partition) -> BrokerId | None:
+        """A live member of the ISR with more room than the leader (or another reason to lead in its place), that can
+        take records; most room first, then the one that leads fewest, moves on their way counted."""
+        leader = partition.leader
+        assert leader is not None
+        settings = self._state.streams[key.stream].settings
+        if self._lacks_key(leader, settings):
+            worst = len(_RANK)
+        elif leader in self._hanging:
+            worst = _RANK[Room.FULL]
+        else:
+            worst = _RANK[self._rooms.get(leader, Room.AMPLE)]
+        able = [
+            broker
+            for broker in partition.isr
+            if broker != leader
+            and self._state.is_alive(broker)
+            and not partition.is_withdrawn(broker)
+            and broker in self._rooms
+            and broker not in self._hanging
+            and not self._lacks_key(broker, settings)
+            and _RANK[self._rooms[broker]] < worst
+        ]
+        order = partition.replicas.index
+        return min(able, key=lambda b: (_RANK[self._rooms[b]], self._will_lead(b), order(b)), default=None)
+
+    def _will_lead(self, broker: BrokerId) -> int:
+        coming = sum(move.target == broker for move in self._under_way.values())
+        return self._state.led_by(broker) + coming

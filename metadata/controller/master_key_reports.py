@@ -1,0 +1,52 @@
+"""Which brokers have master keys, as far as the controller has heard: encrypted streams need one wherever they lie.
+
+A broker tells the ids of its keys, never a key, as one of the labels of its probe answers. A broker that has not
+answered this controller yet counts as having one. A broker that leads an encrypted partition without a key is relieved
+of the leadership: `metadata.controller.leader_rebalancing`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from metadata.commands.cluster_state import ClusterState
+from wire.errors import Code, TidelogError
+from wire.stream_config import StreamConfig
+from wire.types import BrokerId
+
+_log = logging.getLogger(__name__)
+
+_MOST_NAMED: Final = 5
+MASTER_KEYS_LABEL: Final = "master_keys"
+"""Its text: the ids with commas, the one that wraps first; empty for none."""
+
+
+def warn_of_missing_keys(broker: BrokerId, ids: Sequence[str], state: ClusterState) -> None:
+    """At the start of a broker. `ids`: of its master keys."""
+    encrypted = sorted(stream.name for stream in state.streams.values() if stream.settings.encryption)
+    is_default = StreamConfig.from_strings(dict(state.defaults)).encryption
+    if ids or not (encrypted or is_default):
+        return
+    named = ", ".join(encrypted[:_MOST_NAMED]) + (" and others" if len(encrypted) > _MOST_NAMED else "")
+    _log.warning(
+        "%s has no master key, and the cluster encrypts %s: it stores such records, and refuses to serve them and to"
+        " take them (NO_KEY); give it the cluster's keys with --master-key-file, master_key_file or TIDELOG_MASTER_KEY,"
+        " and start it again",
+        broker,
+        named or "new streams by default",
+    )
+
+
+def check_encryption(labels: Mapping[BrokerId, Mapping[str, str]]) -> None:
+    """Before a stream becomes encrypted. `labels` of live brokers. Raises TidelogError(BAD_CONFIG) that names those
+    without a master key."""
+    without = sorted(broker for broker, said in labels.items() if said.get(MASTER_KEYS_LABEL) == "")
+    if without:
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"encryption=true needs a master key on every broker, and {', '.join(without)} "
+            f"{'has' if len(without) == 1 else 'have'} none; give it with --master-key-file, master_key_file or "
+            "TIDELOG_MASTER_KEY",
+        )

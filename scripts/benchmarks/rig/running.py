@@ -1,0 +1,183 @@
+"""A run of the comparison: fresh clusters of both systems in turn, never two at once; bursts of records into them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from scripts.benchmarks.rig.comparison import Comparison, shown
+from scripts.benchmarks.rig.publisher import Publisher, Sent, Task
+from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog, cpu_by_server, subjects
+
+_S = TypeVar("_S", bound=System)
+
+SETTLE = 1.5
+"""Seconds without a further commit after which missing records count as lost."""
+SETTLE_TIMEOUT = 60.0
+POLL = 0.02
+"""Seconds between two reads of the committed end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Arguments of the workloads: how much to do, where, and where figures go."""
+
+    rounds: int
+    quick: bool
+    """Fewer records and repetitions, for a first look."""
+    folder: Path
+    """For the data of the clusters: on the disk that is measured."""
+    comparison: Comparison
+    kills: int = 10
+    """Of a leader, in all rounds together."""
+
+    def add(self, key: str, system: System, *samples: float) -> None:
+        """Of a figure that the workload declares."""
+        self.comparison.add(key, system.name, *samples)
+        tell(f"    {system.name} {key}: {', '.join(map(shown, samples))} {self.comparison.unit(key)}")
+
+    def scaled(self, count: int) -> int:
+        """Of records, or of repetitions."""
+        return max(1, count // 5) if self.quick else count
+
+    async def alternate(
+        self,
+        measure: Callable[[System], Awaitable[None]],
+        tidelog: Durability | None = Durability.DURABLE,
+        jetstream: Durability | None = Durability.ACCEPTED,
+    ) -> None:
+        """Calls `measure` with a fresh cluster of each system in turn, for all rounds: JetStream first, in every
+        other round Tidelog first. None: that system is left out."""
+        kinds: list[tuple[type[Tidelog | JetStream], Durability]] = []
+        if jetstream is not None:
+            kinds.append((JetStream, jetstream))
+        if tidelog is not None:
+            kinds.append((Tidelog, tidelog))
+        for number in range(self.rounds):
+            for kind, durability in kinds if number % 2 == 0 else reversed(kinds):
+                tell(f"  round {number + 1}: {kind.name}, {durability.value}")
+                async with self.fresh(kind, durability) as system:
+                    await measure(system)
+
+    @asynccontextmanager
+    async def fresh(self, kind: Callable[[Path, Durability], _S], durability: Durability) -> AsyncIterator[_S]:
+        """A cluster with nothing in it, gone with its data in the end."""
+        folder = Path(tempfile.mkdtemp(prefix="cluster-", dir=self.folder))
+        try:
+            async with kind(folder, durability) as system:
+                yield system
+        finally:
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Records that were published plainly, and their outcome."""
+
+    sent: Sent
+    committed: int
+    seconds: float
+    """From the first byte sent to the last commit on all replicas that was seen."""
+    cpu: dict[str, float]
+    """Seconds that each server process used meanwhile."""
+
+    @property
+    def lost(self) -> int:
+        return self.sent.count - self.committed
+
+    @property
+    def rate(self) -> float:
+        """Committed on all replicas, records/s."""
+        return self.committed / self.seconds
+
+    @property
+    def cpu_per_million(self) -> float:
+        """Seconds of all servers together for 10⁶ committed records."""
+        return sum(self.cpu.values()) * 1e6 / max(1, self.committed)
+
+
+async def burst(
+    system: System,
+    count: int,
+    *,
+    partitions: int = 1,
+    size: int = 128,
+    lines: Path | None = None,
+    headers: bool = False,
+    rate: float | None = None,
+) -> Burst:
+    """Into a new stream, which is deleted in the end."""
+    async with new_stream(system, partitions) as stream:
+        task = Task(
+            targets=await targets(system, stream, partitions),
+            count=count,
+            size=size,
+            lines=None if lines is None else str(lines),
+            headers=headers,
+            rate=rate,
+        )
+        async with Publisher(task) as publisher:
+            before = cpu_by_server(system)
+            began = time.perf_counter()
+            sending = asyncio.create_task(publisher.go())
+            committed, ended = await settled(system, stream, count, sending)
+            after = cpu_by_server(system)
+            sent = await sending
+    used = {name: after[name] - before[name] for name in after}
+    return Burst(sent=sent, committed=committed, seconds=ended - began, cpu=used)
+
+
+async def settled(
+    system: System, stream: str, count: int, sending: asyncio.Task[Sent] | None = None
+) -> tuple[int, float]:
+    """(records committed, time of the last commit that was seen): when `count` are, or when none has been for
+    SETTLE seconds after all were sent. Raises TimeoutError when the number stays unknown for SETTLE_TIMEOUT."""
+    committed = 0
+    ended = known = moving = time.perf_counter()
+    while True:
+        seen = await system.committed(stream)
+        now = time.perf_counter()
+        if seen is not None and seen > committed:
+            committed, ended = seen, now
+        if committed >= count:
+            return committed, ended
+        if sending is not None and not sending.done():
+            known = moving = now
+        elif seen is None:
+            moving = now
+        else:
+            known = now
+        if now - max(moving, ended) > SETTLE:
+            return committed, ended
+        if now - known > SETTLE_TIMEOUT:
+            raise TimeoutError(f"{system.name} has not brought its replicas together for {SETTLE_TIMEOUT:.0f} s")
+        await asyncio.sleep(POLL)
+
+
+async def targets(system: System, stream: str, partitions: int) -> Sequence[tuple[str, str]]:
+    """For a publisher: each partition's server and subject."""
+    return [
+        (await system.leader_url(stream, partition), subject)
+        for partition, subject in enumerate(subjects(stream, partitions))
+    ]
+
+
+@asynccontextmanager
+async def new_stream(system: System, partitions: int = 1) -> AsyncIterator[str]:
+    """The name of a stream, which is deleted in the end."""
+    stream = f"bench{time.monotonic_ns()}"
+    await system.create(stream, partitions)
+    yield stream
+    await system.delete(stream)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,348 @@
+"""Write the tables of docs/ that are made from declarations in the code and from the comments of wire/protobuf/*.proto.
+
+Usage: scripts/docs-tables [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `--check` writes nothing and fails when a
+table is out of date. tests/unit/project/test_docs_tables.py checks the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from inspect import getsource
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.replica.replica_settings import ReplicaSettings
+from metadata.controller.metadata_settings import MetadataSettings
+from scripts.reference.docs_bounds import BOUNDS
+from wire.error_details import ADDED_BY_CLIENTS, declared_details
+from wire.errors import Code
+from wire.operations.api_operations import OPERATIONS
+from wire.protobuf.metadata_pb2 import Command
+from wire.security.permissions import Grant, Permissions, Role, Scope, permissions_of
+from wire.stream_config import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PROTOS = ROOT / "wire" / "protobuf"
+_TABLE = re.compile(r"(<!-- table: (?P<name>[a-z_-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def stream_settings() -> str:
+    return _table(
+        ("KEY", "values", "default", "meaning", "while a stream is used", "since"),
+        (
+            (
+                f"`{setting.name}`",
+                setting.kind.values,
+                setting.default_in_words,
+                setting.help,
+                setting.alterable_in_words,
+                setting.since,
+            )
+            for setting in SETTINGS.values()
+        ),
+    )
+
+
+def section(settings: type[Any]) -> Callable[[], str]:
+    """Of a section of a broker's configuration: its fields and the docstrings below them."""
+
+    def make() -> str:
+        meanings = _field_docstrings(settings)
+        return _table(
+            ("setting", "default", "meaning"),
+            ((f"`{entry.name}`", _spelled(entry.default), meanings[entry.name]) for entry in fields(settings)),
+        )
+
+    return make
+
+
+def api_operations() -> str:
+    return _table(
+        ("operation", "asked with", "access", "what it does", "refused with, besides those of all"),
+        (
+            (
+                f"`{operation.name}.<{operation.named}>`" if operation.named else f"`{operation.name}`",
+                ", ".join(_asked(entry) for entry in fields(operation.request_kind)) or "nothing",
+                "writes" if operation.writes else "reads",
+                operation.help,
+                ", ".join(code.name for code in operation.refusals) or "none",
+            )
+            for operation in OPERATIONS.values()
+        ),
+    )
+
+
+def error_details() -> str:
+    carried = {detail: [code.name for code in Code if detail in code.details] for detail in declared_details()}
+    return _table(
+        ("detail", "value", "of", "meaning"),
+        (
+            (
+                f"`{detail.name}`",
+                detail.values,
+                "any error, by the client" if detail in ADDED_BY_CLIENTS else ", ".join(codes),
+                detail.help,
+            )
+            for detail, codes in carried.items()
+        ),
+    )
+
+
+def bounds() -> str:
+    return _table(
+        ("what is bounded", "limit", "kept by", "what the sender hears", "counter"),
+        (
+            (bound.on, bound.limit, f"`{bound.where}`", bound.answer, f"`{bound.counter}`" if bound.counter else "none")
+            for bound in BOUNDS
+        ),
+    )
+
+
+def permissions() -> str:
+    """With the placeholders STREAM, SUBJECT, BROKER, GROUP, ID and USER."""
+    scope = Scope(streams=("STREAM",), subjects=("SUBJECT",), partitions=2, inbox_prefix="_INBOX.USER")
+    scopes = {
+        Role.BROKER: Scope(broker="BROKER", subjects=("SUBJECT",)),
+        Role.ADMIN: Scope(inbox_prefix="_INBOX.USER"),
+        Role.MONITORING: Scope(inbox_prefix="_INBOX.USER"),
+    }
+
+    def spelled(grants: Iterable[Grant]) -> str:
+        return ", ".join(dict.fromkeys(f"`{grant.subject}`" for grant in grants))
+
+    granted = {f"`{role.value}`": permissions_of(role, scopes.get(role, scope)) for role in Role}
+    grouped = permissions_of(Role.CONSUMER, replace(scope, groups=("GROUP",)))
+    more = tuple(grant for grant in grouped.publish if grant not in granted[f"`{Role.CONSUMER.value}`"].publish)
+    granted["`consumer`, `spark` with `--group`: also"] = Permissions(more, grouped.subscribe)
+    discovering = permissions_of(Role.CONSUMER, replace(scope, groups=("GROUP",), discovers=True))
+    more = tuple(grant for grant in discovering.publish if grant not in grouped.publish)
+    granted["`consumer`, `spark` with `--group` and `--patterns`: also"] = Permissions(more, discovering.subscribe)
+    transactional = permissions_of(Role.PRODUCER, replace(scope, transactional_ids=("ID",)))
+    more = tuple(grant for grant in transactional.publish if grant not in granted[f"`{Role.PRODUCER.value}`"].publish)
+    granted["`producer` with `--transactional-id`: also"] = Permissions(more, transactional.subscribe)
+    with_group = permissions_of(Role.PRODUCER, replace(scope, transactional_ids=("ID",), groups=("GROUP",)))
+    more = tuple(grant for grant in with_group.publish if grant not in transactional.publish)
+    granted["`producer` with `--transactional-id` and `--group`: also"] = Permissions(more, with_group.subscribe)
+    return _table(
+        ("role", "publishes to", "subscribes to"),
+        ((name, spelled(each.publish), spelled(each.subscribe)) for name, each in granted.items()),
+    )
+
+
+def _asked(entry: Field[Any]) -> str:
+    optional = entry.default is not MISSING or entry.default_factory is not MISSING
+    return f"`{entry.name}`{' (optional)' if optional else ''}"
+
+
+@dataclass(slots=True)
+class ProtoMessage:
+    """A message of a .proto file."""
+
+    purpose: str
+    """Comment above the message."""
+    fields: list[tuple[int, str, str]]
+    """Number, name and comment of each field, in the order of the file."""
+
+
+_BLOCK = re.compile(r"(message|enum|oneof) (\w+) \{$")
+_FIELD = re.compile(r"(?:(?:repeated|optional) )?(?:map<\w+, \w+>|[\w.]+) (\w+) = (\d+);(?:\s*// (.*))?$")
+
+
+def proto_messages(text: str) -> dict[str, ProtoMessage]:
+    """Messages outside of others; fields of a oneof count as fields of its message."""
+    found: dict[str, ProtoMessage] = {}
+    blocks: list[tuple[str, str]] = []
+    comment: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("//"):
+            comment.append(line.removeprefix("//").strip())
+            continue
+        above, comment = " ".join(comment), []
+        if begins := _BLOCK.match(line):
+            blocks.append((begins[1], begins[2]))
+            if len(blocks) == 1 and begins[1] == "message":
+                found[begins[2]] = ProtoMessage(above, [])
+        elif line == "}":
+            blocks.pop()
+        elif blocks and all(kind == "oneof" for kind, _ in blocks[1:]) and (field := _FIELD.match(line)):
+            message = found.get(blocks[0][1])
+            if message is not None:
+                message.fields.append((int(field[2]), field[1], above or field[3] or ""))
+    return found
+
+
+def field_rows(name: str) -> Callable[[], str]:
+    """A row for each field of a message of wire/protobuf/tidelog.proto."""
+
+    def make() -> str:
+        message = proto_messages((PROTOS / "tidelog.proto").read_text())[name]
+        return _table(
+            (name, "meaning"), ((f"{number} `{field}`", comment) for number, field, comment in message.fields)
+        )
+
+    return make
+
+
+def message_rows(file: str, *names: str) -> Callable[[], str]:
+    """A row for each of some messages."""
+
+    def make() -> str:
+        messages = proto_messages((PROTOS / file).read_text())
+        return _table(
+            ("message", "purpose", "fields"),
+            (
+                (
+                    name,
+                    messages[name].purpose,
+                    ", ".join(
+                        f"{number} `{field}`{f' ({comment})' if comment else ''}"
+                        for number, field, comment in messages[name].fields
+                    ),
+                )
+                for name in names
+            ),
+        )
+
+    return make
+
+
+def raft_commands() -> str:
+    messages = proto_messages((PROTOS / "metadata.proto").read_text())
+    commands = (name for name in messages if name in _bodies_of_commands())
+    return message_rows("metadata.proto", *commands)()
+
+
+def _bodies_of_commands() -> set[str]:
+    """The kinds of messages that a Raft command may carry."""
+    body = Command.DESCRIPTOR.oneofs_by_name["body"]
+    return {field.message_type.name for field in body.fields if field.message_type is not None}
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "api-operations": api_operations,
+    "error-details": error_details,
+    "stream-settings": stream_settings,
+    "replica-settings": section(ReplicaSettings),
+    "metadata-settings": section(MetadataSettings),
+    "storage-settings": section(StorageSettings),
+    "replication-request": field_rows("ReplicationRequest"),
+    "replication-messages": message_rows(
+        "tidelog.proto",
+        "LeaderEpochOffsetRequest",
+        "LeaderEpochOffsetResponse",
+        "SnapshotRequest",
+        "SnapshotResponse",
+        "PartitionNotification",
+    ),
+    "append-request": field_rows("AppendRequest"),
+    "client-messages": message_rows("tidelog.proto", "AppendResponse", "FetchRequest"),
+    "controller-messages": message_rows(
+        "metadata.proto",
+        "Probe",
+        "ProbeAnswer",
+        "AlterIsrRequest",
+        "IsrAlteration",
+        "CutoverRequest",
+        "RetiredRequest",
+        "LeaderReports",
+        "WithdrawRequest",
+        "WithdrawReplica",
+        "DrainRequest",
+        "ClusterClaim",
+    ),
+    "raft-commands": raft_commands,
+    "group-messages": message_rows(
+        "groups.proto",
+        "HeartbeatRequest",
+        "HeartbeatResponse",
+        "CommitRequest",
+        "OffsetsRequest",
+        "CommittedOffset",
+        "CursorRequest",
+        "CursorResponse",
+    ),
+    "group-records": message_rows(
+        "groups.proto", "GroupRecord", "MemberRecord", "OffsetRecord", "PendingRecord", "CursorRecord"
+    ),
+    "transaction-messages": message_rows(
+        "transactions.proto",
+        "InitRequest",
+        "InitResponse",
+        "AddRequest",
+        "AddResponse",
+        "EndRequest",
+        "EndResponse",
+        "EndFamilyRequest",
+        "EndFamilyResponse",
+        "FamilyMember",
+        "FamilyRequest",
+        "FamilyResponse",
+        "TransactionPartition",
+    ),
+    "transaction-ends": message_rows("tidelog.proto", "EndTransactionRequest"),
+    "transaction-records": message_rows("transactions.proto", "TransactionRecord", "FamilyRecord", "ProducerIds"),
+    "bounds": bounds,
+    "permissions": permissions,
+}
+
+
+def with_tables(text: str) -> str:
+    """A document with its tables as they are now."""
+    return _TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}{found[3]}", text)
+
+
+def stale() -> list[Path]:
+    """Documents with a table that differs from the code."""
+    return [path for path in sorted(DOCS.glob("*.md")) if with_tables(path.read_text()) != path.read_text()]
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    cells = [[*head], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(cells[0]), *lines[1:], ""])
+
+
+def _field_docstrings(settings: type[Any]) -> dict[str, str]:
+    (body,) = ast.parse(dedent(getsource(settings))).body
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for entry, below in zip(body.body, body.body[1:], strict=False):
+        match entry, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
+def _spelled(value: object) -> str:
+    """As a configuration file has it; sizes in MiB."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"{value} ({value >> 20} MiB)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    check = "--check" in sys.argv[1:]
+    outdated = stale()
+    for path in outdated:
+        print(f"{'stale' if check else 'wrote'} {path.relative_to(DOCS.parent)}")
+        if not check:
+            path.write_text(with_tables(path.read_text()))
+    if outdated and check:
+        sys.exit("run scripts/docs-tables")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`tidelog broker`: one broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.terminal.session import cluster_options, console, print_json, run
+from tidelog.cli.terminal.tables import Rows, in_words, size
+
+if TYPE_CHECKING:
+    from tidelog.client.client import Client
+    from wire.operations.api_operations import BrokerDescription, HeldReplica
+
+
+@click.group()
+def broker() -> None:
+    """One broker and its replicas. `tidelog cluster status` lists the brokers."""
+
+
+@broker.command()
+@click.argument("broker_id", metavar="BROKER")
+@cluster_options
+def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) -> None:
+    """Show the replicas that BROKER holds with their bytes on its disk, the partitions that cannot do without it, and
+    the traffic of its clients since it was started.
+
+    \b
+    Example, before b1 is stopped for maintenance:
+      tidelog broker describe b1
+      tidelog partition move-leader flights 0 b2        # for each partition that it leads
+    """
+
+    async def work(client: Client) -> None:
+        found = await client.describe_broker(broker_id)
+        if as_json:
+            print_json(found)
+        else:
+            _show(found)
+
+    run(server, namespace, work)
+
+
+def _show(found: BrokerDescription) -> None:
+    table = Rows("partition", "leads", "standing", "in sync", "min ISR", "on disk", folds=("in sync",))
+    for replica in found["held"]:
+        table.add(
+            _name(replica),
+            "yes" if replica["leads"] else "",
+            replica["standing"],
+            " ".join(replica["isr"]),
+            str(replica["min_isr"]),
+            size(replica.get("bytes_on_disk")),
+        )
+    life = "alive" if found["alive"] else "[red]dead[/]"
+    role = "voter" if found["voter"] else "observer"
+    internal = ""
+    if found.get("internal_replicas"):
+        internal = f", and {found['internal_leaders']} of {found['internal_replicas']} internal ones"
+    console().print(
+        f"broker [bold]{found['id']}[/]  {life}, {role}, leads {found['leaders']} of {found['replicas']} partitions"
+        f"{internal}, on disk {size(found.get('bytes_on_disk'))}",
+        highlight=False,
+    )
+    for line in in_words(found.get("traffic")):
+        console().print(line, highlight=False)
+    table.show()
+    if found["alive"] and (short := [_name(replica) for replica in found["held"] if _stops_commits(replica)]):
+        console().print(
+            f"[yellow]without {found['id']}[/] acknowledged publishes to {', '.join(short)} are refused:"
+            " too few other replicas are in sync",
+            highlight=False,
+        )
+
+
+def _name(replica: HeldReplica) -> str:
+    return f"{replica['stream']}/{replica['partition']}"
+
+
+def _stops_commits(replica: HeldReplica) -> bool:
+    """Whether the ISR falls below min ISR, or to nothing, without this member of it."""
+    return replica["standing"] == "isr" and len(replica["isr"]) - 1 < replica["min_isr"]

@@ -1,0 +1,221 @@
+"""`tidelog cluster`: the state of the cluster, and its defaults for new streams."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from tidelog.cli.administration.recover import recover
+from tidelog.cli.administration.rotate_secret import rotate_secret
+from tidelog.cli.terminal.session import cluster_options, console, counted, print_json, run
+from tidelog.cli.terminal.setting_options import SettingsCommand, alteration_options, config_of
+from tidelog.cli.terminal.shown import shown
+from tidelog.cli.terminal.tables import Rows
+from wire.notation import bytes_in_words
+
+if TYPE_CHECKING:
+    from tidelog.client.client import Client
+    from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions
+
+
+@click.group()
+def cluster() -> None:
+    """The state of the cluster, its defaults for new streams, and its secret."""
+
+
+cluster.add_command(recover)
+cluster.add_command(rotate_secret)
+
+
+@cluster.command()
+@cluster_options
+def status(server: str | None, namespace: str, as_json: bool) -> None:
+    """Show the brokers, how many partitions are in trouble, and how much each broker has dropped since its start."""
+
+    async def work(client: Client) -> None:
+        found = await client.cluster_status()
+        if as_json:
+            print_json(found)
+        else:
+            _show(found)
+
+    run(server, namespace, work)
+
+
+@cluster.command(cls=SettingsCommand)
+@alteration_options
+@cluster_options
+def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str | None, namespace: str, as_json: bool) -> None:
+    """Change the settings that new streams get where they bring none of their own."""
+    config = config_of(settings)
+
+    async def work(client: Client) -> None:
+        defaults = await client.alter_cluster(config=config, unset=unset)
+        if as_json:
+            print_json({"config": defaults})
+        else:
+            click.echo(_defaults(defaults))
+
+    run(server, namespace, work)
+
+
+def _defaults(config: dict[str, str]) -> str:
+    shown = "  ".join(f"{key}={value}" for key, value in sorted(config.items()))
+    return f"defaults of new streams: {shown or 'none but the built-in ones'}"
+
+
+def _show(found: ClusterStatus) -> None:
+    table = Rows(
+        "broker",
+        "",
+        "controller",
+        "votes",
+        "leads",
+        "replicas",
+        "free",
+        "dropped",
+        folds=("free",),
+        drops=("replicas", "votes"),
+    )
+    for broker in sorted(found["brokers"], key=lambda b: b["id"]):
+        table.add(
+            broker["id"],
+            "alive" if broker["alive"] else "[red]dead[/]",
+            "yes" if broker["id"] == found["controller"] else "",
+            "yes" if broker["voter"] else "no",
+            _with_internal(broker["leaders"], broker.get("internal_leaders")),
+            _with_internal(broker["replicas"], broker.get("internal_replicas")),
+            _disk(broker),
+            "?" if broker.get("counters") is None else str(sum(_dropped(broker).values())),
+        )
+    table.show()
+    internal = f", and {found['internal_partitions']} internal" if found.get("internal_partitions") else ""
+    console().print(
+        f"{counted(found['streams'], 'stream')}, {counted(found['partitions'], 'partition')}{internal}: "
+        f"{found['offline_partitions']} offline, {found['under_replicated']} under-replicated, "
+        f"{counted(found['unclean_elections'], 'unclean election')} so far  "
+        f"(cluster {found['cluster_id']}, generation {found['generation']})",
+        highlight=False,
+    )
+    for offline in found.get("offline", []):
+        elsewhere = offline.get("other_folder", [])
+        named = [
+            f"{broker} with its earlier data folder" if broker in elsewhere else broker
+            for broker in offline["waits_for"]
+        ]
+        waits_for = f"waits for {' or '.join(named)}"
+        if not offline["waits_for"]:
+            waits_for = "no sound replica is left, see `tidelog partition elect-unclean --help`"
+        console().print(f"[red]offline[/]: {offline['partition']}, {waits_for}", highlight=False)
+    _say_rest(found["offline_partitions"] - len(found.get("offline", [])), "offline")
+    behind = found.get("under_replicated_partitions", [])
+    if behind:
+        console().print(f"[yellow]under-replicated[/]: {', '.join(behind)}", highlight=False)
+    _say_rest(found["under_replicated"] - len(behind), "under-replicated")
+    for other in found.get("other_clusters", []):
+        console().print(
+            f"[red]another cluster, {shown(other['cluster_id'])} (broker {shown(other['broker'])}), is in this"
+            f" namespace[/], heard {other['heard_seconds_ago']:g} s ago: stop one of them, or move it to another"
+            " namespace",
+            highlight=False,
+        )
+    if found["config"]:
+        console().print(_defaults(found["config"]), highlight=False)
+    for broker in found["brokers"]:
+        if broker.get("refusal"):
+            console().print(f"[red]{broker['id']}[/] does not tell its status: {shown(broker['refusal'])}")
+        if told := _clock(broker):
+            console().print(f"[red]{broker['id']}[/] {told}", highlight=False)
+        if dropped := _dropped(broker):
+            kinds = ", ".join(f"{kind} {count}" for kind, count in dropped.items())
+            console().print(f"{broker['id']} has dropped: {kinds}", highlight=False)
+        if missing := broker.get("not_permitted"):
+            _show_missing(broker["id"], missing)
+        if refused := broker.get("refused_messages"):
+            kinds = ", ".join(
+                f"{kind} {sum(faults.values())} ({', '.join(sorted(faults))})" for kind, faults in refused.items()
+            )
+            console().print(
+                f"[yellow]{broker['id']}[/] has refused messages that no broker of its cluster sent: {kinds}",
+                highlight=False,
+            )
+        if gaps := (broker.get("counters") or {}).get("publish_gaps"):
+            newest = (broker.get("publish_gaps") or [])[-1:]
+            console().print(
+                f"[yellow]{broker['id']}[/] may have missed plain publishes {counted(gaps, 'time')}: "
+                + "".join(f"last at {_time(gap['began_ns'])}, {shown(gap['reason'])}" for gap in newest),
+                highlight=False,
+            )
+        if broker.get("failed"):
+            console().print(f"[red]{broker['id']}[/] holds unsound replicas of {', '.join(broker['failed'] or ())}")
+        if broker.get("damaged"):
+            console().print(f"[red]{broker['id']}[/] has damaged logs of {', '.join(broker['damaged'] or ())}")
+        counters = broker.get("counters") or {}
+        if counters.get("damage_found"):
+            console().print(
+                f"[yellow]{broker['id']}[/] has met damage {counted(counters['damage_found'], 'time')} since it"
+                f" started, and repaired {counters.get('damage_repaired', 0)}: look at its disk"
+            )
+
+
+def _with_internal(count: int, internal: int | None) -> str:
+    """`internal`: None from a controller that does not tell them apart."""
+    return f"{count} + {internal}" if internal else str(count)
+
+
+def _show_missing(broker: str, missing: MissingPermissions) -> None:
+    for act, subjects in (("subscribe to", missing["subscribe"]), ("publish to", missing["publish"])):
+        if subjects:
+            more = missing["subscriptions"] - len(subjects) if act == "subscribe to" else 0
+            console().print(
+                f"[red]{broker}[/] is not permitted by NATS to {act} {', '.join(map(shown, subjects))}"
+                f"{f' and {more} more' if more > 0 else ''}: see `tidelog security nats-config --role broker`",
+                highlight=False,
+            )
+
+
+def _say_rest(count: int, kind: str) -> None:
+    if count:
+        console().print(f"{count} more are {kind}", highlight=False)
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _disk(broker: BrokerStatus) -> str:
+    space = broker.get("space")
+    if not space or not space["total_bytes"]:
+        return "?"
+    free = bytes_in_words(space["free_bytes"])
+    disk = broker.get("disk")
+    if disk and disk["hangs"]:
+        return f"[red]hangs for {disk['waited_s']:.0f} s[/] {free}"
+    return (
+        free
+        if space["room"] == "ample"
+        else f"[red]{space['room']}[/] {free}, keeps {bytes_in_words(space['min_free_bytes'])}"
+    )
+
+
+def _clock(broker: BrokerStatus) -> str:
+    """What an operator has to know of it; empty: nothing."""
+    clock = broker.get("clock")
+    if clock and clock["state"] == "off":
+        ahead = clock["ahead_ms"] / 1000
+        where = f"{abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'}"
+        return f"has a clock that is {where} that of most brokers; it forgets nothing for its age"
+    if clock and clock["state"] == "apart":
+        return "finds no majority of the brokers' clocks that agrees; it forgets nothing for its age"
+    return ""
+
+
+def _dropped(broker: BrokerStatus) -> dict[str, int]:
+    """Each kind of thing that the broker refused to take in; its log says why."""
+    return {
+        name.removeprefix("dropped_"): count
+        for name, count in (broker.get("counters") or {}).items()
+        if count and (name.startswith("dropped_") or name == "bad_requests")
+    }

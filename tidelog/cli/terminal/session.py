@@ -1,0 +1,250 @@
+"""The shared part of every command that talks to a cluster: its options, the connection, and how failures end."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from tidelog.cli.terminal.login_options import asked_context, given_login, login_options, use_context, warn_of_secrets
+from tidelog.cli.terminal.shown import plain_json
+from wire.echo import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tidelog.client.client import Client
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+API_TIMEOUT = 5.0
+"""Seconds that a request to the controller may take, with all its repetitions."""
+START_WAIT = 30.0
+"""Seconds that a command which waits for a cluster on its way gives nats-server, and then the brokers."""
+UNBROKEN = 10_000
+"""Columns; above what any table needs."""
+_SILENCE = 1.0
+"""Seconds after which it says that it waits."""
+
+
+MOST_TOLD = 10_000
+"""Characters of each line of a failure."""
+
+
+class Failure(click.ClickException):
+    """One sentence on stderr, exit status 1."""
+
+    def show(self, file: Any = None) -> None:
+        # Where NATS lets everybody answer, the text may be a stranger's: its control characters would reach a terminal.
+        told = "\n".join(one_line(line, MOST_TOLD) for line in self.message.split("\n"))
+        click.echo(f"tidelog: {told}", file=file or sys.stderr)
+
+
+_SERVERS_SAID_BY = ("TIDELOG_SERVER", "NATS_CONTEXT", "TIDELOG_NATS_LOGIN")
+"""Variables of the environment that go before the context in use."""
+_INBOX_PREFIX = "tidelog.inbox_prefix"
+"""Where the context of a command keeps it: `run` alone needs it."""
+
+
+def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: str | None) -> None:
+    ctx.meta[_INBOX_PREFIX] = given
+
+
+def _context_in_use(ctx: click.Context) -> str | None:
+    """The context that is asked for, or, put in its place, the one in use. None: something else says which servers are
+    meant."""
+    from tidelog.nats import login_contexts
+
+    name = asked_context(ctx)
+    if name is None and ctx.params.get("server") is None and not any(map(os.environ.get, _SERVERS_SAID_BY)):
+        name = login_contexts.in_use(os.environ)
+        if name is not None:
+            use_context(ctx, name)
+    return name
+
+
+def _namespace(ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
+    """Puts the context in use in the place of one that is asked for, where nothing says which servers are meant; a
+    namespace that is not given is the context's."""
+    from tidelog.nats.login_sources import namespace_of
+    from wire.errors import TidelogError
+
+    if ctx.resilient_parsing:
+        return given
+    name = _context_in_use(ctx)
+    if name is None or ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT:
+        return given
+    try:
+        return namespace_of(name, os.environ) or given
+    except TidelogError as error:
+        raise Failure(error.message) from None
+
+
+def cluster_options(command: _Command) -> _Command:
+    """Adds --server, --namespace, --inbox-prefix and --json: parameters `server`, `namespace`, `as_json`; and the
+    options of the login, which `run` uses."""
+    for option in (
+        click.option(
+            "--inbox-prefix",
+            metavar="SUBJECT",
+            expose_value=False,
+            callback=_keep_inbox_prefix,
+            help="Answers come to subjects below it; also from $TIDELOG_INBOX_PREFIX.  [default: _INBOX]",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--namespace",
+            envvar="TIDELOG_NAMESPACE",
+            default="tidelog",
+            show_default=True,
+            metavar="NAME",
+            callback=_namespace,
+            help="First token of the cluster's own subjects; also from $TIDELOG_NAMESPACE, or a context.",
+        ),
+        click.option(
+            "--server",
+            metavar="URL",
+            is_eager=True,
+            callback=warn_of_secrets,
+            help="NATS server, or several with commas; also from $TIDELOG_SERVER.  [default: nats://127.0.0.1:4222]",
+        ),
+    ):
+        command = option(command)
+    return login_options(command)
+
+
+def run(
+    server: str | None, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
+) -> None:
+    """Connect, do the work, disconnect. Errors of the table, and of stdin and stdout, become one sentence.
+
+    `waits_for_start`: nats-server and brokers that are still starting are waited for.
+    """
+    import asyncio
+
+    from wire.errors import TidelogError
+
+    try:
+        asyncio.run(_connected(server, namespace, work, waits_for_start, given_login()))
+    except TidelogError as error:
+        fail(error.message)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # a reader such as `head` has gone: the group of all commands ends
+        fail(f"the output cannot be written, or the input cannot be read: {error.strerror or error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+async def connected_for_completion(ctx: click.Context, timeout: float) -> Client:
+    """A client for the options that are on the line so far. Raises anything."""
+    from tidelog.client.client import connect
+
+    _context_in_use(ctx)
+    with ctx.scope(cleanup=False):
+        login = given_login()
+    is_given = ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT
+    return await connect(
+        ctx.params.get("server"),
+        namespace=ctx.params.get("namespace") if is_given else None,
+        inbox_prefix=ctx.meta.get(_INBOX_PREFIX),
+        connect_timeout=timeout,
+        api_timeout=timeout,
+        **login,
+    )
+
+
+async def _connected(
+    server: str | None,
+    namespace: str,
+    work: Callable[[Client], Awaitable[None]],
+    waits_for_start: bool,
+    login: dict[str, Any],
+) -> None:
+    import asyncio
+
+    from tidelog.client.base.exceptions import NoServer
+    from tidelog.client.client import connect
+    from tidelog.nats.nats_errors import NatsNotListening
+
+    inboxes = click.get_current_context().meta[_INBOX_PREFIX]
+    if not waits_for_start:
+        async with await connect(
+            server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
+        ) as client:
+            await work(client)
+        return
+    at = "" if server is None else f" at {server.rsplit('@', 1)[-1]}"
+
+    def later_notice() -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(
+            _SILENCE,
+            lambda: click.echo(
+                f"waiting for the cluster{at}: nats-server, a controller, enough live brokers", err=True
+            ),
+        )
+
+    notice: asyncio.TimerHandle | None = None
+    options: dict[str, Any] = {"namespace": namespace, "inbox_prefix": inboxes, "api_timeout": START_WAIT, **login}
+    try:
+        try:
+            client = await connect(server, **options)
+        except NoServer as error:
+            # Other refusals, such as that of a login, end the first attempt however slow it was: no wait to tell of.
+            if not isinstance(error.__cause__, NatsNotListening):
+                raise
+            notice = later_notice()
+            client = await connect(server, start_wait=START_WAIT, **options)
+        async with client:
+            notice = notice or later_notice()
+            await work(client)
+    finally:
+        if notice is not None:
+            notice.cancel()
+
+
+def fail(message: str) -> NoReturn:
+    raise Failure(" ".join(message.split()))
+
+
+def yes_option(command: _Command) -> _Command:
+    """Adds --yes: parameter `yes`."""
+    return click.option("--yes", is_flag=True, help="Do not ask; needed where standard input is no terminal.")(command)
+
+
+def confirm(act: str, answer: str, *, yes: bool) -> None:
+    """Before something is destroyed: asks on a terminal for `answer` to be typed, unless --yes was given. `act` is read
+    after "this ". Ends the command where the answer is another one (status 1), or no terminal is there to ask (2)."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"this {act}; standard input is no terminal to ask on, so add --yes to do it")
+    typed = click.prompt(f"This {act}. Type {answer} to go on", default="", show_default=False, err=True)
+    if typed.strip() != answer:
+        fail("nothing was changed")
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def print_json(value: object) -> None:
+    click.echo(plain_json(json.dumps(value, ensure_ascii=False)))
+
+
+@functools.cache
+def console() -> Console:
+    """For tables, on stdout. In a pipe or a file no line is broken, so that names can be searched for."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console()
+    return Console(soft_wrap=True, width=UNBROKEN)

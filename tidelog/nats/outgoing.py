@@ -1,0 +1,150 @@
+"""The outgoing side of a NATS connection: bytes that are published leave as few socket writes.
+
+A socket write, and the server's read of it, cost more than a message. Small messages gather in a buffer that is written
+at the end of the loop's turn, at the end of the read callback in which they were published, or when `_TURN_BYTES` have
+gathered. Large ones go to the socket at once, without a copy where the socket takes them.
+
+Bounded: above `limit` bytes that wait to be sent, `write` refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from tidelog.nats.delivery import Counters
+from tidelog.nats.nats_py import ChunkedClient
+from wire.types import Buffer
+
+_GATHER_FROM = 64 << 10
+"""Bytes; joining less is cheaper than another way to send."""
+_TURN_BYTES = 16 << 10
+"""So much leaves before the turn ends: its receiver can begin."""
+_IOV_MAX = 1024
+"""Most buffers that one writev takes (Linux)."""
+
+
+class Outgoing:
+    """`is_up` is set while the server knows every subscription. `counters` are the connection's."""
+
+    def __init__(self, client: ChunkedClient, is_up: asyncio.Event, counters: Counters, limit: int) -> None:
+        self._client = client
+        self._is_up = is_up
+        self._counters = counters
+        self._limit = limit
+        self._turn = bytearray()
+        """Published in this turn of the loop, not written yet."""
+        self.is_low = asyncio.Event()
+        """Cleared when the socket's buffer rises above its high mark, set when it falls below its low mark."""
+        self.is_low.set()
+        self.reading = ReadCallback()
+        client.on_read = self._on_read
+        client.on_writable = self._on_writable
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+        transport = self._client.link_transport
+        return 0 if transport is None else transport.get_write_buffer_size() + len(self._turn)
+
+    def write(self, pieces: Sequence[Buffer], size: int) -> bool:
+        """Send these bytes, `size` in all. False, and nothing sent: not connected, or above the limit."""
+        transport = self._client.link_transport
+        if transport is None or not self._is_up.is_set() or transport.get_write_buffer_size() > self._limit:
+            self._counters.dropped_publishes += 1
+            return False
+        if size >= _GATHER_FROM:
+            self.end_turn()
+            if not self._write_uncopied(pieces, size):
+                # Joined, not writelines: from Python 3.12 on that keeps the caller's buffers, which may change.
+                transport.write(b"".join(pieces))
+        else:
+            turn = self._turn
+            if not turn and not self.reading.at_end(self.end_turn):
+                asyncio.get_running_loop().call_soon(self.end_turn)
+            for piece in pieces:
+                turn += piece
+            if len(turn) >= _TURN_BYTES:
+                self.end_turn()
+        self._counters.messages_out += 1
+        return True
+
+    def why_refused(self) -> str:
+        if not self._is_up.is_set():
+            return "there is no connection to NATS at the moment"
+        return f"more than {self._limit} bytes wait to be sent"
+
+    def end_turn(self) -> None:
+        """Write everything that was published in this turn of the loop."""
+        turn = self._turn
+        if turn:
+            self._turn = bytearray()
+            transport = self._client.link_transport
+            if transport is not None:
+                transport.write(turn)
+
+    def drop(self) -> None:
+        """The connection is lost, and with it the bytes that were not written."""
+        self._turn.clear()
+
+    def _on_read(self, begins: bool) -> None:
+        if begins:
+            self.reading.begin()
+        else:
+            self.reading.end()
+
+    def _on_writable(self, writable: bool) -> None:
+        if writable:
+            self.is_low.set()
+        else:
+            self.is_low.clear()
+
+    def _write_uncopied(self, pieces: Sequence[Buffer], size: int) -> bool:
+        """Large pieces go to the socket as they lie, when nothing waits to be sent before them; the part that it does
+        not take is joined. False: nothing was sent."""
+        link = self._client.link
+        if link is None or link.gather_fd is None or link.transport.get_write_buffer_size():
+            return False
+        try:
+            sent = os.writev(link.gather_fd, pieces[:_IOV_MAX])
+        except OSError:  # it takes nothing now, or is lost: the transport finds that out
+            return False
+        if sent < size:
+            rest = []
+            for piece in pieces:
+                length = size_of(piece)
+                if sent < length:
+                    rest.append(memoryview(piece).cast("B")[sent:])
+                sent = max(0, sent - length)
+            link.transport.write(b"".join(rest))
+        return True
+
+
+class ReadCallback:
+    """The read callback that runs now, of any of the connections that share this object. Messages published in it leave
+    at its end: to wait for the end of the loop's turn would cost each message that comes alone one more turn."""
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._at_end: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        self._is_on = True
+
+    def at_end(self, call: Callable[[], None]) -> bool:
+        """`call` is called when the present read callback is over; False: none runs."""
+        if self._is_on:
+            self._at_end.append(call)
+        return self._is_on
+
+    def end(self) -> None:
+        self._is_on = False
+        calls, self._at_end = self._at_end, []
+        for call in calls:
+            call()
+
+
+def size_of(piece: Buffer) -> int:
+    """Size in bytes."""
+    return len(piece) if type(piece) is bytes else memoryview(piece).nbytes

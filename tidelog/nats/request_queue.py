@@ -1,0 +1,127 @@
+"""Requests that wait for one endpoint of a service, and share the work where they ask the same.
+
+    asked          a a     a b a a           c
+    waiting        (a)     (a, 3 times) (b)  ...     a question, with the reply subjects of all that ask it
+    in work              |---- a ----|---- a ----|
+                                     |-- b --|
+
+A question that is in work is not begun again before it has ended: one round of it is under way and one waits, however
+many ask. So an answer is never older than its request. The next question begins when the pace allows it.
+
+Bounded: MAX_WAITING requests and MAX_WAITING_BYTES wait, MAX_WAITING_ALIKE of them with the same question; `at_once`
+questions are in work. `add` refuses what comes beyond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+
+from tidelog.nats.pace import Pace
+from wire.messaging.transport import Message
+
+MAX_WAITING = 1024
+"""Requests of one endpoint."""
+MAX_WAITING_ALIKE = MAX_WAITING // 2
+"""Requests that ask the same. A flood of a question with a large answer, which takes seconds to send to all that ask,
+leaves room for others."""
+MAX_WAITING_BYTES = 4 << 20
+"""Bytes of their questions; a single one may be larger."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """One question of one or more requests."""
+
+    question: Hashable
+    first: Message
+    requests: int = 0
+    replies: list[bytes] = field(default_factory=list)
+    """The reply subjects of the requests that want an answer."""
+
+
+class RequestQueue:
+    """`question(message)`: equal where requests ask the same. `work` must not raise."""
+
+    def __init__(
+        self,
+        pace: Pace,
+        question: Callable[[Message], Hashable],
+        work: Callable[[Asked], Awaitable[None]],
+        *,
+        at_once: int,
+    ) -> None:
+        self._pace = pace
+        self._question = question
+        self._work = work
+        self._at_once = at_once
+        self._waiting: dict[Hashable, Asked] = {}
+        self._requests = 0
+        self._bytes = 0
+        self._in_work: dict[Hashable, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        """The work of a question has ended, or a question has come: another one may begin."""
+        self._begins: asyncio.Task[None] | None = None
+        """Begins what waits; None while nothing waits."""
+
+    def add(self, message: Message) -> bool:
+        """False: the queue is full."""
+        if self._requests >= MAX_WAITING:
+            return False
+        question = self._question(message)
+        asked = self._waiting.get(question)
+        if asked is not None and asked.requests >= MAX_WAITING_ALIKE:
+            return False
+        if asked is None:
+            size = len(message.data)
+            if self._waiting and self._bytes + size > MAX_WAITING_BYTES:
+                return False
+            self._bytes += size
+            asked = self._waiting[question] = Asked(question, message)
+            self._changed.set()
+        asked.requests += 1
+        self._requests += 1
+        if message.reply is not None:
+            asked.replies.append(message.reply.encode())
+        if self._begins is None:
+            self._begins = asyncio.get_running_loop().create_task(self._begin())
+        return True
+
+    async def close(self) -> None:
+        """What waits is not begun; what is in work is cancelled."""
+        tasks = [*self._in_work.values(), *([self._begins] if self._begins is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _begin(self) -> None:
+        try:
+            while self._waiting:
+                asked = self._next()
+                if asked is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                async with self._pace.turn():
+                    del self._waiting[asked.question]
+                    self._requests -= asked.requests
+                    self._bytes -= len(asked.first.data)
+                    task = asyncio.get_running_loop().create_task(self._carry_out(asked))
+                    self._in_work[asked.question] = task
+                    await asyncio.sleep(0)  # its first step is counted before the next turn
+        finally:
+            self._begins = None
+
+    def _next(self) -> Asked | None:
+        """The first question that may begin; None: none may."""
+        if len(self._in_work) >= self._at_once:
+            return None
+        return next((asked for question, asked in self._waiting.items() if question not in self._in_work), None)
+
+    async def _carry_out(self, asked: Asked) -> None:
+        try:
+            await self._pace.timed(self._work(asked))
+        finally:
+            del self._in_work[asked.question]
+            self._changed.set()

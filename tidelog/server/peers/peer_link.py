@@ -1,0 +1,326 @@
+"""`wire.messaging.transport.PeerTransport`: a NATS connection whose messages prove that a broker of the cluster has
+sent them.
+
+    publish    payload | trailer ──> NATS ──> verified? ─yes─> payload, to the handler
+                                                 └─no──> dropped, counted (`refusals`), never answered
+
+Anybody may send here as much as NATS carries, so a message is decoded only after it was verified: what is refused costs
+the event loop a microsecond or two (docs/security.md has the figures).
+
+A 503 has no trailer. It is passed on as the first message of an inbox only: NATS sends it in place of an answer, so one
+that comes later is forged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import cast
+
+from tidelog.nats.header_block import decode_headers, status_of
+from tidelog.server.peers.peer_tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
+from wire.messaging.transport import (
+    NO_RESPONDERS,
+    REFUSAL_GRACE,
+    TAG_HEADER,
+    AnswerHandler,
+    ClaimHandler,
+    Message,
+    MessageHandler,
+    Subscription,
+    Transport,
+)
+from wire.security.cluster_secrets import ClusterSecrets
+from wire.types import Buffer
+
+_log = logging.getLogger(__name__)
+
+LOG_INTERVAL_S = 10.0
+"""At most one line for each kind of subject in so long."""
+MAX_SHOWN = 120
+"""Bytes of a subject in the log."""
+_NEVER = (-inf, 0)
+
+
+class Refusals:
+    """`owner`: the broker, for the log."""
+
+    def __init__(self, owner: str, monotonic: Callable[[], float]) -> None:
+        self._owner = owner
+        self.monotonic = monotonic
+        self._counts: dict[str, dict[str, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
+        """By kind: when, and how many there were then."""
+
+    def count(self, kind: str, fault: str, subject: bytes) -> None:
+        """`kind`: of the subject, one of few. `subject` may be anybody's text."""
+        faults = self._counts.get(kind)
+        if faults is None:
+            faults = self._counts[kind] = {}
+        faults[fault] = faults.get(fault, 0) + 1
+        now = self.monotonic()
+        at, before = self._logged.get(kind, _NEVER)
+        if now - at >= LOG_INTERVAL_S:
+            total = sum(faults.values())
+            self._logged[kind] = now, total
+            _log.warning(
+                "broker %s refused %d messages of kind %s that no broker of its cluster has sent, the last one on %r"
+                " (%s); somebody else publishes there, or a broker has another raft_secret",
+                self._owner, total - before, kind, subject[:MAX_SHOWN].decode(errors="replace"), fault,
+            )  # fmt: skip
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By kind of subject and reason."""
+        return {kind: dict(faults) for kind, faults in sorted(self._counts.items())}
+
+
+ANSWER = "answer"
+"""Kind of the messages to inboxes."""
+LATE_REFUSAL = "late 503"
+"""A 503 that comes after something else: it is not from NATS."""
+STATUS = "status"
+"""A status message that no request brings about."""
+
+
+class PeerLink:
+    """See the module. `life_id`: no other life of any broker has the same. `current_lives`: see Verifier."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        secrets: ClusterSecrets,
+        life_id: str,
+        refusals: Refusals,
+        current_lives: Callable[[], Iterable[str]] = tuple,
+        *,
+        claims: Transport | None = None,
+    ) -> None:
+        self.refusals = refusals
+        self._transport = transport
+        self._claims = transport if claims is None else claims
+        self._signer = Signer(secrets, life_id)
+        self._verifier = Verifier(secrets, refusals.monotonic, current_lives)
+        self._waiting: set[asyncio.Future[Message]] = set()
+        transport.on_connection_change(self._on_connection)
+
+    # ---- the connection
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport.is_connected
+
+    @property
+    def connected_since(self) -> float:
+        return self._transport.connected_since
+
+    @property
+    def server_id(self) -> str:
+        return self._transport.server_id
+
+    def on_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._transport.on_connection_change(handler)
+
+    @property
+    def hears_claims(self) -> bool:
+        return self._claims.is_connected
+
+    def on_claims_connection_change(self, handler: Callable[[bool], None]) -> None:
+        self._claims.on_connection_change(handler)
+
+    def _on_connection(self, connected: bool) -> None:
+        if not connected:
+            for answer in self._waiting:
+                if not answer.done():
+                    answer.set_exception(TimeoutError("the connection to NATS was lost"))
+
+    # ---- sending
+
+    def publish(
+        self,
+        subject: str,
+        parts: Sequence[Buffer],
+        *,
+        reply: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        trailer = self._signer.trailer(PEER, subject, reply, headers, parts)
+        return self._transport.publish(subject, (*parts, trailer), reply=reply, headers=headers)
+
+    def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
+        trailer = self._signer.trailer(CLAIM, subject, reply, None, (payload,))
+        return self._transport.publish(subject, (payload,), reply=reply, headers={TAG_HEADER: trailer.hex()})
+
+    async def request(
+        self,
+        subject: str,
+        payload: Buffer,
+        *,
+        timeout: float,
+        on_refused: Callable[[], None] | None = None,
+    ) -> Message:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Message] = loop.create_future()
+        timers = [loop.call_later(timeout, _time_out, answer, subject)]
+
+        def on_answer(message: Message) -> None:
+            if message.status is None:
+                _settle(answer, message)
+            elif on_refused is None:
+                timers.append(loop.call_later(REFUSAL_GRACE, _settle, answer, message))
+            elif not answer.done():
+                on_refused()
+
+        inbox = self.new_inbox()
+        self.on_inbox(inbox, on_answer)
+        self._waiting.add(answer)
+        try:
+            if not self.publish(subject, (payload,), reply=inbox):
+                raise TimeoutError(f"the request to {subject!r} was not sent: there is no connection to NATS")
+            return await answer
+        finally:
+            self._waiting.discard(answer)
+            self.on_inbox(inbox, None)
+            for timer in timers:
+                timer.cancel()
+
+    # ---- receiving
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        kind = kind_of(subject)
+
+        def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            if headers is not None and status_of(headers) is not None:
+                self.refusals.count(kind, STATUS, subject)
+                return
+            opened = self._open(kind, subject, reply, headers, payload)
+            if opened is not None:
+                handler(opened)
+
+        return await self._transport.subscribe_raw(subject, on_raw)
+
+    async def may_subscribe(self, subject: str) -> bool:
+        return await self._transport.may_subscribe(subject)
+
+    async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
+        def on_raw(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+            if headers is None or status_of(headers) is None:
+                is_proved = partial(self._is_raw_proved, subject, reply, headers, payload)
+                handler(payload, None if reply is None else reply.decode(errors="replace"), is_proved)
+
+        return await self._claims.subscribe_raw(subject, on_raw)
+
+    def new_inbox(self) -> str:
+        return self._transport.new_inbox()
+
+    def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
+        if handler is None:
+            self._transport.on_inbox(inbox, None)
+        else:
+            self._transport.on_raw_inbox(inbox, _Inbox(self, handler, as_view))
+
+    def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None:
+        self._transport.on_inbox(inbox, None if handler is None else partial(self._on_claim, handler))
+
+    def _on_claim(self, handler: AnswerHandler, message: Message) -> None:
+        handler(message, message.status is None and self._is_proved(message))
+
+    def _is_proved(self, message: Message) -> bool:
+        reply = None if message.reply is None else message.reply.encode()
+        return self._is_claim_proved(message.subject.encode(), reply, message.headers, message.data)
+
+    def _is_raw_proved(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> bool:
+        return self._is_claim_proved(subject, reply, None if headers is None else decode_headers(headers)[0], payload)
+
+    def _is_claim_proved(
+        self, subject: bytes, reply: bytes | None, fields: Mapping[str, str] | None, payload: bytes
+    ) -> bool:
+        try:
+            trailer = bytes.fromhex((fields or {}).get(TAG_HEADER, ""))
+        except ValueError:
+            return False
+        sender = self._verifier.claimed_sender(CLAIM, trailer)
+        if isinstance(sender, Fault):
+            return False
+        return self._verifier.fault(sender, covered(CLAIM, subject, reply, None), payload, trailer) is None
+
+    def _open(
+        self,
+        kind: str,
+        subject: bytes,
+        reply: bytes | None,
+        headers: bytes | None,
+        data: bytes,
+        *,
+        as_view: bool = False,
+    ) -> Message | None:
+        """The message without its trailer; None: it is refused. `headers` have no status."""
+        end = len(data) - TRAILER_BYTES
+        if end < 0:
+            self.refusals.count(kind, Fault.SHORT.value, subject)
+            return None
+        trailer = data[end:]
+        sender = self._verifier.claimed_sender(PEER, trailer)
+        if not isinstance(sender, Sender):  # asked so, it costs a third of `isinstance(sender, Fault)`
+            self.refusals.count(kind, sender.value, subject)
+            return None
+        fields = None if headers is None else decode_headers(headers)[0]
+        payload = memoryview(data)[:end] if as_view else data[:end]
+        fault = self._verifier.fault(sender, covered(PEER, subject, reply, fields), payload, trailer)
+        if fault is not None:
+            self.refusals.count(kind, fault.value, subject)
+            return None
+        return Message(subject.decode(), cast("bytes", payload), None if reply is None else reply.decode(), fields)
+
+
+def kind_of(subject: str) -> str:
+    """What the messages on a subject of brokers are about, for the counts."""
+    tokens = subject.split(".")
+    match tokens[1:]:
+        case ["metadata", about] | ["metadata", about, _]:
+            return about
+        case ["notify", _]:
+            return "notify"
+        case _:
+            return tokens[-1]
+
+
+class _Inbox:
+    """A handler of one inbox."""
+
+    __slots__ = ("_as_view", "_handler", "_has_come", "_link")
+
+    def __init__(self, link: PeerLink, handler: MessageHandler, as_view: bool) -> None:
+        self._link = link
+        self._handler = handler
+        self._as_view = as_view
+        self._has_come = False
+        """A verified answer, or a 503."""
+
+    def __call__(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        status = None if headers is None else status_of(headers)
+        if status is not None:
+            if status != NO_RESPONDERS or payload or reply:
+                self._link.refusals.count(ANSWER, STATUS, subject)
+            elif self._has_come:
+                self._link.refusals.count(ANSWER, LATE_REFUSAL, subject)
+            else:
+                self._has_come = True
+                self._handler(Message(subject.decode(), b"", status=status))
+            return
+        opened = self._link._open(ANSWER, subject, reply, headers, payload, as_view=self._as_view)
+        if opened is not None:
+            self._has_come = True
+            self._handler(opened)
+
+
+def _settle(answer: asyncio.Future[Message], message: Message) -> None:
+    if not answer.done():
+        answer.set_result(message)
+
+
+def _time_out(answer: asyncio.Future[Message], subject: str) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError(f"no answer on {subject!r}"))
