@@ -230,6 +230,9 @@ class TidelogError(Exception):
         return cls(code, str(value.get("message", code.name)), texts)
 
 
+# R36: Everything that waits or is kept for others has a limit and a refusal: uncommitted bytes, long polls, cold
+# reads, producers, witnesses, probes and commands in flight, publishes above a quota.
+# Hazard: A stranger, or a burst, that takes up a broker's memory or time.
 def limit_reached(limit: str, sentence: str) -> TidelogError:
     """`limit`: its name in docs/security.md."""
     return TidelogError(Code.LIMIT_REACHED, sentence, [LIMIT.of(limit)])

@@ -139,6 +139,12 @@ class KeyOrder:
                 return layout.version - 1
         return self.newest
 
+    # R66: With `order="key"`, a partition is read beyond a cutover when what its keys come from was processed up to
+    # its own: by a consumer without a group up to its position, by a member up to what the group has committed, or to
+    # where the log begins if that is higher. A batch of a version whose start is not known waits for metadata, for 5 s
+    # at most. A member that comes to a cutover commits at once, if commits are not the program's.
+    # Hazard: A member processes a record of a key while another member, which may fail, has an earlier one; members
+    # that wait for each other.
     def waits_for(self, partition: int, read_to: Callable[[int], int]) -> tuple[int, Mapping[int, int]] | None:
         """The offset at which reading `partition` has to stop for the time being, and the partitions that have to be
         read before, up to which offset (NOT_TOLD: it is not known yet). None: nothing has to wait.
@@ -184,6 +190,10 @@ class KeyOrder:
             and self._was_there(partition, layout)
         ]
 
+    # R65: What a repartition has made is read from its first record. A consumer of all partitions begins a new
+    # partition with its first record, wherever it began itself. A member of a group begins one of which nothing is
+    # committed with its oldest record, if the group has committed something in a partition that its keys come from.
+    # Hazard: Records between the cutover and the moment at which a reader learns of the partition are left out.
     def has_begun_later(self, partition: int) -> bool:
         """The partition was made by a repartition: its records follow those of other partitions."""
         first, *later = self._layouts

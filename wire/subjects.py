@@ -300,6 +300,9 @@ def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     return prefix
 
 
+# R37: A stream captures none of the cluster's own messages: subjects that fall into `<ns>.>`, `_INBOX.>` or `$…`,
+# wildcards, and overlaps with other streams are refused at creation.
+# Hazard: Feedback: a stream that stores its own acknowledgements.
 def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Whether a stream may be attached to `subject` in a cluster that owns `<namespace>.>`."""
     _check_text(subject, "subject", Code.BAD_SUBJECT)

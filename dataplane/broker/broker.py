@@ -264,6 +264,7 @@ class Broker:
             yield _LOOKED_AT
         return ends
 
+    # Keeps R5.
     def on_registered(self, incarnation: Incarnation) -> None:
         """This life's registration is applied; after having been declared dead there is another one."""
         self.context.incarnation = incarnation
@@ -303,6 +304,7 @@ class Broker:
             return
         replica.role.drain(move, timeout, answer)
 
+    # Keeps R6.
     def _reconcile(self, view: PartitionView) -> None:
         replica = self._replicas.get(view.key)
         if replica is None:

@@ -43,6 +43,7 @@ class CompactedSegments:
             if following.base_offset <= end and segment.is_finished and segment.synced_size == segment.size
         ]
 
+    # Keeps R57.
     def decided_below(self, high_watermark: Offset) -> tuple[Offset, AbortedBatches]:
         """The last stable offset at that HW, and the batches below it that belong to aborted transactions. Blocking,
         any thread, while appends and reads go on."""

@@ -27,6 +27,7 @@ class LogSync:
     def __init__(self, state: LogState) -> None:
         self._state = state
 
+    # Keeps R4.
     def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
         """A new leader's first act: everything before `start_offset`, the log's end, is made durable, then the epoch.
 
@@ -44,6 +45,7 @@ class LogSync:
             state.epochs.assign(epoch, start_offset)
             self._save_epochs(state.epochs.entries)
 
+    # Keeps R12.
     def sync(self) -> Offset:
         """Makes all that is appended now durable, and the leader epochs. Returns the new `durable_end`.
 

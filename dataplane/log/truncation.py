@@ -139,6 +139,7 @@ class Truncation:
             own = state.derived.newest(new_start_offset, new_start_offset)
             self._install(own or without_past(new_start_offset), NOT_COMPACTED)
 
+    # Keeps R8.
     def install(self, snapshot: Snapshot, copied: CompactionPoint = NOT_COMPACTED) -> None:
         """Removes every record; the log goes on, empty, at the snapshot's offset, with its leader epochs and producers,
         and with `copied` as its compaction point: see `CompactionPoint.of_copy`.

@@ -89,6 +89,12 @@ class Consumers:
         self._due = math.inf
         """No waiting consumer has an earlier deadline."""
 
+    # R34: Consumers see what lies below the HW of the replica that they ask, and below its last stable offset (R50). A
+    # position above waits for `max_wait_ms`; one below the log start is refused. If the epoch of the consumer's last
+    # record ended below its position, the answer is LOG_TRUNCATED. A follower serves while it is in the ISR and its
+    # last good fetch is younger than `follower_read_max_age`. A replica that is asked by name refuses without a lease
+    # (R29).
+    # Hazard: Records are read that are not committed; consumers are told for ever that nothing is new.
     def on_fetch(self, fetch: ConsumerFetch, log: Readable, now: float) -> list[ConsumerEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""
         if max(fetch.leader_epoch, fetch.last_record_epoch) > log.view.leader_epoch:
@@ -124,6 +130,7 @@ class Consumers:
             return f"{len(self._waiting)} consumers", "max_waiting_fetches"
         return None
 
+    # Keeps R44.
     def _refuse(self, fetch: ConsumerFetch, log: Readable) -> TidelogError | None:
         view = log.view
         if fetch.leader_epoch and fetch.leader_epoch < view.leader_epoch:

@@ -66,6 +66,12 @@ class DiskGuard:
         self._ended_at = -math.inf
         self._hold = 0.0
 
+    # R40: A disk that hangs is not waited for. A broker whose sync has not returned for `replica_max_lag_time` says so
+    # in probe answers and fetches. As a leader it hands over to a member whose disk answers, and the election drops it
+    # from the ISR where `min_isr` live members remain; as a follower it is dropped where they remain. When the disk
+    # answers, the replica syncs and R18 takes it back. A leader whose first sync hangs does not subscribe, and its
+    # followers report it.
+    # Hazard: A leader that keeps its partitions and commits nothing.
     def on_look(self, oldest: float, now: float) -> bool:
         """`oldest`: when the oldest call that is out began; inf: none is. Returns whether `hangs` has changed."""
         if now - self._looked_at > self.interval + self._late:
@@ -157,6 +163,11 @@ class SpaceGuard:
                 out.append(ReleaseReserve())
         return out
 
+    # R38: A full disk is not a broken one. A follower without room goes on fetching with `no_space`; its leader drops
+    # it from the ISR while `min_isr` members remain and does not propose it. Where they would not remain, and where
+    # the leader has no room itself, publishes of every kind are refused with NO_SPACE before anything is appended. A
+    # leader that runs short hands over first, to a member with more room. With room again, R18 takes the replica back.
+    # Hazard: A full disk that costs acknowledged records, or an ISR, or needs a restart.
     def admit(self, size: int, now: float) -> tuple[bool, list[SpaceEffect]]:
         """Whether `size` bytes of records may be written now."""
         if self.room is Room.FULL:

@@ -243,6 +243,10 @@ class ReplicaLife:
         closed in order."""
         self.health = Failed(self.failure or reason)
 
+    # R5: A role lasts for one LeaderEpoch. The next role begins when all blocking work of the one before has ended;
+    # whatever completes late (a sync, an answer, a timer) changes nothing. A broker neither leads nor follows before
+    # its own registration is applied.
+    # Hazard: Completions that belong to an earlier LeaderEpoch.
     def on_view(self, view: PartitionView, broker: BrokerId) -> list[LifeEffect]:
         if self.view is not None and view.epoch < self.view.epoch:
             return []
@@ -262,6 +266,7 @@ class ReplicaLife:
             return [self._withdrawal()]
         return []
 
+    # Keeps R23.
     def on_damage(self, reason: str) -> list[LifeEffect]:
         """The log is not what was written: this replica serves no one from now on."""
         if not isinstance(self.health, Sound) or self.closing:

@@ -36,6 +36,13 @@ REFUSED_BY_ANY_LEADER: Final = frozenset(
 other refusals follow from the state of one broker."""
 
 
+# R35: A bare publish, an envelope, and an `.append` without a LeaderEpoch are answered by the leader alone. A broker
+# that does not lead, or has no lease, says nothing. Inside the lease, "not stored" is said only where it holds for
+# every leader, since it follows from the message or from the stream's settings; every other refusal becomes
+# OUTCOME_UNKNOWN with the code as detail `reason`.
+# Hazard: A publisher takes "not stored" for final, or sends again, and the record is there, or there twice.
+# Not covered: A setting that is changed in the same seconds in which the leader changes, while the deposed leader is
+# inside its lease and knows of neither.
 def told_without_epoch(
     error: TidelogError, broker: BrokerId, view: PartitionView, *, lease_valid: bool
 ) -> TidelogError | None:

@@ -26,6 +26,11 @@ from wire.types import BrokerId, LeaderEpoch
 IsAlive = Callable[[BrokerId], bool]
 
 
+# R20: When an ISR falls below `min_isr`, the replicas that leave it become eligible (KIP-966), and those that were
+# already stay so: nothing commits from then on, so they hold everything up to the frozen HW and may lead when no
+# member of the ISR can. The set empties when the ISR has `min_isr` members again. Replicas without proof, or
+# withdrawn, do not enter it.
+# Hazard: A partition that stays offline though a replica holds all that is committed.
 def with_isr(
     partition: Partition, isr: tuple[BrokerId, ...], *, min_isr: int, lost: tuple[BrokerId, ...] = ()
 ) -> Partition:
@@ -56,6 +61,7 @@ def caught_up(partition: Partition, members: Collection[BrokerId]) -> Partition:
     return replace(partition, returned=tuple(entry for entry in partition.returned if entry.replica not in members))
 
 
+# Keeps R14.
 def with_min_isr(partition: Partition, min_isr: int) -> Partition:
     """Another min ISR. When the ISR is enough for it now, its leader goes on without the eligible replicas, so they are
     none any more. A partition without a leader commits nothing: there they hold all that the ISR holds, and join it.
@@ -67,6 +73,11 @@ def with_min_isr(partition: Partition, min_isr: int) -> Partition:
     return with_isr(partition, partition.isr, min_isr=min_isr)
 
 
+# R21: Leaders come from the live members of the ISR, then from the live eligible replicas, not withdrawn: the one that
+# leads fewest partitions, then the first in replica order. In a failover dead members, and a leader that was deposed
+# by report, leave the ISR in the same command. With no candidate the partition is offline: its ISR is kept and its
+# LeaderEpoch rises.
+# Hazard: An unclean election.
 def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
     """Replicas of which one may lead now: live and not withdrawn; ISR members, else eligible replicas."""
     for group in (partition.isr, partition.eligible):
@@ -76,6 +87,7 @@ def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
     return ()
 
 
+# Keeps R21.
 def lead(
     partition: Partition, leader: BrokerId, *, alive: IsAlive, min_isr: int, drop: BrokerId | None = None
 ) -> Partition:
@@ -89,6 +101,7 @@ def lead(
     return replace(led, leader=leader, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
 
 
+# Keeps R71.
 def preferred(
     partition: Partition,
     *,
@@ -117,6 +130,11 @@ def preferred(
     return min(back, key=lambda b: (-returned[b].leader_epoch, -returned[b].offset, *load(b)), default=None)
 
 
+# R71: Of members that come back the one leads whose log reaches furthest. RegisterBroker says where each log ends, as
+# (LeaderEpoch of the last record, end), and the replica has returned until it leads, joins the ISR, leaves it, or its
+# leader confirms it. A member whose broker lived on leads before those that returned. If all have returned and others
+# are on their way, the partition waits for them, for `election_wait_s` at most.
+# Hazard: After a start of all brokers the first to come leads, with an older log or none.
 def awaited(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
     """Replicas on their way that may hold more than those that are back: all live ones are in lives that no leader has
     seen in sync."""
@@ -198,6 +216,10 @@ def leave(
     return replace(partition, withdrawn=(*partition.withdrawn, unsound))
 
 
+# R2: No process continues a LeaderEpoch of an earlier incarnation. When a new registration of a broker is applied,
+# each partition that it led gets the next LeaderEpoch, and another live member of the ISR as its leader if there is
+# one.
+# Hazard: A leader that restarts within its LeaderEpoch rewrites offsets that followers hold.
 def after_registration(
     partition: Partition,
     broker: BrokerId,
@@ -236,6 +258,12 @@ def after_registration(
     return kept
 
 
+# R23: An unsound replica leaves first and is cut afterwards. Unsound is a log that ends below its recovery point or HW
+# checkpoint, is not the one in the manifest, is damaged inside, failed to write or sync, or broke a rule. A withdrawal
+# raises the LeaderEpoch even when another replica leads. Damage found at opening is cut when a view shows the replica
+# outside ISR and `eligible`; what lies behind it goes to `quarantine/`. The last replica is withdrawn and the
+# partition offline until an operator elects one.
+# Hazard: A replica repairs itself and loses committed records unnoticed.
 def after_withdrawal(
     partition: Partition,
     broker: BrokerId,
@@ -262,6 +290,7 @@ def after_withdrawal(
     return replace(left, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
 
 
+# Keeps R31.
 def unclean(partition: Partition, broker: BrokerId) -> Partition:
     """An operator's choice: records that only others hold are given up, and damaged ones in its log."""
     leader_epoch = LeaderEpoch(partition.leader_epoch + 1)

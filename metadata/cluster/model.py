@@ -240,6 +240,7 @@ class Stream:
         """The partition waits for the cutover to a layout that has it."""
         return number >= self.partition_count and self.partitions[number].state is PartitionState.ACTIVE
 
+    # Keeps R59.
     def awaits_sources(self, number: int) -> bool:
         """Not all partitions from which keys come to this one in the newest layout have told of its cutover."""
         return number < self.partition_count and number % self._step in self._untold

@@ -37,6 +37,11 @@ NOTHING_KNOWN = LogEnd(LeaderEpoch(0), Offset(0))
 """The end of a log that a registration does not name: an earlier version sent it, or there were too many."""
 
 
+# R28: A new Raft leader commits BeginControllerEpoch, a compare-and-set on the controller epoch before, and decides
+# nothing until that is applied. Every decision carries its controller epoch and is refused after a later one. A
+# controller that hears a majority again after it did not begins a new epoch. BeginControllerEpoch names the rules by
+# which commands are applied from there on, so that all voters come to the same state.
+# Hazard: Commands that lie queued on a deposed leader; voters that apply one journal by different rules.
 def begin_controller_epoch(ledger: Ledger, command: pb.BeginControllerEpoch) -> Outcome:
     if command.expected_controller_epoch != ledger.controller_epoch:
         return ledger.refuse(
@@ -130,6 +135,15 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
     return ledger.changed(Changes(partitions=changed, brokers=(broker,)), value=incarnation)
 
 
+# R22: A registration says what the data folder proves: that it is the folder of the last incarnation (enough for
+# `durable` streams), and that the page cache survived (needed for `accepted` ones). A replica without proof leaves the
+# ISR if another member stays; the very last one stays, withdrawn if the folder is another one. An empty folder in the
+# place of one with partitions is refused (EMPTY_FOLDER) unless the operator says `--replace`. Of each log the manifest
+# holds how far it was committed.
+# Hazard: A lost page cache; an emptied, restored or foreign folder, of a broker or of one log; a folder that was away
+# for a while.
+# Not covered: A voter on an empty folder takes part in the Raft group until its registration is refused; a command
+# that it confirmed there is lost if the only other voter that has it dies before the right folder has caught up.
 def _proves(command: pb.RegisterBroker, incarnation: Incarnation, life_id: str) -> bool:
     """Whether the folder is the one of that life."""
     return command.folder_same and (
@@ -176,6 +190,9 @@ def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str
     return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
 
 
+# R26: A death is one command. BrokersDead names the incarnations that died, moves all their leaderships and takes them
+# out of every ISR. A broker that finds itself declared dead registers again under a new incarnation.
+# Hazard: Partitions that move one by one while their brokers are dead.
 def brokers_dead(ledger: Ledger, command: pb.BrokersDead) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:

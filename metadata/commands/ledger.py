@@ -113,6 +113,7 @@ class Ledger(Cluster):
                 changed.append(key)
         return tuple(changed)
 
+    # Keeps R28.
     def not_controller(self, epoch: int) -> Outcome | None:
         if epoch == self.controller_epoch and epoch:
             return None

@@ -26,6 +26,11 @@ def alter_isr(ledger: Ledger, command: pb.AlterIsr) -> Steps[Outcome]:
     return (yield from _each_partition(ledger, command.items, _alter_one_isr))
 
 
+# R19: AlterIsr is a compare-and-set on leader, LeaderEpoch and partition epoch, checked when it is applied. Each
+# member is named with the incarnation in which the leader saw it fetch (0 only for a present member not seen yet). If
+# one of them is not the registered incarnation, not alive, or withdrawn, the ISR stays and the partition epoch rises,
+# which outdates every copy of the request.
+# Hazard: An expansion that is overtaken by a restart (KIP-903).
 def _alter_one_isr(
     ledger: Ledger, item: pb.IsrAlteration, partition: Partition, min_isr: int
 ) -> tuple[Code | None, Partition]:
@@ -54,6 +59,7 @@ def _alter_one_isr(
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
 
 
+# Keeps R47.
 def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Steps[Outcome]:
     """A partition that is resumed takes the others of its stream along where its pause says so."""
     outcome = yield from _each_partition(ledger, command.items, _alter_one_paused)
@@ -121,6 +127,7 @@ def withdraw(ledger: Ledger, command: pb.Withdraw) -> Steps[Outcome]:
     return (yield from _each_partition(ledger, command.items, _withdraw_one))
 
 
+# Keeps R74.
 def _withdraw_one(
     ledger: Ledger, item: pb.WithdrawReplica, partition: Partition, min_isr: int
 ) -> tuple[Code | None, Partition]:
@@ -171,6 +178,10 @@ def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Ite
     return ledger.changed(Changes(partitions=tuple(sorted(changed, key=KEY_ORDER))), items=tuple(codes))
 
 
+# R31: An unclean election is an operator's command, for a partition without a live leader. The ISR becomes the chosen
+# replica alone, and the election is counted for ever. Consumers that had read further get LOG_TRUNCATED; other
+# replicas may cut committed records from then on (R74) and keep them in their quarantine.
+# Hazard: Acknowledged records that are given up unnoticed.
 def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Steps[Outcome]:
     refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:

@@ -133,6 +133,12 @@ def why_not_cancelled(stream: Stream) -> str | None:
     return None
 
 
+# R58: A layout begins in one entry. Cutover, a compare-and-set on the stream's incarnation and on the version that was
+# prepared, sets partitioning version, count, states of all partitions and the adoption generation. The controller
+# proposes it when the leader of each concerned partition has answered a probe with the generation of the Prepare and
+# each has `min_isr` members in its ISR. A layout follows one whose cutovers are all known. A compacted stream is not
+# repartitioned, nor a repartitioned one compacted.
+# Hazard: A state with half of a change; keys that go to a partition that cannot be written.
 def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
     found = _under_way(ledger, command)
     if isinstance(found, Outcome):
@@ -229,6 +235,12 @@ def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> Steps[li
     return keys
 
 
+# R59: The leader of the present LeaderEpoch reports where the old layout ends in its partition, once, and for the
+# newest version; any other report is refused and changes nothing. After an unclean election a partition that had
+# reported has to report again. `awaits_sources` of a view says that not all partitions from which keys come have
+# reported.
+# Hazard: A cutover that is not the end of the layout: readers wait for ever, or read the records of a key in another
+# order than they were acknowledged in.
 def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) -> Code | None:
     if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:
         return Code.FENCED_LEADER_EPOCH
@@ -237,6 +249,7 @@ def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) 
     return None if item.end_offset >= 0 else Code.BAD_REQUEST
 
 
+# Keeps R59.
 def untell(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
     """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
     committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
@@ -261,6 +274,12 @@ def _last_start(stream: Stream, number: int) -> int:
     return 0
 
 
+# R60: A repartition is over when all partitions have reported, and clients know: when the smallest routing generation
+# that clients of live brokers report is at or above the adoption generation, or after
+# `repartition_adoption_timeout_s`. Nothing that is written depends on it (R61). A RETIRED partition goes when its
+# leader reports an empty log, with `min_isr` members in the ISR, none eligible, and every member fetched to that end,
+# unless a repartition is under way.
+# Hazard: A repartition that never ends; readers without a cutover.
 def finish(ledger: Ledger, command: pb.FinishRepartition) -> Steps[Outcome]:
     found = _under_way(ledger, command)
     if isinstance(found, Outcome):
@@ -311,6 +330,7 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
     return ledger.changed(Changes(gone=tuple(sorted(gone, key=KEY_ORDER)), repartitioned=names), items=tuple(codes))
 
 
+# Keeps R60.
 def _may_go(stream: Stream, number: int) -> bool:
     """Whether the partition can be removed when it has no records. One that has to tell of a cutover stays until then:
     nobody else could."""

@@ -180,6 +180,13 @@ def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
     )
 
 
+# R43: A read-only partition takes no records. `readonly` is metadata of the partition, and its change raises the
+# partition epoch. A leader whose view says so refuses publishes of every kind before it appends (READONLY),
+# repetitions too; what was appended or taken into the open batch before commits and is acknowledged. Followers,
+# elections, retention, compaction and consumers are not concerned.
+# Hazard: Records that are stored after an operator was told that none are.
+# Not covered: A deposed leader that knows neither of its end nor of the partition being writable again may say
+# READONLY, inside its lease, of a record that its successor stores.
 def set_readonly(ledger: Ledger, command: pb.SetReadonly) -> Steps[Outcome]:
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
@@ -198,6 +205,13 @@ def set_paused(ledger: Ledger, command: pb.SetPaused) -> Steps[Outcome]:
     return (yield from _change_partitions(ledger, stream, dict.fromkeys(wanted, fields)))
 
 
+# R44: `purged_end` is metadata of the partition, and consumers are served nothing below it. DeleteRecords raises it,
+# never lowers it, to an end that a leader told as committed, and compares that leader's LeaderEpoch. Whole segments
+# below it and the replica's own HW go with retention. A leader whose log ends below `purged_end` begins, empty, at
+# `purged_end` before its LeaderEpoch begins.
+# Hazard: Records that come back with a failover, a restart, or a replica that was away; a deletion above the HW.
+# Not covered: A broker that the metadata group cannot reach goes on serving consumers that know no newer LeaderEpoch
+# than it does.
 def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Steps[Outcome]:
     """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
     an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after

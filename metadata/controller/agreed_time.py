@@ -72,6 +72,7 @@ class ClockSurvey:
         if time_ns and (now - sent) * _NS <= self._bound_ns:
             self._readings[broker] = _Reading(time_ns - int((sent + now) / 2 * _NS), now)
 
+    # Keeps R72.
     def survey(self, live: Collection[BrokerId], now: float) -> Survey:
         for broker in [each for each in self._readings if each not in live]:
             del self._readings[broker]
@@ -126,6 +127,14 @@ class AgreedClock:
             self._anchor_ns, self._since = self._offset_ns, now
         self._told_at = now
 
+    # R72: Nothing is forgotten by one broker's clock. The controller compares the clocks that answers to probes carry;
+    # the middle clock of a majority that is no further apart than `max_clock_difference_s` is the agreed time, which
+    # its probes tell. A broker forgets by the agreed time, carried on by its monotonic clock, and not at all while
+    # that is unknown, while clocks are apart, while its own is off, and for `clock_settle_s` after a start or a jump.
+    # Hazard: A coordinator that is eight days ahead for some seconds deletes idle groups with their offsets; a replica
+    # removes what is not old.
+    # Not covered: What an off broker dates while no majority agrees keeps that date. Clocks of a majority that are set
+    # back by hours make tickets valid for so much longer.
     def state(self, now: float, time_ns: int) -> ClockState:
         """`time_ns`: of this broker's own clock."""
         if self._is_apart:

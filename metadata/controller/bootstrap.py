@@ -93,6 +93,15 @@ class Founding:
             self._begin_anew()
             self._is_flooded = True
 
+    # R41: A namespace has one cluster. A Raft leader whose group has no cluster id asks on `<ns>.metadata.cluster`
+    # until five of its questions have come back, one after the other, over `founding_wait_s`; every broker that knows
+    # its cluster answers, and an answer of another cluster stops it. Of two founders the one that has decided, then
+    # the smaller candidate id, goes first. Every message names its cluster, and those of another one are not carried
+    # out.
+    # Hazard: Two controllers that lead, probe and create in one namespace.
+    # Not covered: A BeginControllerEpoch whose proposer died may be committed by its group after another group has
+    # founded; two founders with different `founding_wait_s`, of which the one with the longer wait stands still for
+    # less than half of it.
     def on_claim(self, claim: Claim) -> None:
         """Another broker has asked or answered."""
         if self.decided:
@@ -103,6 +112,7 @@ class Founding:
             self._rival = claim
             self._begin_anew()
 
+    # Keeps R41.
     def tick(self, now: float) -> bool:
         """Whether to ask now. Decides when enough questions have come back."""
         if self.is_over or now < self._due:

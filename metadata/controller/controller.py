@@ -354,6 +354,7 @@ class ControllerCore:
             return []
         return [Note(f"controller epoch {self._controller_epoch} is over"), ResignController()]
 
+    # Keeps R28.
     def _start_epoch(self, now: float) -> list[Effect]:
         if not self._leads:
             return []

@@ -187,6 +187,12 @@ class Failover:
         (suspicion.refused.add if report.refused else suspicion.refused.discard)(report.replica)
         return True
 
+    # R27: A follower that suspects its leader reports it, after a 503 at once if the leader has answered it in this
+    # LeaderEpoch, else after `replica_max_leader_timeout` of silence. The controller probes the leader first: if that
+    # is refused and gone, one report elects. If it answers, or is silent for `probe_timeout_s`, more than (|ISR| - 1)
+    # / 2 distinct members of the ISR within `witness_window_s` elect. Reports of another epoch, from outside the ISR,
+    # or with no other ground than a 503 do not count.
+    # Hazard: Stale witnesses; one broken link.
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
         """Elect where the leader's probe, or enough witnesses, say so. `keys`: look only at these suspicions; None: at
         those that were not looked at for longest."""

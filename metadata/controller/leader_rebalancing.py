@@ -74,9 +74,11 @@ class Relief:
         self._failed.clear()
         self._walk = None
 
+    # Keeps R38.
     def on_room(self, broker: BrokerId, room: Room) -> None:
         self._rooms[broker] = room
 
+    # Keeps R40.
     def on_disk(self, broker: BrokerId, hangs: bool) -> None:
         if hangs:
             self._hanging.add(broker)

@@ -42,6 +42,13 @@ class Lease:
         self._unproven: deque[tuple[int, float]] = deque(maxlen=MAX_ANSWERS)
         """(generation that must be applied, since when the lease runs then)."""
 
+    # R29: A leader outside its lease does not act alone: acks=leader, acks=none, bare publishes without reply,
+    # `latest` and consumers that ask by name are refused. The lease runs for `leader_lease_s` from the moment at which
+    # this broker answered probe n, and counts once a later probe of the same controller epoch says `answered = n` and
+    # the generations that both carried are applied here and known to the roles. It bounds for how long a deposed
+    # leader acts alone; it does not keep others from being elected.
+    # Hazard: Zombie leaders; a process that stood still; a probe that is answered between applying a state and telling
+    # the roles.
     def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> bool:
         """A probe is being answered. `controller_epoch`: of the state applied here. `generation`: one that is applied,
         and of which those roles of this broker have heard that lead no more by it. False: the probe is of a later
@@ -62,6 +69,7 @@ class Lease:
             del self._answers[next(iter(self._answers))]
         return True
 
+    # Keeps R29.
     def is_valid(self, now: float) -> bool:
         return now - self._since <= self._settings.leader_lease_s
 

@@ -248,6 +248,7 @@ class Liveness:
             [self._own_probe_at, *(watch.probe_at for broker, watch in self._watches.items() if broker != self._self)]
         )
 
+    # Keeps R25.
     def is_trusted(self, now: float) -> bool:
         """Whether the results of probes are believed now: a settled connection, and own probes come back."""
         return (
@@ -260,6 +261,7 @@ class Liveness:
         watch = self._watches.get(broker)
         return watch is not None and watch.refused_at is not None
 
+    # Keeps R42.
     def is_gone(self, broker: BrokerId, now: float) -> bool:
         """Whether it was refused, and something else than the 503 says so, too."""
         watch = self._watches.get(broker)
@@ -286,6 +288,12 @@ class Liveness:
         watch = self._watches.get(broker)
         return watch is not None and watch.heard_at >= time
 
+    # R25: The controller proves a death to itself. A broker is dead when a probe was refused twice (503) at least 10
+    # ms apart and it is gone (R42), or when it was silent for `broker_silence_timeout_s`, and in both cases has no
+    # live Raft connection. A verdict counts only if the controller's own probe came back since, its connection is
+    # settled, its process did not stand still, it hears a Raft majority, and at least half of the live brokers were
+    # heard since. Otherwise the controller suspects itself.
+    # Hazard: A restart of NATS that is taken for the death of all brokers.
     def verdict(self, now: float) -> Verdict:
         """Brokers to declare dead, as far as is known now. The verdict stays the same until an event changes it."""
         if not self.is_trusted(now):

@@ -87,6 +87,7 @@ class Repartitioning:
         """By stream, the smallest routing generation that a client of this broker has applied."""
         self._adoption[broker] = generations
 
+    # Keeps R60.
     def adopted(self, stream: StreamName) -> int | None:
         """The smallest routing generation of the stream that clients of live brokers have applied; None: no client
         tells."""
@@ -98,6 +99,7 @@ class Repartitioning:
         watched = self._watched.get(stream)
         return None if watched is None or watched.told_at == inf else max(0.0, now - watched.told_at)
 
+    # Keeps R58.
     def not_ready(self, stream: Stream) -> list[int]:
         """Partitions of both layouts that are below min ISR, whose leaders are not known to know of the repartition
         yet, or that have still to tell of the last one: keys that come from there, or go there, could not be written

@@ -177,6 +177,7 @@ class Journal:
 
     # ---------------------------------------------------------------------------- opening
 
+    # Keeps R77.
     def _load(self, *, has_snapshot: bool) -> None:
         """Replay the file; begin it when there is none."""
         data = self._files.read(self._handle, self._files.size(self._handle), 0)

@@ -54,6 +54,7 @@ class LeaderMoves:
         self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
         """By stream name and partition number."""
 
+    # Keeps R30.
     async def move(self, name: str, partition: int, target: BrokerId, *, disk_hangs: bool = False) -> None:
         """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot), LEADER_NOT_MOVED (it does not),
         and those of a commit."""

@@ -87,6 +87,12 @@ class Registrar:
         self._is_due.set()
         self._context.tasks.spawn(self._keep_registered())
 
+    # R69: A broker id has one living process. Before it listens to anything, a process sends a probe to its own id: a
+    # 503, or silence for `broker_silence_timeout_s`, lets it go on, and an answer of a registered process ends it
+    # (ID_IN_USE). A registration with another folder than the registered one is refused while that incarnation counts
+    # as alive and answers.
+    # Hazard: A copied configuration, or a copied folder, that takes the place of a healthy broker.
+    # Not covered: A copy of a folder is found by the first question only.
     async def check_id_is_free(self) -> None:
         """To be called before this process listens to anything. Raises TidelogError ID_IN_USE."""
         holder = await self._ask_holder()

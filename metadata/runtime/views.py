@@ -67,6 +67,7 @@ class ViewDelivery:
         """The first views: those of all that this broker replicates."""
         self._walk = self._context.state.walk(lambda partition: self._context.broker_id in partition.replicas)
 
+    # Keeps R29.
     def deliver(self) -> None:
         """A turn: hand over partitions whose view differs from the one delivered last."""
         changes = self._turn()

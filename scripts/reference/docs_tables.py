@@ -1,4 +1,5 @@
-"""Write the tables of docs/ that are made from declarations in the code and from the comments of wire/protobuf/*.proto.
+"""Write the tables of docs/ that are made from declarations in the code, from the comments of wire/protobuf/*.proto,
+and from the rules of the protocol as the code states them.
 
 Usage: scripts/docs-tables [--check]
 
@@ -22,6 +23,7 @@ from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
 from scripts.reference.docs_bounds import BOUNDS
+from scripts.reference.rules import Place, rules
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.operations.api_operations import OPERATIONS
@@ -105,6 +107,31 @@ def bounds() -> str:
             for bound in BOUNDS
         ),
     )
+
+
+def protocol_rules() -> str:
+    return _table(
+        ("rule", "statement", "hazard", "kept by", "transcripts, tests", "mutants"),
+        (
+            (
+                rule.number,
+                f"{rule.statement} *Not covered:* {rule.not_covered}" if rule.not_covered else rule.statement,
+                rule.hazard,
+                _places([*rule.stated, *rule.kept]),
+                ", ".join((*rule.transcripts, *(f"`{path}`" for path in rule.tests))) or "none",
+                "; ".join(rule.mutants) or "none",
+            )
+            for rule in rules().values()
+        ),
+    )
+
+
+def _places(places: Iterable[Place]) -> str:
+    """Functions by their modules, the one that states the rule first."""
+    named: dict[str, list[str]] = {}
+    for place in places:
+        named.setdefault(place.module, []).append(f"`{place.name}`")
+    return "; ".join(f"`{module}` {', '.join(dict.fromkeys(names))}" for module, names in named.items())
 
 
 def permissions() -> str:
@@ -291,6 +318,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "transaction-ends": message_rows("tidelog.proto", "EndTransactionRequest"),
     "transaction-records": message_rows("transactions.proto", "TransactionRecord", "FamilyRecord", "ProducerIds"),
     "bounds": bounds,
+    "rules": protocol_rules,
     "permissions": permissions,
 }
 

@@ -5,6 +5,8 @@ open; the HW moves; the log is cut above it, compacted, opened again with and wi
 are removed.
 """
 
+# Rules: R50.
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -103,12 +103,13 @@ from wire.types import PartitionView
 def _mutant(
     name: str,
     *edits: tuple[Any, str, str],
+    rules: tuple[str, ...],
     scenario: str | None = None,
     in_transactions: bool = False,
     in_repartitions: bool = False,
 ) -> Mutant:
-    """`edits`: (function, text in its source, text in place of it)."""
-    return Mutant(name, tuple(Edit(*edit) for edit in edits), scenario, in_transactions, in_repartitions)
+    """`edits`: (function, text in its source, text in place of it). `rules`: those that it breaks."""
+    return Mutant(name, tuple(Edit(*edit) for edit in edits), rules, scenario, in_transactions, in_repartitions)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -119,25 +120,30 @@ MUTANTS: tuple[Mutant, ...] = (
             "    asked =",
             "    self._replica.state = Truncating()\n    return [Truncate(self.high_watermark)]\n    asked =",
         ),
+        rules=("R7",),
     ),
     _mutant(
         "a follower does not truncate at a new LeaderEpoch",
         (Follower.start, "else self._reconcile(now)", "else self._fetcher.fetch(now)"),
+        rules=("R7",),
     ),
     _mutant(
         "a follower asks for the end of one LeaderEpoch only (KIP-279)",
         (Reconciler._judge, "return AskNext(mine.epoch, cut)", "cut = min(state.cut, answer.end)"),
+        rules=("R7",),
         scenario="see saw",
     ),
     _mutant(
         "a leader serves fetches of an earlier LeaderEpoch (KIP-320)",
         (Leader.on_fetch, "if fetch.leader_epoch < self.leader_epoch:", "if False:"),
+        rules=("R1",),
         scenario="stale follower",
     ),
     _mutant(
         "a deposed leader serves followers of a later LeaderEpoch, and they take its answers (KIP-320)",
         (Leader.on_fetch, "if fetch.leader_epoch > self.leader_epoch:", "if False:"),
         (Follower.on_answer, "if answer.leader_epoch < self.leader_epoch:", "if False:"),
+        rules=("R1",),
         scenario="long zombie",
     ),
     _mutant(
@@ -147,29 +153,35 @@ MUTANTS: tuple[Mutant, ...] = (
             "    if partition.leader == broker or",
             "    if partition.leader == broker:\n        return kept\n    if partition.leader == broker or",
         ),
+        rules=("R2",),
     ),
     _mutant(
         "the epoch entry is synced before the tail in front of it",
         (LogSync.assign_epoch, "self.sync_locked()\n", "pass\n"),
+        rules=("R3",),
         scenario="power at takeover",
     ),
     _mutant(
         "a leader adds a follower below the HW to the ISR",
         (IsrKeeper.maybe_expand, "if state.acknowledged(replica) < state.high_watermark:", "if False:"),
+        rules=("R18",),
     ),
     _mutant(
         "the broker lives in AlterIsr are not checked (KIP-903)",
         (partition_commands._alter_one_isr, "if not (seen or unseen_yet) or not ledger.is_alive(member)", "if False"),
+        rules=("R19",),
         scenario="late expansion",
     ),
     _mutant(
         "the HW follows the committed ISR instead of the maximal one",
         (Leadership.acknowledged_by_all, "for member in self.isr.maximal:", "for member in self.isr.members:"),
+        rules=("R13",),
         scenario="unheard expansion",
     ),
     _mutant(
         "an ISR change without an answer counts as refused",
         (IsrKeeper.tick, "PendingExpandIsr(isr.members, isr.added, isr.change, now)", "CommittedIsr(isr.members)"),
+        rules=("R13",),
         scenario="unheard expansion",
     ),
     _mutant(
@@ -180,6 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "if partition.leader != leader or item.leader_epoch != partition.leader_epoch:",
             "if False:",
         ),
+        rules=("R19",),
     ),
     _mutant(
         "a log of which nothing is left counts as one that never held anything",
@@ -189,17 +202,20 @@ MUTANTS: tuple[Mutant, ...] = (
             "False",
         ),
         (Recovery.run, "if self.expected is not None:", "if False:"),
+        rules=("R22",),
         scenario="lost files",
     ),
     _mutant(
         "a log that ends before what was committed here counts as sound",
         (Recovery.run, "if self.expected is not None:", "if False:"),
+        rules=("R22",),
         scenario="lost files",
     ),
     _mutant(
         "logs that were lost with the manifest count as logs that were never here",
         (broker._replica, "if data_dir.manifest.is_lost:", "if False:"),
         (Registrar._not_held, "if held is not None:", "if False:"),
+        rules=("R22",),
         scenario="lost files",
     ),
     _mutant(
@@ -210,28 +226,34 @@ MUTANTS: tuple[Mutant, ...] = (
             'command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)',
             "True",
         ),
+        rules=("R22",),
     ),
     _mutant(
         "a leader commits below min ISR",
         (Commits.advance, "if members < state.view.config.min_isr:", "if False:"),
+        rules=("R14",),
     ),
     _mutant(
         "no replica becomes eligible (KIP-966)",
         (election.with_isr, "if len(isr) < min_isr:", "if False:"),
+        rules=("R20",),
         scenario="last standing",
     ),
     _mutant(
         "a replica becomes eligible at any ISR size",
         (election.with_isr, "if len(isr) < min_isr:", "if True:"),
+        rules=("R20",),
     ),
     _mutant(
         "replicas outside the ISR stay eligible when min ISR is lowered",
         (election.with_min_isr, "return with_isr(partition, partition.isr, min_isr=min_isr)", "return partition"),
+        rules=("R14",),
         scenario="lowered min isr",
     ),
     _mutant(
         "the progress of an earlier broker life counts",
         (Leader.on_fetch, "if fetch.incarnation > follower.incarnation:", "if False:"),
+        rules=("R10",),
     ),
     _mutant(
         "a follower takes answers to older requests",
@@ -239,10 +261,12 @@ MUTANTS: tuple[Mutant, ...] = (
         (Follower.on_answer, "if state.offset != replica.log_end_offset:", "if False:"),
         (Follower.on_answer, "answer.first_offset < replica.log_end_offset", "False"),
         (FollowerDriver._send_fetch, "peers.on_inbox(self._fetch_inbox, None)", "pass"),
+        rules=("R9",),
     ),
     _mutant(
         "a broker elects leaders without being the controller",
         (Ledger.not_controller, "if epoch == self.controller_epoch and epoch:", "if True:"),
+        rules=("R28",),
         scenario="two controllers",
     ),
     _mutant(
@@ -250,10 +274,12 @@ MUTANTS: tuple[Mutant, ...] = (
         (ClusterState._become, "self._prepared: _Prepared | None = None", "self.__dict__.setdefault('_prepared')"),
         (ClusterState.prepare, "self._prepared.command != command", "False"),
         (ClusterState.apply, "prepared.command != command", "False"),
+        rules=("R28",),
     ),
     _mutant(
         "the latest offset is told before the HW has reached the start of the LeaderEpoch",
         (Leader.latest, "if state.high_watermark < state.epoch_start:", "if False:"),
+        rules=("R15",),
         scenario="slow news",
     ),
     _mutant(
@@ -265,15 +291,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "if state.settings.push_to_waiters:",
             "if True:\n        return\n    if state.settings.push_to_waiters:",
         ),
+        rules=("R32",),
     ),
     _mutant(
         "the producer table survives a truncation",
         (Truncation.truncate, "self._capturing.restore_producers()\n        return", "return"),
+        rules=("R33",),
         scenario="rolled back producer",
     ),
     _mutant(
         "a truncation goes back to a state of the producers above the cut",
         (RecentStates.back_to, "while states and states[-1].offset > end:", "while False:"),
+        rules=("R33",),
         scenario="rolled back producer",
     ),
     _mutant(
@@ -283,14 +312,17 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._run(self._await(request, level, end, response, inbox, now))",
             "self._role.answers.append(AppendReply(inbox, response, False))",
         ),
+        rules=("R33",),
     ),
     _mutant(
         "a record is stored again under its message id",
         (Repetitions.find, "if not self.are_sought:", "if True:"),
+        rules=("R45",),
     ),
     _mutant(
         "a new leader does not know the message ids of its log",
         (IdLearning.learn, "if role.ids.is_current(role.log):", "if True:"),
+        rules=("R45",),
     ),
     _mutant(
         "a repetition is acknowledged before the original is committed",
@@ -299,34 +331,42 @@ MUTANTS: tuple[Mutant, ...] = (
             "self.waiting += 1",
             "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    self.waiting += 1",
         ),
+        rules=("R45",),
     ),
     _mutant(
         "duplicates are appended again",
         (ProducerTable.check, "if producer_id == NO_PRODUCER:", "if True:"),
+        rules=("R33",),
     ),
     _mutant(
         "a forgotten producer is taken for a producer that never wrote",
         (ProducerTable.check, "producer_id <= self._credible and", "False and"),
+        rules=("R33",),
     ),
     _mutant(
         "the set of forgotten producers is lost when a log is opened",
         (log_snapshot._understood, "times = section.payload", "pass"),
+        rules=("R33",),
     ),
     _mutant(
         "a forgotten producer sends batches that may be stored again under a new id",
         (PartitionAccumulator._forgotten, "not batch.uncertain", "True"),
+        rules=("R33",),
     ),
     _mutant(
         "a batch is stored at another offset than the one that it expects",
         (AppendRequests._append_batch, "request.expected_last_offset != self._core.log_end_offset - 1", "False"),
+        rules=("R33",),
     ),
     _mutant(
         "records behind one that expects an offset are sent before its answer",
         (PartitionAccumulator._may_begin, "_goes_alone(self._window[-1], self.gathering)", "False"),
+        rules=("R33",),
     ),
     _mutant(
         "a leader acknowledges before the commit",
         (Leader.await_ack, "if end <= commits.reached(level):", "if True:"),
+        rules=("R16",),
     ),
     _mutant(
         "a durable publish on an accepted stream is acknowledged from page caches",
@@ -335,10 +375,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "state.end_of(member, is_synced=not state.is_durable)",
             "state.end_of(member, is_synced=False)",
         ),
+        rules=("R12a",),
     ),
     _mutant(
         "an accepted publish on a durable stream is acknowledged by the leader alone",
         (Commits.advance, "for member in state.isr.maximal)", "for member in [state.broker])"),
+        rules=("R12a",),
     ),
     _mutant(
         "a leader of an accepted stream adds a follower that has not synced the start of its LeaderEpoch",
@@ -347,20 +389,24 @@ MUTANTS: tuple[Mutant, ...] = (
             "if follower.durable_end < state.epoch_start:",
             "if state.acknowledged(replica) < state.epoch_start:",
         ),
+        rules=("R18",),
     ),
     _mutant(
         "the replica count that a publish asks for is not compared when it is acknowledged",
         (PendingAcks.commit, "if pending.floor <= members:", "if True:"),
         (Commits.reached, "if len(state.isr.members) < level.floor:", "if False:"),
         (Admission._refuse_batch, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
+        rules=("R12a",),
     ),
     _mutant(
         "the leader-epoch file is written once and later LeaderEpochs are not",
         (LogSync._save_epochs, "if entries != state.saved_epochs:", "if not state.saved_epochs:"),
+        rules=("R4",),
     ),
     _mutant(
         "fsync is skipped",
         (LogSync.sync_locked, "state.files.sync_data(segment.handle)", "pass"),
+        rules=("R12",),
     ),
     _mutant(
         "a follower reports records as synced before they are synced",
@@ -369,37 +415,45 @@ MUTANTS: tuple[Mutant, ...] = (
             "self.durable_end if self.is_durable or self.sync_to else None",
             "self.log_end_offset",
         ),
+        rules=("R12",),
     ),
     _mutant(
         "an immediate sync reports the log end and syncs nothing",
         (LogSync.sync_small, "self.sync_locked()", "state.durable_end = state.log_end_offset"),
+        rules=("R12",),
     ),
     _mutant(
         "a follower takes appended records for synced at once",
         (FollowerDriver._append, "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
+        rules=("R12",),
     ),
     _mutant(
         "the leader counts its own copy before it is synced",
         (Leadership.end_of, "self.durable_end if is_synced else self.log_end_offset", "self.log_end_offset"),
+        rules=("R12",),
     ),
     _mutant(
         "consumers are served beyond the HW",
         (Consumers.on_fetch, "end = log.end_for(fetch)", "end = log.log_end_offset"),
+        rules=("R34",),
     ),
     _mutant(
         "requests to a deleted stream are taken for requests to its successor",
         (Requests.is_same_life, "return stream_incarnation ==", "return True or stream_incarnation =="),
+        rules=("R6",),
         scenario="recreated unheard",
     ),
     _mutant(
         "a failed fsync is forgotten",
         (SyncRequests._done, 'self._fail(f"fdatasync failed: {result}")', "pass"),
         (LogState.failed, "self.failure =", "_ ="),
+        rules=("R23",),
         scenario="sync fails then power",
     ),
     _mutant(
         "after a restart, page cache content left by a failed fsync counts as synced",
         (Segment.rewrite_doubtful, "if self.doubtful_from is None:", "if True:"),
+        rules=("R24",),
         scenario="sync fails then power",
     ),
     _mutant(
@@ -409,11 +463,13 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._high_watermark = partition_log.high_watermark",
             "self._high_watermark = partition_log.log_end_offset",
         ),
+        rules=("R15",),
     ),
     _mutant(
         "a broker acts before its own registration is applied",
         (Broker.on_partitions, "if not self.context.incarnation:", "if False:"),
         (MetadataService._deliver_applied, "if self._delivers:", "if True:"),
+        rules=("R5",),
     ),
     _mutant(
         "any live replica may lead (unclean election)",
@@ -423,6 +479,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "for group in (partition.isr, partition.eligible, partition.replicas)",
         ),
         (election.elect, "and not awaited(partition, alive)", ""),
+        rules=("R21",),
         scenario="outsider",
     ),
     _mutant(
@@ -433,6 +490,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:",
             "if partition is None or not fresh:",
         ),
+        rules=("R27",),
         scenario="witnesses",
     ),
     _mutant(
@@ -442,6 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (",
             "elif (",
         ),
+        rules=("R27",),
         scenario="witnesses",
     ),
     _mutant(
@@ -454,6 +513,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
         (Liveness.is_gone, "return unanswered >=", "return True or unanswered >="),
+        rules=("R25",),
         scenario="nats restarts",
     ),
     _mutant(
@@ -461,6 +521,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (Liveness.is_trusted, "(self._vouched or", "(True or"),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        rules=("R25",),
         scenario="nats restarts and the controller too",
     ),
     _mutant(
@@ -472,29 +533,35 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
         (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        rules=("R25",),
         scenario="nats restarts and the controller too",
     ),
     _mutant(
         "the folder of a deleted stream stays",
         (DataDir.remove_partition, "self.files.remove_tree(removed)", "pass"),
+        rules=("R6",),
     ),
     _mutant(
         "a restart keeps the folders of streams that were deleted meanwhile",
         (Broker.on_all_partitions, "sorted(self._unknown)", "[]"),
+        rules=("R6",),
     ),
     _mutant(
         "the leader-epoch file is not truncated with the log",
         (LeaderEpochCache.truncate_from, "self._entries = kept", "pass"),
         (LeaderEpochCache.assign, "entries = tuple(entry for entry in entries if entry.start < end)", "pass"),
+        rules=("R4",),
     ),
     _mutant(
         "the lease never ends",
         (Lease.is_valid, "return now - self._since <=", "return True or now - self._since <="),
+        rules=("R29",),
         scenario="long zombie",
     ),
     _mutant(
         "probes of a controller that knows more extend the lease",
         (Lease._prove, "if needed <= generation:", "if True:"),
+        rules=("R29",),
         scenario="stale follower",
     ),
     _mutant(
@@ -504,19 +571,23 @@ MUTANTS: tuple[Mutant, ...] = (
             "    return TidelogError(",
             "    return error\n    return TidelogError(",
         ),
+        rules=("R35",),
         scenario="stale drain",
     ),
     _mutant(
         "an answer leaves out a first batch that is larger than max_bytes",
         (Tail.read, "(found and size > max_bytes)", "size > max_bytes"),
+        rules=("R11",),
     ),
     _mutant(
         "a stream may store internal subjects of the cluster",
         (subjects._subject_fault, "if not subject:", "return None\n    if not subject:"),
+        rules=("R37",),
     ),
     _mutant(
         "the scrubber finds damage and ignores it",
         (Housekeeping._fail, "replica.on_damage(", "str("),
+        rules=("R23",),
         scenario="silent damage",
     ),
     _mutant(
@@ -526,6 +597,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "if view.leader is None or broker in view.isr or broker in view.eligible:",
             "if True:\n        return RepairMode.COPY\n    if False:",
         ),
+        rules=("R23",),
         scenario="silent damage",
     ),
     _mutant(
@@ -536,11 +608,13 @@ MUTANTS: tuple[Mutant, ...] = (
             'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
         (life.repair_mode, "if view.leader == broker:", "if True:\n        return RepairMode.COPY\n    if False:"),
+        rules=("R23",),
         scenario="damage",
     ),
     _mutant(
         "retention goes past the HW",
         (retention_limits.expired, "following.base_offset > high_watermark", "following.base_offset > log_end_offset"),
+        rules=("R8",),
     ),
     _mutant(
         "old segments are removed before the checkpoint says so",
@@ -549,6 +623,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._syncing.replace_checkpoint(OffsetCheckpoint(state.high_watermark, state.durable_end, start))",
             "pass",
         ),
+        rules=("R8",),
     ),
     _mutant(
         "a follower begins at the log start without the producers",
@@ -557,6 +632,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "    partition_log.install(snapshot,",
             "    partition_log.install(type(snapshot)(snapshot.offset, snapshot.epochs, carried=snapshot.carried),",
         ),
+        rules=("R8",),
         scenario="below the log start",
     ),
     _mutant(
@@ -566,11 +642,13 @@ MUTANTS: tuple[Mutant, ...] = (
             "    partition_log.install(snapshot,",
             "    from dataclasses import replace\n    partition_log.install(replace(snapshot, epochs=()),",
         ),
+        rules=("R8",),
         scenario="below the log start",
     ),
     _mutant(
         "records that a full disk refused count as written",
         (LogWriter.append, "raise self._not_written(segment, error) from error", "pass"),
+        rules=("R38",),
         scenario="full disks",
     ),
     _mutant(
@@ -580,78 +658,95 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._fetcher.no_space = no_space",
             "self._fetcher.no_space = self._fetcher.no_space or no_space",
         ),
+        rules=("R38",),
         scenario="full disks",
     ),
     _mutant(
         "a leader whose disk hangs keeps its leadership",
         (Relief._is_to_move, "or leader in self._hanging", ""),
+        rules=("R40",),
         scenario="hung leader",
     ),
     _mutant(
         "the drain of a leader whose disk hangs waits for records that cannot be committed",
         (Draining.look, "state.high_watermark == end or state.disk_hangs", "state.high_watermark == end"),
+        rules=("R40",),
         scenario="hung leader",
     ),
     _mutant(
         "a replica whose disk hangs is not relieved at once",
         (Relief._moves, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
         (IsrKeeper._drop_hanging, "if follower.disk_hangs", "if False"),
+        rules=("R40",),
         scenario="hung leader",
     ),
     _mutant(
         "compaction goes past the HW",
         (CompactedSegments.finished_below, "end = min(end, self._state.durable_end)", "end = self._state.durable_end"),
+        rules=("R57",),
     ),
     _mutant(
         "compaction removes the newest record of a key",
         (CompactionPass._judge, "<= content.offsets[keyed]", "< content.offsets[keyed]"),
+        rules=("R57",),
     ),
     _mutant(
         "compaction removes batches by which a repetition is recognised",
         (ProducerTable.remembers, "return known is not None and", "return False and"),
+        rules=("R33", "R57"),
     ),
     _mutant(
         "compaction keeps the batches that are remembered at the LEO",
         (CompactionPass.steps, "self._producers_at(self._segments[-1][1])", "self._log.producers"),
+        rules=("R33",),
         scenario="compacted below a tail that is cut",
     ),
     _mutant(
         "a copy keeps its deleted_end when another leader is elected",
         (CompactionPoint.in_role, "if self.copied_in == leader_epoch or", "if True or"),
+        rules=("R39",),
         scenario="copy under two leaders",
     ),
     _mutant(
         "a full disk is taken for a broken disk",
         (FollowerDriver._append, "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
+        rules=("R38",),
         scenario="full disks",
     ),
     _mutant(
         "a broker takes messages whose tag does not verify",
         (Verifier.fault, "if not sender.verifies(", "if False and not sender.verifies("),
+        rules=("R42",),
     ),
     _mutant(
         "a broker takes messages that were sent to another subject",
         (peer_tags.covered, 'b" ", subject, b" "', 'b" "'),
+        rules=("R42",),
     ),
     _mutant(
         "a broker takes a message as often as it comes",
         (Verifier.fault, "return None if window.take(", "return None if True or window.take("),
+        rules=("R42",),
     ),
     _mutant(
         "a leader of a read-only partition takes records",
         (Admission.refuse, "if view.readonly:", "if False:"),
+        rules=("R43",),
     ),
     _mutant(
         "a leader that takes no more records appends those of its open batch later",
         (LeaderDriver.on_view, "if view.readonly or ", "if "),
+        rules=("R43",),
     ),
     _mutant(
         "deleted records are served while their segment is there",
         (PartitionView.first_record, "max(log_start_offset, self.purged_end)", "log_start_offset"),
+        rules=("R44",),
     ),
     _mutant(
         "records are deleted that are not committed",
         (AdminRequests.delete_records, "if asked > end:", "if False:"),
+        rules=("R44",),
     ),
     _mutant(
         "a deletion of fewer records takes an earlier one back",
@@ -660,15 +755,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "max(ends.get(item.partition, before), Offset(item.end))",
             "Offset(item.end)",
         ),
+        rules=("R44",),
     ),
     _mutant(
         "a segment goes when its first record was deleted",
         (retention_limits.expired, "if following.base_offset <= purged_end", "if segment.base_offset < purged_end"),
         (retention_limits.expired, "segments[1].base_offset > purged_end", "segments[0].base_offset >= purged_end"),
+        rules=("R44",),
     ),
     _mutant(
         "a partition is assigned before its holder has given it up",
         (Group._reconcile, "member.revoking |= over", "pass"),
+        rules=("R51",),
     ),
     _mutant(
         "a coordinator answers before its records are committed",
@@ -677,6 +775,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._is_appending = True",
             "self._is_appending = True\n    self._send(settled)\n    settled.answers, settled.unasked = [], []",
         ),
+        rules=("R52",),
     ),
     _mutant(
         "a coordinator forgets its members",
@@ -685,6 +784,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._view, self._is_view_new",
             "for group in self.groups.values():\n        group.members.clear()\n    self._view, self._is_view_new",
         ),
+        rules=("R52",),
     ),
     _mutant(
         "a coordinator begins before all of its log is committed",
@@ -693,15 +793,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "while led.high_watermark < end:",
             "end = led.high_watermark\n    while False:",
         ),
+        rules=("R52",),
     ),
     _mutant(
         "a member takes an assignment that comes after the session of its heartbeat",
         (Membership.on_answer, "if is_late and self.state", "if False and self.state"),
+        rules=("R53",),
         scenario="stopped while it joins",
     ),
     _mutant(
         "a new coordinator has no patience",
         (Group.begin, "(member.session_timeout + patience)", "0.2"),
+        rules=("R53",),
     ),
     _mutant(
         "the end of a transaction is answered before its marker is committed, also where it was written before",
@@ -711,45 +814,54 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._core.await_ack(level, self._core.log_end_offset,",
             "self._core.await_ack(level, 0,",
         ),
+        rules=("R49",),
         in_transactions=True,
     ),
     _mutant(
         "a batch is taken behind the marker of its transaction",
         (ProducerTable._record_transactional, "Producer(header.producer_epoch, 0,", "Producer(0, 0,"),
+        rules=("R48",),
         in_transactions=True,
     ),
     _mutant(
         "a leader takes batches under a producer id of whoever sends them",
         (AppendRequests.on_append, "if batch.header.producer_id != NO_PRODUCER:", "if False:"),
+        rules=("R76",),
     ),
     _mutant(
         "a leader takes the body that a stranger has put behind the header of another sender",
         (check_batch_proof, "if not hmac.compare_digest(", "if False and not hmac.compare_digest("),
+        rules=("R76",),
     ),
     _mutant(
         "a leader takes batches of transactions with any ticket",
         (TransactionRules.checked_level, "self._context.tickets.check(", "str(("),
         (TransactionRules.checked_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+        rules=("R48",),
         in_transactions=True,
     ),
     _mutant(
         "tickets hold by the clock of one broker",
         (BrokerClock.common_ns, "self._agreed.common_ns(self._monotonic(), self._wall())", "self._wall()"),
+        rules=("R73",),
         in_transactions=True,
     ),
     _mutant(
         "consumers are served a transaction whose marker is not committed",
         (TransactionTable.last_stable, "if ended.marker >= high_watermark:", "if False:"),
+        rules=("R50",),
         in_transactions=True,
     ),
     _mutant(
         "consumers are served transactions that are open",
         (Readable.end_for, "if fetch.read_uncommitted", "if True"),
+        rules=("R50",),
         in_transactions=True,
     ),
     _mutant(
         "consumers are served the records of aborted transactions",
         (AbortedBatches.has, "if ranges is None:", "if True:"),
+        rules=("R50",),
         in_transactions=True,
     ),
     _mutant(
@@ -759,6 +871,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._append(settled)",
             "self._deliveries.add(settled.deliveries)\n        self._append(settled)",
         ),
+        rules=("R78",),
         in_transactions=True,
     ),
     _mutant(
@@ -768,22 +881,26 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._decisions.become_idle(known, Outcome.NONE, times, records)",
             "if known.epoch < 0:\n        self._decisions.become_idle(known, Outcome.NONE, times, records)",
         ),
+        rules=("R78",),
         in_transactions=True,
     ),
     _mutant(
         "offsets that a transaction has committed are not told before its end is",
         (GroupShard._offsets, "self.pending.check_none(", "str(("),
         (GroupShard._offsets, "request.partitions else None)", "request.partitions else None))"),
+        rules=("R80",),
         scenario="ends that groups hear late",
     ),
     _mutant(
         "a log forgets at a restart, and where it is cut, which transactions were aborted",
         (TransactionTable.restore, "self._aborted = list(known.aborted)", "self._aborted = []"),
+        rules=("R48",),
         in_transactions=True,
     ),
     _mutant(
         "a coordinator does not go on with what was decided before it began",
         (Decisions.resume, "self._tell(transaction)", "pass"),
+        rules=("R78",),
         in_transactions=True,
     ),
     _mutant(
@@ -793,6 +910,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "for member in end.members:\n        transaction =",
             "for member in end.members[:1]:\n        transaction =",
         ),
+        rules=("R79",),
         in_transactions=True,
     ),
     _mutant(
@@ -802,11 +920,13 @@ MUTANTS: tuple[Mutant, ...] = (
             "if family is not None and end.sequence <= family.sequence:",
             "if False and family is not None:",
         ),
+        rules=("R79",),
         in_transactions=True,
     ),
     _mutant(
         "a losing attempt of a family is committed with the others",
         (Families.commit, "Outcome.NONE", "Outcome.COMMITTED"),
+        rules=("R79",),
         in_transactions=True,
     ),
     _mutant(
@@ -819,42 +939,50 @@ MUTANTS: tuple[Mutant, ...] = (
                 "    for member in ():\n        if why := None:"
             ),
         ),
+        rules=("R79",),
         in_transactions=True,
     ),
     _mutant(
         "a leader takes batches of an older partitioning version",
         (partitioning.judge, "if 0 < version < view.partitioning_version:", "if False:"),
+        rules=("R61",),
         in_repartitions=True,
     ),
     _mutant(
         "a leader judges the partitioning version before it looks for a repetition",
         (AppendRequests._append_batch, " and not may_be_stored(verdict)", ""),
+        rules=("R61",),
         in_repartitions=True,
     ),
     _mutant(
         "a leader takes batches of the newest partitioning version before it knows the cutover",
         (partitioning.judge, "return Held.HELD if version and _awaits(view) else None", "return None"),
+        rules=("R61",),
         in_repartitions=True,
     ),
     _mutant(
         "a leader denies batches of an older version that another replica may hold",
         (partitioning.judge, "if view.awaits_cutover and not can_deny:", "if False:"),
+        rules=("R61",),
         scenario="tail behind the cutover",
     ),
     _mutant(
         "a leader reports a cutover that is not committed",
         (Cutover.look, "state.high_watermark < self._end or ", ""),
+        rules=("R62",),
         scenario="tail behind the cutover",
     ),
     _mutant(
         "a leader reports a cutover before all that may lead have cut to its log",
         (Cutover.look, " or not state.have_cut_to_this_log()", ""),
+        rules=("R62",),
         scenario="tail behind the cutover",
     ),
     _mutant(
         "a repartition is finished before all cutovers are known",
         (Repartitioning._next_step, "if watched.told_at == inf:", "if False:"),
         (repartition_commands.finish, " or not stream.layouts[-1].is_told", ""),
+        rules=("R60",),
         in_repartitions=True,
     ),
     _mutant(
@@ -867,47 +995,56 @@ MUTANTS: tuple[Mutant, ...] = (
                 " adoption_generation=ledger.next_generation()), layouts=(*stream"
             ),
         ),
+        rules=("R60",),
         in_repartitions=True,
     ),
     _mutant(
         "a producer sends by the new layout before its batches of the old one are resolved",
         (Routes.for_key, "if target is not None:", "if False:"),
+        rules=("R67",),
         in_repartitions=True,
     ),
     _mutant(
         "a client tells that it has adopted routes that its producer does not go by",
         (Producer._on_routes, "self._adopt(layout)", "pass"),
         (Producer._note_applied, "self._watch is not None and is_newest", "self._watch is not None"),
+        rules=("R60",),
         in_repartitions=True,
     ),
     _mutant(
         "a group reads beyond a cutover before it has read the partitions that the keys come from",
         (KeyOrder.waits_for, "if missing:", "if False:"),
+        rules=("R66",),
         in_repartitions=True,
     ),
     _mutant(
         "a group counts a partition as read that was handed out and not committed",
         (StreamReading.look, "self.committed or _finished(", "_finished("),
+        rules=("R66",),
         in_repartitions=True,
     ),
     _mutant(
         "a group reads a partition that a repartition has made from its end",
         (group_partitions._first_start, "if start is Anchor.EARLIEST or not", "if True or not"),
+        rules=("R65",),
         in_repartitions=True,
     ),
     _mutant(
         "a group waits for records that are deleted",
         (GroupGate._ask_log_starts, "self._know(of, incarnation, start)", "pass"),
+        rules=("R66",),
         scenario="repartitioned while records go",
     ),
     _mutant(
         "the newest version is taken before all sources have told",
         (Stream.awaits_sources, "number % self._step in self._untold", "False"),
+        rules=("R59",),
         scenario="late source",
     ),
     _mutant(
         "a leader takes batches of the newest partitioning version before all sources of their keys have told",
         (partitioning._awaits, "return view.awaits_cutover or view.awaits_sources", "return view.awaits_cutover"),
+        rules=("R61",),
         scenario="late source",
     ),
 )
@@ -917,6 +1054,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",
             (IsrKeeper.maybe_expand, "if follower.durable_end < state.epoch_start:", "if False:"),
+            rules=("R18",),
         ),
         "replication/expansion_waits_for_the_epochs_start",
     ),
@@ -924,6 +1062,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "message ids above a cut are remembered",
             (IdKeeper.cutting, "self.table.cut(kept)", "pass"),
+            rules=("R45",),
         ),
         "replication/a_message_id_that_was_cut",
     ),
@@ -935,6 +1074,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "if state.end_of(replica, is_synced=not state.is_durable) < state.secondary_watermark:",
                 "if False:",
             ),
+            rules=("R12a",),
         ),
         "replication/joining_what_was_acknowledged_otherwise",
     ),
@@ -942,6 +1082,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the first member that comes back leads, whoever may hold more",
             (election.elect, "and not awaited(partition, alive)", ""),
+            rules=("R71",),
         ),
         "metadata/the_log_that_reaches_furthest_leads",
     ),
@@ -949,6 +1090,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "of the members that are back any one leads, however far its log reaches",
             (election.preferred, "-returned[b].leader_epoch, -returned[b].offset, ", "0, "),
+            rules=("R71",),
         ),
         "metadata/the_log_that_reaches_furthest_leads",
     ),
@@ -960,11 +1102,16 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "-returned[b].leader_epoch, -returned[b].offset",
                 "-returned[b].offset, -returned[b].leader_epoch",
             ),
+            rules=("R71",),
         ),
         "metadata/the_log_that_reaches_furthest_leads",
     ),
     (
-        _mutant("members on their way are waited for in vain", (Failover.end_waits, "if not over:", "if True:")),
+        _mutant(
+            "members on their way are waited for in vain",
+            (Failover.end_waits, "if not over:", "if True:"),
+            rules=("R71",),
+        ),
         "metadata/members_on_their_way_are_waited_for",
     ),
     (
@@ -975,6 +1122,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "state.acknowledged(member.broker) >=",
                 "True or state.acknowledged(member.broker) >=",
             ),
+            rules=("R71",),
         ),
         "replication/members_that_come_back_are_confirmed",
     ),
@@ -982,6 +1130,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an earlier life of a member is confirmed in the place of the one that is back",
             (IsrKeeper._is_back_in_sync, "follower.incarnation >= member.incarnation", "True"),
+            rules=("R71",),
         ),
         "replication/members_that_come_back_are_confirmed",
     ),
@@ -989,6 +1138,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower cuts what it knows as committed for a leader that lost its log",
             (Reconciler._unless_committed, "return LeaderLacksCommitted(agreed)", "return step"),
+            rules=("R74",),
         ),
         "replication/a_leader_that_lost_its_log",
     ),
@@ -996,6 +1146,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an emptied log is dropped for a leader that ends below it",
             (Follower._on_error, "if replica.high_watermark and not", "if False and not"),
+            rules=("R74",),
         ),
         "replication/a_leader_that_lost_its_log",
     ),
@@ -1003,6 +1154,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "records of a later LeaderEpoch than the known loss are cut, too",
             (Followership.may_cut_committed, "self.view.loss_epoch > (newest or 0)", "self.view.loss_epoch > 0"),
+            rules=("R74",),
         ),
         "replication/a_loss_explains_no_later_one",
     ),
@@ -1010,6 +1162,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "what is cut for a known loss is not kept",
             (_SettingAside.__call__, "if not self._is_due:", "if True:"),
+            rules=("R74",),
         ),
         "replication/a_follower_outside_the_isr_knows_more",
     ),
@@ -1017,6 +1170,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the last member that lost its page cache leads as if it had lost nothing",
             (election.after_registration, "if has_lost_cache and elected", "if False and elected"),
+            rules=("R74",),
         ),
         "replication/a_lost_page_cache_is_a_known_loss",
     ),
@@ -1024,6 +1178,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "another than the one that holds more leads after a report of a loss",
             (election.after_withdrawal, "reported_by in candidates(left, alive)", "False"),
+            rules=("R74",),
         ),
         "metadata/followers_hold_what_their_leader_lacks",
     ),
@@ -1031,6 +1186,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a report of an earlier leader deposes the present one",
             (partition_commands._withdraw_one, "if partition.leader != broker:", "if False:"),
+            rules=("R74",),
         ),
         "metadata/followers_hold_what_their_leader_lacks",
     ),
@@ -1043,6 +1199,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "sent.producer_epoch, self._target)",
                 "sent.producer_epoch, self._target))",
             ),
+            rules=("R48",),
         ),
         "replication/a_ticket_that_does_not_hold",
     ),
@@ -1054,6 +1211,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "is_local=False, is_synced=level.is_synced or is_durable",
                 "is_local=level.is_local, is_synced=level.is_synced",
             ),
+            rules=("R48",),
         ),
         "replication/a_transactional_batch_is_acknowledged_when_it_is_committed",
     ),
@@ -1061,6 +1219,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a late batch of an ended transaction begins another one",
             (ProducerTable._record_transactional, "Producer(header.producer_epoch, 0,", "Producer(0, 0,"),
+            rules=("R48",),
         ),
         "replication/a_late_batch_of_an_ended_transaction",
     ),
@@ -1072,6 +1231,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "AckLevel(is_local=False, is_synced=view.config.is_durable)",
                 "AckLevel(True, False)",
             ),
+            rules=("R49",),
         ),
         "replication/a_marker_is_answered_when_it_is_committed",
     ),
@@ -1083,6 +1243,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "self._core.await_ack(level, self._core.log_end_offset,",
                 "self._core.await_ack(level, 0,",
             ),
+            rules=("R49",),
         ),
         "replication/a_marker_is_answered_when_it_is_committed",
     ),
@@ -1090,6 +1251,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a transaction is stable whose marker is not committed",
             (TransactionTable.last_stable, "if ended.marker >= high_watermark:", "if False:"),
+            rules=("R49",),
         ),
         "replication/a_marker_is_answered_when_it_is_committed",
     ),
@@ -1097,6 +1259,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an open transaction is stable behind a later one",
             (TransactionTable._note_first, "if self._open else _NONE_OPEN", "if len(self._open) == 1 else _NONE_OPEN"),
+            rules=("R48",),
         ),
         "replication/an_open_transaction_survives_restarts",
     ),
@@ -1104,6 +1267,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a truncation leaves a transaction ended whose marker it takes",
             (ProducerTable.restore, "self.transactions.restore(known.transactions)", "pass"),
+            rules=("R49",),
         ),
         "replication/a_marker_is_lost_with_its_leader",
     ),
@@ -1111,6 +1275,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower begins at the log start without the transactions",
             (log_snapshot.encode_snapshot, "*_transactions(snapshot),", ""),
+            rules=("R48",),
         ),
         "replication/snapshot_install_keeps_transactions",
     ),
@@ -1118,6 +1283,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an aborted transaction is taken for a committed one",
             (TransactionTable._end, "if marker is Marker.ABORT and", "if False and"),
+            rules=("R48",),
         ),
         "replication/a_transaction_aborts",
     ),
@@ -1129,6 +1295,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "self._core.admission.refuse_marker(now)",
                 "self._core.refuse_publish(level, lease_valid=True, now=now)",
             ),
+            rules=("R49",),
         ),
         "replication/a_marker_is_taken_where_records_are_not",
     ),
@@ -1136,6 +1303,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "consumers get the records of aborted transactions",
             (AbortedBatches.has, "return number >= 0 and", "return False and"),
+            rules=("R50",),
         ),
         "replication/consumers_get_nothing_of_an_aborted_transaction",
     ),
@@ -1143,17 +1311,23 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "consumers get the records of open transactions",
             (Readable.end_for, "else self.last_stable_offset", "else self.high_watermark"),
+            rules=("R50",),
         ),
         "replication/consumers_wait_behind_an_open_transaction",
     ),
     (
-        _mutant("latest lies behind an open transaction", (Leader.latest, "if read_uncommitted:", "if True:")),
+        _mutant(
+            "latest lies behind an open transaction",
+            (Leader.latest, "if read_uncommitted:", "if True:"),
+            rules=("R50",),
+        ),
         "replication/consumers_wait_behind_an_open_transaction",
     ),
     (
         _mutant(
             "a follower takes a marker that it has for committed",
             (Followership.last_stable_offset, "(self.high_watermark)", "(self.log_end_offset)"),
+            rules=("R50",),
         ),
         "replication/a_follower_serves_by_its_own_transactions",
     ),
@@ -1165,6 +1339,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "AbortedBatches(transactions.aborted(state.log_start_offset, end))",
                 "AbortedBatches()",
             ),
+            rules=("R57",),
         ),
         "replication/compaction_counts_what_is_committed",
     ),
@@ -1172,6 +1347,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "compaction does not wait for the end of a transaction",
             (CompactedSegments.decided_below, "transactions.last_stable(high_watermark)", "high_watermark"),
+            rules=("R57",),
         ),
         "replication/compaction_counts_what_is_committed",
     ),
@@ -1179,6 +1355,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "compaction does not look into transactional batches",
             (CompactableBatch.decode, "not in _READABLE", "not in (0, 1, 2)"),
+            rules=("R57",),
         ),
         "replication/compaction_counts_what_is_committed",
     ),
@@ -1186,6 +1363,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader denies at once what its successor may have stored",
             (PublishRules._refuse_end, "expected < 0 or len(self._role.view.replicas) == 1", "True"),
+            rules=("R46",),
         ),
         "replication/what_a_bare_publish_expects",
     ),
@@ -1193,6 +1371,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader denies at once that its last record has the message id which its successor's may have",
             (PublishRules._refuse_id, "len(self._role.view.replicas) == 1", "True"),
+            rules=("R46",),
         ),
         "replication/what_a_bare_publish_expects",
     ),
@@ -1200,6 +1379,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower of a paused partition sleeps outside of the ISR",
             (Followership.may_sleep, "and self.broker in view.isr", ""),
+            rules=("R47",),
         ),
         "replication/a_paused_replica_outside_the_isr_is_awake",
     ),
@@ -1207,17 +1387,21 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader takes the sleep of its followers for lag",
             (Pausing.excuse_sleepers, "if not state.view.paused:", "if True:"),
+            rules=("R47",),
         ),
         "replication/a_paused_partition_sleeps_and_wakes",
     ),
     (
-        _mutant("a record leaves its partition paused", (Pausing.on_append, "self._ask(False, out)", "pass")),
+        _mutant(
+            "a record leaves its partition paused", (Pausing.on_append, "self._ask(False, out)", "pass"), rules=("R47",)
+        ),
         "replication/a_paused_partition_sleeps_and_wakes",
     ),
     (
         _mutant(
             "a follower that wakes takes its own sleep for the leader's silence",
             (Fetcher.fetch, "if replica.is_asleep:", "if False:"),
+            rules=("R47",),
         ),
         "replication/the_record_that_wakes_a_paused_partition_is_lost",
     ),
@@ -1225,6 +1409,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a sleeping follower to which a record was pushed in vain is left alone",
             (DataWaiters.tick, "max(follower.last_fetch_at, follower.fired_at)", "follower.last_fetch_at"),
+            rules=("R47",),
         ),
         "replication/the_record_that_wakes_a_paused_partition_is_lost",
     ),
@@ -1232,6 +1417,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an empty folder is taken in the place of another",
             (broker_commands._refused_folder, "if not command.last_incarnation and not command.replace:", "if False:"),
+            rules=("R22",),
         ),
         "metadata/an_empty_folder_is_not_taken_for_the_one_of_a_broker",
     ),
@@ -1239,6 +1425,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a process with another folder takes the id of a living one",
             (broker_commands._refused_folder, "if known.alive and", "if False and"),
+            rules=("R69",),
         ),
         "metadata/an_id_has_one_living_process",
     ),
@@ -1246,6 +1433,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "any folder brings back what another one holds",
             (election.after_registration, "and proves(found)", ""),
+            rules=("R22",),
         ),
         "metadata/the_right_folder_comes_back",
     ),
@@ -1253,6 +1441,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the right folder brings nothing back",
             (election.after_registration, "found is not None and proves(found)", "False"),
+            rules=("R22",),
         ),
         "metadata/the_right_folder_comes_back",
     ),
@@ -1260,6 +1449,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader's word on a pause is taken in another partition epoch",
             (partition_commands._alter_one_paused, "item.expected_epoch != partition.epoch", "False"),
+            rules=("R47",),
         ),
         "metadata/partitions_are_paused",
     ),
@@ -1267,6 +1457,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the adoption generation is stamped when all have told",
             (Repartitioning._next_step, "adopted >= marker.adoption_generation", "adopted >= self._state.generation"),
+            rules=("R58",),
         ),
         "metadata/adoption_is_stamped_at_the_cutover",
     ),
@@ -1274,6 +1465,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover does not wait for its leaders",
             (Repartitioning._next_step, "if self.not_ready(stream):", "if False:"),
+            rules=("R58",),
         ),
         "metadata/a_repartition_waits_for_leaders",
     ),
@@ -1281,6 +1473,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover does not wait for min ISR members",
             (Repartitioning.not_ready, "len(stream.partitions[number].isr) < stream.min_isr", "False"),
+            rules=("R58",),
         ),
         "metadata/a_repartition_waits_for_min_isr",
     ),
@@ -1288,6 +1481,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover is cancelled",
             (repartition_commands.why_not_cancelled, "marker.phase is not RepartitionPhase.PREPARED", "False"),
+            rules=("R58",),
         ),
         "metadata/a_repartition_is_cancelled",
     ),
@@ -1295,6 +1489,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a layout follows one that is not told",
             (repartition_commands.cut_over, "if not stream.layouts[-1].is_told:", "if False:"),
+            rules=("R58",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
     ),
@@ -1302,6 +1497,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover is told by a leader of another LeaderEpoch",
             (repartition_commands._why_not_told, "item.leader_epoch != partition.leader_epoch", "False"),
+            rules=("R59",),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
@@ -1313,6 +1509,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "stream.layouts[-1].start(item.partition.partition) != NOT_TOLD",
                 "item.partition.partition >= len(stream.layouts[-1].starts)",
             ),
+            rules=("R59",),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
@@ -1320,6 +1517,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an old report counts for a later cutover",
             (repartition_commands._why_not_told, "item.version != stream.partitioning_version", "False"),
+            rules=("R59",),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
@@ -1327,6 +1525,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "after an unclean election the old cutover stays",
             (repartition_commands.untell, "if _last_start(stream, key.partition) <= 0:", "if True:"),
+            rules=("R59",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
     ),
@@ -1338,6 +1537,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "for broker in self._live() if broker in self._adoption",
                 "for broker in self._adoption",
             ),
+            rules=("R60",),
         ),
         "metadata/adoption_counts_live_brokers",
     ),
@@ -1345,6 +1545,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "no label is taken for adoption",
             (Repartitioning._next_step, "adopted is not None and adopted >=", "adopted is None or adopted >="),
+            rules=("R60",),
         ),
         "metadata/a_stream_shrinks",
     ),
@@ -1352,6 +1553,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a repartition is finished before all have told",
             (repartition_commands.finish, "or not stream.layouts[-1].is_told", ""),
+            rules=("R60",),
         ),
         "metadata/cutovers_are_told_by_leaders",
     ),
@@ -1359,6 +1561,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a retired partition goes that a repartition uses again",
             (repartition_commands._may_go, "and stream.repartition is None ", ""),
+            rules=("R60",),
         ),
         "metadata/retired_partitions_without_records_go",
     ),
@@ -1367,6 +1570,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "commits of members that were removed are taken",
             (Group.check_commit, "member = self._known(member_id)", "member = self.members.get(member_id)"),
             (Group.check_commit, "if generation !=", "if member is None:\n        return\n    if generation !="),
+            rules=("R55",),
         ),
         "groups/a_member_that_dies",
     ),
@@ -1374,6 +1578,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "commits of another generation are taken",
             (Group.check_commit, "if generation != member.generation:", "if False:"),
+            rules=("R55",),
         ),
         "groups/a_fenced_commit",
     ),
@@ -1381,6 +1586,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a commit of a member that comes late takes a later one back",
             (Group.check_commit, "if 0 < number < member.newest_commit:", "if False:"),
+            rules=("R55",),
         ),
         "groups/a_commit_that_comes_late",
     ),
@@ -1388,6 +1594,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a new coordinator does not know the numbers of commits",
             (Group.begin, "self._numbers.get(member.id, 0)", "0"),
+            rules=("R55",),
         ),
         "groups/a_commit_that_comes_late",
     ),
@@ -1395,6 +1602,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "commits of partitions that are others' are taken",
             (Group.check_commit, "others = sorted(set(offsets) - member.held)", "others: list[StreamPartition] = []"),
+            rules=("R55",),
         ),
         "groups/a_fenced_commit",
     ),
@@ -1402,6 +1610,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "offsets are reset while a group has members",
             (GroupShard._administrate, "if group.members:", "if False:"),
+            rules=("R55",),
         ),
         "groups/a_reset_is_refused",
     ),
@@ -1409,6 +1618,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a deposed coordinator inside its lease tells what was committed",
             (GroupShard.settle, "if not records and any(", "if False and any("),
+            rules=("R52",),
         ),
         "groups/a_reset_is_refused",
     ),
@@ -1416,6 +1626,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a member that has not given up in time loses its partitions at once",
             (Group.on_time, "late = [", "dead += [m for m in self.members.values() if m.revoke_by]\n    late = ["),
+            rules=("R53",),
         ),
         "groups/a_member_that_does_not_give_up",
     ),
@@ -1423,6 +1634,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "sessions end at the coordinator as early as by a member's slower clock",
             (Group.heartbeat, "member.session_timeout * CLOCK_SLACK", "member.session_timeout"),
+            rules=("R53",),
         ),
         "groups/a_member_that_dies",
     ),
@@ -1430,6 +1642,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "another batch under a sequence that is taken is told as stored",
             (ProducerTable.check, "if sent_crc and body_crc and sent_crc != body_crc:", "if False:"),
+            rules=("R75",),
         ),
         "replication/another_batch_under_a_sequence_is_no_repetition",
     ),
@@ -1437,6 +1650,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a record that was left out of a batch is told where it would have been",
             (Repetitions.left_out, "originals[place] = UNKNOWN_OFFSET", "pass"),
+            rules=("R45",),
         ),
         "replication/a_repetition_whose_ids_are_forgotten",
     ),
@@ -1444,6 +1658,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a later record is told as the original of one that was left out",
             (Repetitions.left_out, "found is None or found >= end", "found is None"),
+            rules=("R45",),
         ),
         "replication/a_repetition_whose_ids_are_forgotten",
     ),
@@ -1451,6 +1666,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the windows of a log end by its leader's own clock",
             (Appending.__init__, "context.metadata.agreed_time_ns)", "context.time_ns)"),
+            rules=("R73",),
         ),
         "replication/a_message_id_and_clocks_that_are_off",
     ),
@@ -1458,6 +1674,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a coordinator forgets groups by its own clock",
             (Times.is_over, "return self.agreed is not None and date < self.agreed", "return date < self.wall"),
+            rules=("R73",),
         ),
         "groups/a_coordinator_whose_clock_is_off",
     ),
@@ -1465,6 +1682,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a coordinator whose clock is off dates by it",
             (Times.date, "return UNDATED if self.agreed is None else self.agreed", "return self.wall"),
+            rules=("R73",),
         ),
         "groups/a_coordinator_whose_clock_is_off",
     ),
@@ -1472,6 +1690,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a coordinator that slept removes members that live",
             (GroupShard._look_at_clock, "if seen is not None and", "if False and"),
+            rules=("R54",),
         ),
         "groups/a_coordinator_that_slept",
     ),
@@ -1479,6 +1698,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "one step frees a partition and assigns it",
             (Group._reconcile, "held = self._freed.union(", "held: set[StreamPartition] = set().union("),
+            rules=("R51",),
         ),
         "groups/a_second_member",
     ),
@@ -1486,6 +1706,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a process that takes the instance of another one does not fence it",
             (Group._join, "self._remember_replaced(before.id)", "pass"),
+            rules=("R56",),
         ),
         "groups/a_static_member_restarts",
     ),
@@ -1493,6 +1714,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "records are deleted by the word of a leader of another LeaderEpoch",
             (stream_commands.delete_records, "item.leader_epoch != known.leader_epoch", "False"),
+            rules=("R44",),
         ),
         "metadata/records_are_deleted",
     ),
@@ -1500,6 +1722,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader that holds only deleted records goes on below them",
             (Replica._prepare, "partition_log.log_end_offset < view.purged_end", "False"),
+            rules=("R44",),
         ),
         "replication/an_unclean_leader_that_holds_only_deleted_records",
     ),
@@ -1507,6 +1730,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader denies a batch that a member of the ISR may hold",
             (Admission.told, " or self._state.isr_has_cut_to_this_log()", " or True"),
+            rules=("R33",),
         ),
         "replication/a_leader_that_cannot_deny_a_sequence",
     ),
@@ -1514,6 +1738,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an epoch without a record stays where the next record begins above the log's end",
             (LeaderEpochCache.assign, "if entry.start < end)", "if entry.start < start)"),
+            rules=("R7",),
         ),
         "replication/leader_epoch_without_a_record",
     ),
@@ -1525,6 +1750,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "cannot be; its log start, or ours, may be moving.\n",
                 "cannot be.\n                return self._reconcile(now)\n",
             ),
+            rules=("R39",),
         ),
         "replication/a_follower_that_is_relied_on_is_refused",
     ),
@@ -1536,6 +1762,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "not self._replica.log_end_offset",
                 "self._replica.log_end_offset == self._replica.log_start_offset",
             ),
+            rules=("R7",),
         ),
         "replication/empty_log_that_knows_its_last_epoch",
     ),
@@ -1547,6 +1774,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "return CutTo(cut) if replica.is_relied_on else BeginAnew()",
                 "return CutTo(cut)",
             ),
+            rules=("R7",),
         ),
         "replication/empty_log_that_knows_its_last_epoch",
     ),
@@ -1558,6 +1786,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "min(cut, max(leaders_start, replica.log_start_offset))",
                 "replica.log_start_offset",
             ),
+            rules=("R8",),
         ),
         "replication/retention_left_no_epoch_in_common",
     ),
@@ -1565,6 +1794,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a log without the state at its start knows all its producers",
             (derived_state.without_past, "is_partial=start > 0", "is_partial=False"),
+            rules=("R33",),
         ),
         "replication/log_start_without_its_snapshot",
     ),
@@ -1572,6 +1802,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a snapshot does not say that its producers are partial",
             (log_snapshot.encode_snapshot, "if snapshot.producers.is_partial", "if False"),
+            rules=("R33",),
         ),
         "replication/log_start_without_its_snapshot",
     ),
@@ -1579,6 +1810,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a controller that hears a majority again goes on in its controller epoch",
             (ControllerCore.on_raft, "effects += [*self._stand_by(), *self._start_epoch(now)]", "pass"),
+            rules=("R28",),
         ),
         "metadata/without_a_raft_majority_it_does_not_probe",
     ),
@@ -1586,6 +1818,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "keys go to a leader that has not been told that it leads",
             (Liveness.begun_generation, "watch.begun if", "watch.generation if"),
+            rules=("R58",),
         ),
         "metadata/a_repartition_waits_for_leaders",
     ),
@@ -1593,6 +1826,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a controller that clients cannot ask keeps its controller epoch",
             (ControllerCore._decide, "now - self._unheard_since >= self._unheard_patience", "False"),
+            rules=("R28",),
         ),
         "metadata/a_controller_that_clients_cannot_ask_hands_over",
     ),
@@ -1600,6 +1834,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "voters that clients cannot ask hand over to each other without a pause",
             (ControllerCore._decide, "min(2 * self._unheard_patience, MOST_UNHEARD_PATIENCE_S)", "5.0"),
+            rules=("R28",),
         ),
         "metadata/a_controller_that_clients_cannot_ask_hands_over",
     ),
@@ -1607,6 +1842,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a replica believes old metadata that the others rely on it",
             (Reconciler._metadata_is_older, "answer.partition_epoch > self._replica.view.epoch", "False"),
+            rules=("R8",),
         ),
         "replication/retention_left_no_epoch_in_common",
     ),
@@ -1614,6 +1850,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the driver of a leader that was without NATS does not announce it",
             (LeaderDriver.on_connection, "self._run(self.core.announce())", "pass"),
+            rules=("R32",),
         ),
         "replication/leaders_connection_loss_and_lag_clocks",
     ),
@@ -1621,6 +1858,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the driver of a follower leaves out that its disk hangs",
             (FollowerDriver._send_fetch, "request.disk_hangs = effect.disk_hangs", "pass"),
+            rules=("R40",),
         ),
         "replication/a_member_whose_disk_hangs_is_not_waited_for",
     ),
@@ -1628,6 +1866,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the driver of a follower begins its numbers anew in each role",
             (Replica._end_role, "self._sequence = role.sequence", "pass"),
+            rules=("R9",),
         ),
         "replication/leader_failover_truncates_by_epoch",
     ),
@@ -1635,6 +1874,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader whose disk hangs leaves an ISR that is too small without it",
             (AdminRequests.carry_out, "move.disk_hangs and self._can_do_without_leader(move)", "move.disk_hangs"),
+            rules=("R40",),
         ),
         "metadata/a_member_dies_while_a_hung_leader_drains",
     ),
@@ -1642,6 +1882,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a founder counts its questions whether they come back or not",
             (Founding.tick, "self._out += 1", "self._came_back += 1"),
+            rules=("R41",),
         ),
         "metadata/a_founder_that_nats_does_not_serve",
     ),
@@ -1649,6 +1890,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "questions that come back all at once count one by one",
             (Founding.on_own_question, "if self._out:", "if True:"),
+            rules=("R41",),
         ),
         "metadata/a_founder_whose_questions_come_late",
     ),
@@ -1656,6 +1898,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a founder relies on silence in a flood",
             (Founding.on_flood, "if not self.is_over:", "if False:"),
+            rules=("R41",),
         ),
         "metadata/a_founder_in_a_flood",
     ),
@@ -1663,6 +1906,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a founder that slept relies on the silence of that time",
             (Founding.tick, "if -inf < self._due < now - self._late_s:", "if False:"),
+            rules=("R41",),
         ),
         "metadata/a_founder_that_slept",
     ),
@@ -1670,6 +1914,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a founder whose BeginControllerEpoch was lost proposes the next one without asking",
             (ControllerCore.on_outcome, "if outcome is None and self._founding is not None:", "if False:"),
+            rules=("R41",),
         ),
         "metadata/a_founder_whose_first_epoch_is_lost",
     ),
@@ -1677,17 +1922,19 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a founder whose BeginControllerEpoch may be committed still gives way to one that only asks",
             (ControllerCore.on_outcome, "is_proposed=self._founding.is_proposed", "is_proposed=False"),
+            rules=("R41",),
         ),
         "metadata/a_founder_whose_first_epoch_may_be_committed",
     ),
     (
-        _mutant("of two founders both go on", (Founding.on_claim, "self._begin_anew()", "pass")),
+        _mutant("of two founders both go on", (Founding.on_claim, "self._begin_anew()", "pass"), rules=("R41",)),
         "metadata/founders_that_ask_at_once",
     ),
     (
         _mutant(
             "a cluster is founded beside a living one",
             (Founding.on_claim, "self.taken_by = self.taken_by or claim", "pass"),
+            rules=("R41",),
         ),
         "metadata/nobody_founds_beside_a_living_cluster",
     ),
@@ -1695,6 +1942,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader appends publishes above the quota of their stream",
             (Quota.refuse, "if not self.is_set:", "if True:"),
+            rules=("R36",),
         ),
         "replication/quota_refuses_until_the_next_second",
     ),
@@ -1702,6 +1950,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "what is appended is not counted against the quota",
             (Quota.take, "if self.is_set:", "if False:"),
+            rules=("R36",),
         ),
         "replication/quota_refuses_until_the_next_second",
     ),
@@ -1709,6 +1958,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader keeps the quota that it began with",
             (Leader.on_view, "self.quota.configure(view.config, now)", "pass"),
+            rules=("R36",),
         ),
         "replication/quota_refuses_until_the_next_second",
     ),
@@ -1716,6 +1966,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a controller believes a 503 of which nothing else tells",
             (Liveness.is_gone, "if broker in self._raft_lost_at:", "if True:"),
+            rules=("R42",),
         ),
         "metadata/a_503_alone_proves_nothing",
     ),
@@ -1723,6 +1974,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a controller that stood still counts time in which it did not ask",
             (Liveness.is_gone, "max(watch.asked_at, watch.since,", "max(watch.heard_at, watch.since,"),
+            rules=("R25",),
         ),
         "metadata/a_controller_that_stood_still_believes_no_503",
     ),
@@ -1730,6 +1982,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a controller that stood still does not wait for its own probe",
             (Liveness.is_gone, " and self._own_sent_heard >= watch.refused_at", ""),
+            rules=("R25",),
         ),
         "metadata/a_controller_that_stood_still_believes_no_503",
     ),
@@ -1737,6 +1990,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "followers that heard a 503 are witnesses",
             (Failover.count_witnesses, "fresh.keys() - suspicion.refused", "fresh"),
+            rules=("R42",),
         ),
         "metadata/a_503_alone_proves_nothing",
     ),
@@ -1748,6 +2002,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "self._decisions.decide(known, Outcome.NONE",
                 "self._decisions.decide(known, Outcome.ABORTED",
             ),
+            rules=("R78",),
         ),
         "transactions/a_new_producer",
     ),
@@ -1755,6 +2010,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an init that waits hides how the transaction before ended",
             (TransactionShard._release, "held.sort(", "[*held].sort("),
+            rules=("R78",),
         ),
         "transactions/a_new_producer",
     ),
@@ -1762,6 +2018,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a new coordinator does not tell of what was decided",
             (Decisions.resume, "self._tell(transaction)", "pass"),
+            rules=("R78",),
         ),
         "transactions/a_coordinator_that_dies_after_its_decision",
     ),
@@ -1769,6 +2026,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a new coordinator aborts at once what it finds open",
             (Decisions.resume, "max(left, patience)", "left"),
+            rules=("R78",),
         ),
         "transactions/a_timeout",
     ),
@@ -1776,6 +2034,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an end of nothing leaves its epoch to the next transaction",
             (TransactionShard._end, "become_idle(transaction, Outcome.ABORTED, times, records)", "validate(())"),
+            rules=("R78",),
         ),
         "transactions/a_transaction",
     ),
@@ -1783,6 +2042,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a deleted stream holds up a transaction for ever",
             (Decisions.drop_gone, "each.is_gone(view)", "False"),
+            rules=("R78",),
         ),
         "transactions/a_partition_that_is_not_reached",
     ),
@@ -1794,6 +2054,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
                 "return self._hold(transaction.transactional_id, since, token, request, now)",
                 "return AddResponse()",
             ),
+            rules=("R78",),
         ),
         "transactions/a_partition_that_is_not_reached",
     ),
@@ -1801,6 +2062,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the record of a family decides nothing by itself",
             (Families.begin, "self._decisions.imply(transaction, since=0.0)", "continue"),
+            rules=("R79",),
         ),
         "transactions/a_family_whose_coordinator_dies",
     ),
@@ -1808,6 +2070,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the records of members come in front of that of their family",
             (_place, "return 1", "return 3"),
+            rules=("R79",),
         ),
         "transactions/a_family",
     ),
@@ -1816,6 +2079,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "a commit that is sent again is taken for another one",
             (Families.commit, "digest == family.digest", "False"),
             (Families._are_committed, "return bool(members)", "return False"),
+            rules=("R79",),
         ),
         "transactions/a_family",
     ),
@@ -1823,6 +2087,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "the attempts that a commit has passed over stay open",
             (Families.commit, "if end.others:", "if False:"),
+            rules=("R79",),
         ),
         "transactions/a_family",
     ),
@@ -1830,6 +2095,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an operator aborts what is decided to be committed",
             (TransactionShard._administrate, "if not outcome.commits:", "if True:"),
+            rules=("R78",),
         ),
         "transactions/an_operator_aborts",
     ),
@@ -1837,6 +2103,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an offset is told while a transaction commits another one",
             (PendingOffsets.check_none, "if not found:", "if True:"),
+            rules=("R80",),
         ),
         "groups/offsets_of_a_transaction",
     ),
@@ -1844,6 +2111,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "offsets are pending after the end of their transaction",
             (PendingOffsets.commit, "present.producer_epoch > producer_epoch", "False"),
+            rules=("R80",),
         ),
         "groups/offsets_of_a_transaction",
     ),
@@ -1851,6 +2119,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "offsets of an aborted transaction are committed",
             (GroupShard._end_transaction, "if request.commits and left:", "if left:"),
+            rules=("R80",),
         ),
         "groups/offsets_of_a_transaction",
     ),

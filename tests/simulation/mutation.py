@@ -25,6 +25,8 @@ class Edit:
 class Mutant:
     name: str
     edits: tuple[Edit, ...]
+    rules: tuple[str, ...]
+    """Numbers of the rules that it breaks (`scripts/reference/rules.py`)."""
     scenario: str | None = None
     """Scenario in which only the broken rule prevents a loss: the mutant is hunted in runs of that scenario."""
     in_transactions: bool = False

@@ -41,6 +41,13 @@ def add_batch_proof(request: AppendRequest, key: bytes, target: str, batch: Sequ
         request.body_proof = _tag(key[FINGERPRINT_BYTES:], request.proof, batch[1:])
 
 
+# R76: A producer id is used by whoever was given it. With the id a key is given out, and an AppendRequest whose batch
+# has an id carries the proof by that key of header and body. The leader checks both before it looks at anything that
+# it knows of the id, and refuses others as UNPROVEN_PRODUCER, in a sentence that says nothing of the id. Requests
+# about transactions are proven in the same way.
+# Hazard: A producer's records are taken for repetitions of a stranger's and are in no log; a partition that takes no
+# producer's records any more.
+# Not covered: Whoever reads the answer in which a key is given out has it.
 def check_batch_proof(
     keys: ProducerKeys, request: AppendRequest, producer_id: int, target: str, batch: memoryview
 ) -> None:

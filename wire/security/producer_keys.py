@@ -52,6 +52,7 @@ class ProducerKeys:
         secret = self._secrets.first
         return secret.fingerprint + self._of(secret, producer_id)
 
+    # Keeps R76.
     def check(self, proof: bytes, producer_id: int, covered: Buffer) -> bytes:
         """The KEY_BYTES by which it holds. Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the
         producer."""

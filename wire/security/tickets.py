@@ -59,6 +59,13 @@ class Tickets:
         head = secret.fingerprint + _OVER_AT.pack(int(self._time_s()) + LIFETIME_S)
         return head + self._tag(secret, head, producer_id, producer_epoch, target)
 
+    # R48: No transaction begins that no coordinator ends. A transactional batch shows a ticket, a keyed hash that its
+    # coordinator gives once it is committed that the partition takes part; without a valid one it is
+    # NOT_IN_TRANSACTION. It is acknowledged once the HW has passed it. A batch of an earlier producer epoch is
+    # PRODUCER_FENCED; a producer is remembered for longer than any ticket is valid. What is open, ended and aborted is
+    # a function of the log.
+    # Hazard: Consumers that wait for ever behind a transaction that nobody ends.
+    # Not covered: A table whose state at the log start was lost may have forgotten that an epoch is over.
     def check(self, ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> None:
         """Raises TidelogError(NOT_IN_TRANSACTION)."""
         if not self._is_made_here(ticket, producer_id, producer_epoch, target):

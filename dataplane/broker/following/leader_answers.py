@@ -134,6 +134,11 @@ def decode_fetch_answer(sequence: int, message: Message) -> tuple[FetchAnswer, B
     return answer, batches
 
 
+# R11: A follower checks both CRCs of every batch, takes nothing of a bad answer, and says so in its next fetch
+# (`refused_batch`), at once the first time and then ever more slowly. The leader then reads its own copy from disk,
+# and withdraws if that is damaged. A batch above the limit is sent alone. A batch that NATS does not carry is answered
+# with MESSAGE_TOO_LARGE; the follower asks ever more slowly, shows it in its status, and does not report the leader.
+# Hazard: Damaged bytes that spread to other replicas; a reader that gets stuck at a large batch.
 def _checked_headers(data: memoryview, leader_epoch: LeaderEpoch) -> list[BatchHeader]:
     """Checks both CRCs of every batch, and that they follow one another."""
     headers: list[BatchHeader] = []

@@ -54,6 +54,7 @@ class ProducersOfAll:
             self._count = sum(0 if table.is_over(time) else len(table) for table in self.tables())
         return self._count
 
+    # Keeps R33.
     def refuse(self, now: float, time: int) -> TidelogError | None:
         """Why no batch can be taken with which a partition remembers one producer more. Otherwise it counts at once.
         `time`: of the log of that partition."""

@@ -156,6 +156,7 @@ class FollowerService:
         finally:
             self._snapshot_reads -= 1
 
+    # Keeps R11.
     async def verify(self, offset: Offset, reason: str) -> None:
         """A follower refused the answer from `offset` on: read our own copy again, which may be damaged."""
         self._context.counters.bad_answers += 1

@@ -222,6 +222,10 @@ class OwnPartition:
             handler()
 
 
+# R3: A leader begins in this order: it syncs its whole tail, records (LeaderEpoch, LEO) durably, and only then
+# subscribes. It knows nothing of its followers' progress and starts from its own HW. If its disk fails here, the
+# replica withdraws (R23) and another one is elected.
+# Hazard: An epoch entry survives a crash, and the records in front of it do not.
 async def begin_leader_epoch(context: BrokerContext, view: PartitionView, partition_log: PartitionLog) -> None:
     """First the tail of the log is synced, then (LeaderEpoch -> LEO) is durable. Raises LogDamaged."""
     try:

@@ -91,6 +91,12 @@ class PublishRules:
     # ------------------------------------------------------------------ Rules of `dataplane.broker.leading.ingest`
     # `reply`: None where no answer is wanted, or none is given.
 
+    # R46: A bare publish may expect the last sequence or the last message id of the log. The leader compares, and
+    # refuses only once the refusal holds for every leader: when the record that took the place is committed, or, where
+    # the log ends below the expected place or has another last id, when a controller has counted on this leadership
+    # after the message came (R29). After `confirm_timeout_ms`, or at the end of the leadership, the answer is
+    # OUTCOME_UNKNOWN. Other headers of JetStream that streams do not have are refused by the message alone.
+    # Hazard: A publisher that compares and sets is told "not stored" by the old leader, and the new one has stored it.
     def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
         """Whether the message is settled without a look at its message id. May seal the open batch."""
         if reply is None or not wanted.asks_for_more:
@@ -140,6 +146,7 @@ class PublishRules:
                 self._wait(level, Offset(offset + 1), token)
         return True
 
+    # Keeps R46.
     def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
         """Whether the message, which is no repetition, is settled."""
         message_id = wanted.message_id

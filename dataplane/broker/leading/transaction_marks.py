@@ -49,6 +49,11 @@ class TransactionMarks:
         self._run = run
         self._waiting = 0
 
+    # R49: A marker is answered when it is committed. If the producer's epoch in the log is above the asked one, the
+    # marker is there already, and the answer waits until all of the present log is committed; otherwise the leader
+    # appends it. A repeated request, or one of a deposed coordinator, changes nothing. A read-only or paused
+    # partition, one above its quota, and a leader without the master key take markers.
+    # Hazard: A marker that is lost with its leader after the coordinator has forgotten the transaction.
     def on_mark(self, message: Message) -> None:
         if self._role.ended or not message.reply:
             return

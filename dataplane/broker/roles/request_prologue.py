@@ -85,6 +85,10 @@ class Requests:
             return False
         return True
 
+    # R6: A stream that was deleted and created again is another one. Folders and requests carry the incarnations of
+    # stream and partition. A request for a later incarnation is met with silence, since the leader of that incarnation
+    # listens on the same subject; one for an earlier incarnation is answered with WRONG_INCARNATION.
+    # Hazard: Records or folders of a deleted stream are taken for those of its successor.
     def is_same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
         key = self._key
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation

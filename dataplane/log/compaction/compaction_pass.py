@@ -248,6 +248,12 @@ class CompactionPass:
 
     # ---- the map
 
+    # R57: Compaction counts what is committed. A pass goes up to the last stable offset of its beginning. Records of
+    # committed transactions count as all others do. Records of aborted ones supersede nothing, their tombstones delete
+    # nothing, and their batches are emptied. Transactional batches stay transactional and markers stay. When a pass is
+    # over, aborted transactions are forgotten of which no record is left below `clean_end`.
+    # Hazard: An aborted value that takes the committed one with it; a deleted key that comes back because its last
+    # value was transactional.
     def _map_keys(self) -> Generator[int, None, Offset]:
         """Where it ends: exclusive; below it the newest record of each key that is dirty is known. That is before the
         first batch that cannot be looked into."""

@@ -128,6 +128,10 @@ class Segment:
         if handle is not None:
             self._files.close(handle)
 
+    # R24: Bytes that an earlier process may have failed to sync are written again: after a failed fsync pages read
+    # well and count as clean, and are lost with the power. On opening, everything beyond the last checkpoint that
+    # vouches for it is rewritten and synced before the broker registers.
+    # Hazard: Page cache that a failed fsync has left counts as synced.
     def rewrite_doubtful(self) -> None:
         """Writes the bytes from `doubtful_from` on once more, so that the next sync covers them. An fsync that failed
         in an earlier life left pages in the cache that count as clean: they read well, no later fsync writes them, and

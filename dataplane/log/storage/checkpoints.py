@@ -102,6 +102,7 @@ class CompactionPoint(NamedTuple):
         """`deleted_end` of a log that is copied from here from its beginning on: one that is served."""
         return max(self.deleted_end, self.deletions_end)
 
+    # Keeps R39.
     def in_role(self, leader_epoch: LeaderEpoch, log_end: Offset) -> CompactionPoint:
         """The point from the beginning of a role in `leader_epoch` on, whose log ends at `log_end`.
 

@@ -185,6 +185,7 @@ class DataDir:
         """Records the life's id; called before this life asks to be registered. Raises DataDirError, NoSpace."""
         self._write(replace(self._identity, lives=(*self._identity.lives, life_id)[-MAX_LIVES:]))
 
+    # Keeps R22.
     def proof(self) -> Proof:
         """The proof of the folder as it was found at the start."""
         return self._proof

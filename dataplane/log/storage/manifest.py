@@ -108,6 +108,7 @@ class Manifest:
         """The metadata knows which logs this broker does not hold."""
         self.is_lost = False
 
+    # Keeps R22.
     def committed(self, name: str) -> Committed | None:
         with self._lock:
             return self._entries.get(name)

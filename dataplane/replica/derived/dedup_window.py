@@ -156,6 +156,16 @@ class MessageIds:
     def has_room(self, new: int = 1) -> bool:
         return self.count + new <= self._most
 
+    # R45: A record whose message id (`Nats-Msg-Id`) is that of a record in the log of its partition, appended within
+    # `dedup_window_ms`, is not stored. Its publisher gets the original's receipt, marked as a duplicate, when the
+    # original is committed. The ids are a function of the log: a leader has read those of its whole log as far as the
+    # window reaches before it subscribes, and ids above a truncation are forgotten with it. Without room for a new id
+    # the answer is BACKPRESSURE.
+    # Hazard: A publisher that sends a message again, because its answer was lost with the leader, finds it stored
+    # twice; a duplicate is acknowledged and its original is cut.
+    # Not covered: An id whose record compaction removed inside the window is unknown to the next leader. A window that
+    # is widened brings back no ids. Ids count per partition. A broker without the master key of an encrypted stream
+    # refuses records with ids (NO_KEY).
     def find(self, message_id: bytes, time: int) -> Offset | None:
         """`message_id` in its kept form."""
         self.go_on_to(time)

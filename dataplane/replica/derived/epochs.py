@@ -95,6 +95,11 @@ class LeaderEpochCache:
     def latest(self) -> LeaderEpoch | None:
         return self._entries[-1].epoch if self._entries else None
 
+    # R4: The leader-epoch cache is a function of the log, durable on every replica. An entry (epoch, start) removes
+    # the entries at or above start, and a truncation to an offset removes those at or above it. The cache is synced
+    # after the bytes in front of it and before an end is reported. Entries that no checkpoint vouches for are rebuilt
+    # from the batches.
+    # Hazard: Answers on `.offset` that do not describe the log.
     def assign(self, epoch: LeaderEpoch, start: Offset, log_end_offset: Offset | None = None) -> bool:
         """`epoch` wrote, or is about to write, the record at `start`. True if that changed the entries.
 
@@ -123,6 +128,7 @@ class LeaderEpochCache:
         kept = (entry for entry in self._entries if entry.start < offset)
         self._entries = (*kept, *(entry for entry in before if entry.start >= offset))
 
+    # Keeps R4.
     def truncate_from(self, offset: Offset) -> bool:
         """The log now ends at `offset`: removes the entries that begin at or after it. True if there were any."""
         kept = tuple(entry for entry in self._entries if entry.start < offset)

@@ -333,6 +333,16 @@ class ProducerTable:
                 in_order = sequence + span <= later_sequence and base + span <= later_base
                 require(in_order, "batches of a producer follow one another", found)
 
+    # R33: Producer state is a function of the log: epoch, next sequence and the last five batches of each producer id,
+    # learned from batch headers on every replica. A repeated batch is answered with the original's offset once the
+    # original is committed; a gap is OUT_OF_ORDER_SEQUENCE, an older epoch PRODUCER_FENCED. A producer that may have
+    # been forgotten is told UNKNOWN_PRODUCER_ID, and nothing is stored. Until every member of the ISR has fetched in
+    # this LeaderEpoch the leader says UNAVAILABLE instead of either.
+    # Hazard: A repetition that is stored twice; an idle producer that is told of lost records; a new producer that is
+    # taken for a forgotten one; two writers that both get the offset that they expect.
+    # Not covered: A copy of an append that something between client and leader delivers after the producer was
+    # forgotten is refused, and its batch may be stored twice. With acks=leader and an ISR below `min_isr`, a batch
+    # that only an eligible replica holds may be stored twice.
     def check(self, producer_id: int, epoch: int, base_sequence: int, record_count: int, body_crc: int = 0) -> Verdict:
         """Judge a batch before it is appended. `producer_id` may be NO_PRODUCER: always fresh. `body_crc`: as it was
         sent; 0: not known."""
@@ -369,6 +379,7 @@ class ProducerTable:
         known = self._transactional.get(producer_id)
         return None if known is None else known.epoch
 
+    # Keeps R48.
     def refuse_transaction(self, producer_id: int, epoch: int, now_ns: int) -> TidelogError | None:
         """Why no batch of a transactional producer may be appended, that `check` has found to be fresh. `now_ns`: the
         time of the log (`LogClock`)."""
@@ -404,6 +415,7 @@ class ProducerTable:
             base == header.base_offset for _, base, _, _ in _PACKED.iter_unpack(known.packed)
         )
 
+    # Keeps R33.
     def record(self, header: BatchHeader) -> None:
         """Take note of an appended batch; called for every batch, in log order, on every replica."""
         if header.append_time > self._time:
@@ -611,6 +623,11 @@ def _out_of_order(producer_id: int, sequence: int, expected: int) -> TidelogErro
     )
 
 
+# R75: A repetition has the bytes of its original. The header of each batch of a producer keeps the CRC-32C of the body
+# as it was sent (`sent_crc`); a batch under a remembered sequence with as many records and another CRC is
+# OUT_OF_ORDER_SEQUENCE, neither stored nor acknowledged. The CRC of a batch of an earlier version is not known, and
+# the number of records decides.
+# Hazard: A record is acknowledged with the receipt of another one.
 def _other_content(producer_id: int, sequence: int, expected: int) -> TidelogError:
     return TidelogError(
         Code.OUT_OF_ORDER_SEQUENCE,

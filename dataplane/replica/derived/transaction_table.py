@@ -96,6 +96,7 @@ def is_aborted(header: BatchHeader, transactions: TransactionTable) -> bool:
     ).has_batch(header)
 
 
+# Keeps R50.
 def without_aborted(
     batches: Sequence[Buffer], offset: Offset, transactions: TransactionTable, max_bytes: int
 ) -> list[Buffer]:
@@ -259,6 +260,14 @@ class TransactionTable:
         if aborted and aborted[0].marker < below:
             self._aborted = aborted[bisect_left(aborted, below, key=_marker_of) :]
 
+    # R50: Consumers get committed transactions, whole or not yet, and nothing of aborted ones. Unless a FetchRequest
+    # says `read_uncommitted`, the last stable offset of the replica takes the place of its HW: the smallest of its HW,
+    # the first batch of each open transaction, and the first batch of each one whose marker is not below the HW. Below
+    # it a batch of an aborted transaction is sent as an EMPTIED control batch over the same offsets.
+    # Hazard: Records that are read and then taken back; half of a transaction; consumers that wait for ever.
+    # Not covered: Where the first records of an open transaction were removed, consumers wait at the first record that
+    # is left. Records outside of the transaction that lie between its records are read between them. A marker takes an
+    # offset.
     def last_stable(self, high_watermark: Offset) -> Offset:
         """The end, exclusive, of what is committed and belongs to no transaction that may turn out either way. It may
         lie below the log start, where a transaction began there that is open."""

@@ -286,6 +286,12 @@ class Follower:
         return self._installer.on_bad_snapshot(now)
 
     # ------------------------------------------------------------------ fetching
+    # R9: Only the answer to the newest data request counts, and only if that request asked for the present LEO in the
+    # expected LeaderEpoch and the first offset of the answer is not below the LEO (compaction leaves holes above).
+    # Each data request has an inbox of its own and a sequence number; the leader ignores a number at or below the last
+    # one of that incarnation.
+    # Hazard: Answers that come late, in another order, or twice.
+    # Keeps R1.
     def on_answer(self, answer: FetchAnswer, now: float) -> list[FollowerEffect]:
         replica, state = self._replica, self._replica.state
         if not isinstance(state, (Fetching, Idle)) or answer.sequence != state.sequence:
@@ -346,6 +352,7 @@ class Follower:
             return [RequestSync(), *served]
         return [*self._fetcher.fetch(now), RequestSync(), *served]
 
+    # Keeps R11.
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
         """The answer does not decode: nothing is taken of it, and the leader is told."""
         self._replica.story.tell(f"it refuses the batch at {self.log_end_offset}: {reason}", now)
@@ -380,6 +387,7 @@ class Follower:
         self._replica.story.tell("its disk hangs" if hangs else "its disk answers", now)
         return self._fetcher.fetch(now) if isinstance(self._replica.state, (Fetching, Idle, Syncing)) else []
 
+    # Keeps R32.
     def on_notification(self, leader_epoch: LeaderEpoch, now: float) -> list[FollowerEffect]:
         """New data at the leader, or it has just begun. While a fetch is out it is remembered: an empty answer may have
         crossed it."""

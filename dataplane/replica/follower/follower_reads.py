@@ -31,6 +31,7 @@ class FollowerReads:
     def on_fetch(self, fetch: ConsumerFetch, now: float) -> list[FollowerEffect]:
         return [*self._consumers.on_fetch(fetch, self._readable(now), now)]
 
+    # Keeps R15.
     def adopt(self, high_watermark: Offset, now: float) -> list[FollowerEffect]:
         """The leader's HW: this replica's is never above its own LEO, and only grows."""
         replica = self._replica
@@ -49,6 +50,7 @@ class FollowerReads:
             refusal=self.refusal(now),
         )
 
+    # Keeps R34.
     def refusal(self, now: float) -> TidelogError | None:
         """Why consumers should go elsewhere; None while they are served here."""
         replica, view = self._replica, self._replica.view

@@ -94,12 +94,21 @@ class Followership:
         """It is in the ISR, or eligible: it holds all that is committed, and answers for it."""
         return self.broker in (*self.view.isr, *self.view.eligible)
 
+    # Keeps R74.
     def may_cut_committed(self, epochs: LeaderEpochCache) -> bool:
         """The metadata knows of an election, after the last record that is committed here was written, of a leader that
         may lack it."""
         newest = epochs.epoch_at(Offset(self.high_watermark - 1))
         return self.view.loss_epoch > (newest or 0)
 
+    # R47: Followers of a paused partition sleep, and a record wakes them. A follower in the ISR that knows that
+    # everything it holds is committed, and owes no sync, fetches no more and does not suspect its leader; the leader
+    # takes its sleep for no lag until a record comes. With the first record the leader asks the controller to resume,
+    # and nothing waits for that. With `auto_pause_time_ms` it asks for the pause. Both are compare-and-set on
+    # LeaderEpoch and partition epoch.
+    # Hazard: A lost wake-up; sleep that is taken for lag or for a dead leader.
+    # Not covered: A sleeping follower does not watch its leader. Publishers, or the next view, find a leader whose
+    # process lives and that does not serve the partition.
     @property
     def may_sleep(self) -> bool:
         """Its partition is paused, and it has nothing to ask for: it is in the ISR, and knows that all it holds is
@@ -116,6 +125,11 @@ class Followership:
     def is_asleep(self) -> bool:
         return isinstance(self.state, Idle) and self.state.until == math.inf
 
+    # R12: On a `durable` stream, acknowledged means synced, for the leader's own copy too. A follower fetches on as
+    # soon as a batch is in its page cache and reports its durable end in the next fetch, or in a progress-only request
+    # when the sync ends. A quick sync of a small batch may come first, so that one request carries both. The
+    # acknowledged end is min(`durable_offset`, `offset`).
+    # Hazard: Records that count as synced and are lost with the power.
     @property
     def reported_end(self) -> Offset | None:
         """Exclusive end of the synced log, where the leader counts that."""

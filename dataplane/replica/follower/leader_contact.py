@@ -82,6 +82,7 @@ class LeaderContact:
         """This process slept: the silence may be its own."""
         self._last_good = now
 
+    # Keeps R27.
     def report(self, view: PartitionView, broker: BrokerId, now: float) -> list[ReportLeader]:
         """The report that is due, if one is."""
         if view.leader is None:

@@ -64,6 +64,7 @@ class Installer:
         self._wait = Backoff(settings.replica_fetch_timeout, settings.replica_max_leader_timeout)
         """Until an unanswered question is repeated."""
 
+    # Keeps R8.
     def begin(self, now: float) -> list[FollowerEffect]:
         self._wait.reset()
         return self._ask(None, (), now)
@@ -170,6 +171,7 @@ class Reconciler:
         """Until an unanswered question is repeated. It begins low: after a planned move the first request is often
         lost, because the old leader still listens, and is silent, and the new one does not listen yet."""
 
+    # Keeps R7.
     def begin(self, now: float) -> list[FollowerEffect]:
         """Empty: there is nothing to reconcile by."""
         newest = self._epochs.latest
@@ -214,6 +216,7 @@ class Reconciler:
             return [self.diverge(step.agreed_end, now)[0]]
         return self._ask(step.epoch, step.cut, now) if isinstance(step, AskNext) else step
 
+    # Keeps R74.
     def diverge(self, agreed_end: Offset, now: float) -> tuple[ReportLoss, TidelogError]:
         """The leader lacks records that are committed, and was elected as one that holds them: a follower that went on
         would lose them, too. What is here stays, and the controller is told (R74). Returns the error as well."""
@@ -241,6 +244,11 @@ class Reconciler:
         self._replica.enter(Reconciling(state.asked, state.cut, state.number, again_at), now)
         return []
 
+    # R7: A log is cut by leader epochs and by nothing else. Before its first fetch in a LeaderEpoch, after a fetch
+    # that stays unanswered, after a reconnect and after OFFSET_AHEAD, a follower asks on `.offset` where its newest
+    # epoch ends, then the one before, until both logs agree, and cuts its log once, durably. It never cuts to the HW,
+    # and never without an answer.
+    # Hazard: Truncation to the HW (KIP-101), one round of `.offset` only (KIP-279), fast changes of leader.
     def _judge(self, state: Reconciling, answer: OffsetAnswer) -> _Step:
         agreed = min(state.cut, answer.end)
         if not answer.epoch:
@@ -255,6 +263,11 @@ class Reconciler:
             return AskNext(mine.epoch, cut)
         return self._unless_committed(cut, answer, self._cut_to(cut, answer))
 
+    # R74: No replica cuts what it knows as committed, unless the metadata know of a loss in a LeaderEpoch after that
+    # record's (`loss_epoch`). Otherwise it is diverged: it cuts nothing, copies nothing, and reports the leader, which
+    # is withdrawn; a reporter in the ISR, or an eligible one, leads next. What is cut for a known loss is copied to
+    # the quarantine first.
+    # Hazard: A leader that has lost its log takes all others along.
     def _unless_committed(self, agreed: Offset, answer: OffsetAnswer, step: AwaitView | Reconciled) -> _Step:
         """`step`, if the leader holds below `agreed` all that is committed here, or has removed it for its age. In
         a compacted stream, too: compaction leaves a batch of each LeaderEpoch, at the offset at which it began."""
@@ -273,6 +286,12 @@ class Reconciler:
             return AwaitView()
         return CutTo(cut) if replica.is_relied_on else BeginAnew()
 
+    # R8: A follower whose log does not meet its leader's begins anew at the leader's log start, with the derived state
+    # (leader epochs, producers, transactions) that the leader has there. A replica that is in the ISR, or eligible,
+    # keeps what it has below the leader's log start instead. It decides this only by metadata that are as new as the
+    # leader's.
+    # Hazard: Without the producers a new leader stores acknowledged batches again, or refuses the next batch of an
+    # idle producer; without the epochs it cannot say where theirs ended.
     def _nothing_so_old(self, cut: Offset, answer: OffsetAnswer) -> AwaitView | Reconciled:
         """All that the leader holds is of newer epochs than all that is here: from its log start on nothing is in
         common, and its earlier records below are not known any more. A member of the ISR (or an eligible replica) need

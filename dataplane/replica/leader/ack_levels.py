@@ -113,6 +113,7 @@ class PendingAcks:
             heapq.heapify(self._by_deadline)
         return out
 
+    # Keeps R16.
     def expire(self, now: float) -> list[CompleteProduce]:
         out: list[CompleteProduce] = []
         while self._by_deadline and self._by_deadline[0][0] <= now:
@@ -128,6 +129,9 @@ class PendingAcks:
             self._by_offset.popleft()
         return out
 
+    # R16: A publish that waits ends in one of three ways: committed, CONFIRM_TIMEOUT, or OUTCOME_UNKNOWN when the
+    # leadership ends. It never ends as not stored.
+    # Hazard: A publisher takes a record for lost that is in the log.
     def abandon(self, reason: str) -> list[CompleteProduce]:
         """Leadership ended: every publish that waits has an unknown outcome."""
         out: list[CompleteProduce] = []

@@ -29,6 +29,7 @@ class Admission:
         self._commits = commits
         self._quota = quota
 
+    # Keeps R43.
     def refuse(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
         acknowledgement."""
@@ -53,12 +54,14 @@ class Admission:
             return error
         return not_denied(self._state.view, error)
 
+    # Keeps R49.
     def refuse_marker(self, now: float) -> TidelogError | None:
         """Why the end of a transaction may not be appended now. It adds no record: neither a read-only stream nor a
         quota refuses it. It waits for the HW, which needs no lease."""
         level = AckLevel(is_local=False, is_synced=self._state.is_durable)
         return self._refuse_batch(level, lease_valid=True, now=now)
 
+    # Keeps R14.
     def _refuse_batch(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
         state = self._state
         view = state.view

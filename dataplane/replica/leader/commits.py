@@ -90,6 +90,11 @@ class Commits:
         """The leader has appended or synced more."""
         out.extend(self.acks.on_own_copy(self._state.log_end_offset, self._state.durable_end))
 
+    # R12a: A publish may ask for `durable` on an `accepted` stream, or for `accepted` on a `durable` one. Beside the
+    # HW the leader keeps a secondary watermark, the minimum of the ends in that other way over the maximal ISR, which
+    # moves by the rules of the HW and only while publishes wait for it. A publish with a floor waits, beyond that,
+    # until the committed ISR has so many members.
+    # Hazard: A follower that joins the ISR without what was acknowledged otherwise than by the HW.
     def reached(self, level: AckLevel) -> Offset:
         """Everything below it is held as the level says."""
         state = self._state
@@ -105,6 +110,7 @@ class Commits:
         """How far waiting publishes need this replica's own sync, on an `accepted` stream."""
         return max(self.acks.furthest_everywhere(is_synced=True), self.acks.furthest_local_sync)
 
+    # Keeps R12a.
     def sync_wanted_of(self, replica: BrokerId, follower: FollowerProgress) -> Offset:
         """How far a follower of an `accepted` stream is to sync, and to report it; 0: its present end is enough.
 
@@ -119,6 +125,11 @@ class Commits:
             wanted = max(wanted, to_join)
         return wanted if wanted > follower.durable_end else Offset(0)
 
+    # R14: Nothing commits while the committed ISR is smaller than `min_isr`. An acks=all publish is then refused
+    # before it is appended (NOT_ENOUGH_REPLICAS), and one that was appended before ends in CONFIRM_TIMEOUT;
+    # acks=leader and acks=none are still taken. A change of `min_isr` is one command with its effect on `eligible`,
+    # and raises every partition epoch.
+    # Hazard: The last replica standing.
     def advance(self, now: float, out: list[LeaderEffect]) -> None:
         """Move the watermarks as far as they go, and complete the publishes and consumers that waited for that."""
         state = self._state
@@ -134,6 +145,10 @@ class Commits:
             state.secondary_watermark = max(state.secondary_watermark, end)
             out.extend(self.acks.on_everywhere(state.secondary_watermark, members, is_synced=not state.is_durable))
 
+    # R15: The HW only grows within a role. A follower adopts min(leader's HW, own LEO); after a truncation, and when a
+    # log opens with its checkpoint, HW = min(HW, LEO). A new leader answers no `latest` before its HW has reached the
+    # start of its LeaderEpoch, below which all lies that its predecessor committed.
+    # Hazard: A consumer is told an end below what it has read.
     def _move_high_watermark(self, now: float) -> bool:
         state = self._state
         end = state.acknowledged_by_all()

@@ -53,6 +53,11 @@ class Draining:
             return TidelogError(Code.NOT_LEADER, f"{moving}; try again")
         return TidelogError(Code.UNAVAILABLE, f"{moving}; try again", [RETRY_AFTER_MS.of(10)])
 
+    # R30: A planned move keeps the old leader in the ISR. The controller asks it to drain: it sequences nothing more
+    # until the target's LEO and acknowledged end and the HW have reached its own LEO, and the controller then commits
+    # the election, a compare-and-set on the LeaderEpoch. Both halves are bounded by `drain_timeout_s`. A request of
+    # another controller epoch, or one that may be too old by the leader's own clock, is refused with LEADER_NOT_MOVED.
+    # Hazard: A leader that wakes up and refuses records which its successor stores.
     def begin(self, target: BrokerId, token: object, timeout: float, now: float, out: list[LeaderEffect]) -> None:
         """`timeout` bounds the way there, and again the wait for the new LeaderEpoch. A newer request replaces an older
         one."""

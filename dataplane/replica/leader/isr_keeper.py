@@ -44,6 +44,7 @@ class IsrKeeper:
         self._confirm_not_before = -math.inf
 
     # ------------------------------------------------------------------ settling
+    # Keeps R13.
     def on_view(self, view: PartitionView, now: float) -> None:
         """A view with a higher partition epoch settles the ISR: the proposal has taken effect, or never will."""
         state = self._state
@@ -95,6 +96,11 @@ class IsrKeeper:
         return due
 
     # ------------------------------------------------------------------ shrinking
+    # R17: A member leaves the ISR by time: the leader proposes to drop one that has not been caught up for
+    # `replica_max_lag_time`. A member is caught up at t when its acknowledged end has reached the LEO of t, the time
+    # of an earlier fetch of its own. The clocks stand while the leader's own connection is down and start anew after
+    # that, and after a timer that fired late. The leader never proposes to drop itself.
+    # Hazard: A follower is dropped for a time in which the leader itself was cut off or asleep.
     def _lagging(self, isr: CommittedIsr, now: float) -> list[BrokerId]:
         state = self._state
         limit = state.settings.replica_max_lag_time
@@ -117,6 +123,7 @@ class IsrKeeper:
         if isinstance(state.isr, CommittedIsr) and state.is_connected and not state.disk_hangs:
             self._drop_hanging(now, out)
 
+    # Keeps R40.
     def _drop_hanging(self, now: float, out: list[LeaderEffect]) -> None:
         state = self._state
         hanging = [replica for replica, follower in state.followers.items() if follower.disk_hangs]
@@ -124,6 +131,7 @@ class IsrKeeper:
         if leaving and self._can_do_without(leaving):
             self._propose_shrink(leaving, f"disk hangs: {', '.join(sorted(leaving))}", now, out)
 
+    # Keeps R38.
     def _drop_without_room(self, now: float, out: list[LeaderEffect]) -> None:
         """All of them while this replica can go on writing, else the members that lack records of this log."""
         full = self._members_without_room()
@@ -163,6 +171,7 @@ class IsrKeeper:
             self.maybe_expand(replica, follower, now, out)
         self.confirm_returned(now, out)
 
+    # Keeps R71.
     def confirm_returned(self, now: float, out: list[LeaderEffect]) -> None:
         state = self._state
         if not state.view.returned or now < self._confirm_not_before or not isinstance(state.isr, CommittedIsr):
@@ -198,6 +207,10 @@ class IsrKeeper:
         state.isr = PendingExpandIsr(state.isr.members, replica, change, now)
         self._propose(change, now, out)
 
+    # R18: A follower joins the ISR by offset, never by time. It must have fetched in this LeaderEpoch, since it left
+    # the ISR, and lately; acknowledge everything to the HW; hold everything to the secondary watermark in that one's
+    # way; have synced everything to the start of the LeaderEpoch; and not lag. Nothing else may be proposed.
+    # Hazard: A member that lacks what the leader's predecessor committed.
     def _may_join(self, replica: BrokerId, follower: FollowerProgress, now: float) -> bool:
         state = self._state
         settings = state.settings
@@ -216,6 +229,7 @@ class IsrKeeper:
         self._state.story.tell(f"proposes ISR {names} at partition epoch {change.expected_epoch}: {change.reason}", now)
         out.append(ProposeIsr(change))
 
+    # Keeps R19.
     def _change(self, members: frozenset[BrokerId], reason: str) -> IsrChange:
         state = self._state
         if state.broker not in members:

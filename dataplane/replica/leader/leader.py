@@ -128,6 +128,7 @@ class Pausing:
         elif self._has_records:
             self._ask(False, out)  # something else has outdated the request
 
+    # Keeps R47.
     def tick(self, now: float, has_consumers: bool, out: list[LeaderEffect]) -> None:
         state = self._state
         self.excuse_sleepers(now)
@@ -180,6 +181,12 @@ class Cutover:
         self._begin(now)
         self.look(now, out)
 
+    # R62: The end of a layout is reported when it is committed and no replica that may lead has anything else behind
+    # it. With the first view that awaits the cutover the leader appends its open batch and notes E = LEO; when HW ≥ E
+    # and every member of the ISR and every eligible replica has fetched in this LeaderEpoch, it reports E, a
+    # compare-and-set, until a view has it. A successor notes E anew, at its LEO as it begins.
+    # Hazard: An end above what the next leader has: readers wait for records that do not come. An end below what it
+    # has: old records are taken for new ones.
     def look(self, now: float, out: list[LeaderEffect]) -> None:
         """Report the end if all below it is committed, and nothing else can ever be behind it."""
         if not self._version or self._is_reported:
@@ -357,6 +364,12 @@ class Leader:
         return out
 
     # ------------------------------------------------------------------ followers
+    # R1: Every request carries the LeaderEpoch. A broker that is asked in a higher epoch than its own stays silent,
+    # since the true leader listens on the same subject; it answers a lower one with FENCED_LEADER_EPOCH. A receiver
+    # drops answers of a lower epoch, and waits for metadata after one of a higher epoch. Clients may leave the epoch
+    # out (0).
+    # Hazard: Unfenced requests and zombie leaders (KIP-320).
+    # Keeps R9.
     def on_fetch(self, fetch: FollowerFetch, now: float) -> list[LeaderEffect]:
         state = self._state
         if fetch.leader_epoch > self.leader_epoch:
@@ -414,6 +427,12 @@ class Leader:
             self._waiters.answer(fetch, follower, now, out)
         return out
 
+    # R39: A tombstone that is gone is known to be gone. A leader whose log may lack tombstones below `deletions_end`
+    # answers a follower whose log ends below it with OFFSET_BEFORE_LOG, and the follower begins anew, unless it says
+    # (`deleted_end`) that it holds no record that they deleted. A tombstone goes only in a pass after the one that
+    # removed what it deletes, and `deletions_end` is durable before. A `deleted_end` above the LEO counts only in the
+    # LeaderEpoch of that installation.
+    # Hazard: A replica that was away keeps a deleted key for ever, and leads with it.
     def lacks_deletions(self, replica: BrokerId, offset: Offset) -> bool:
         """Whether the follower, going on from `offset`, may keep for ever a record whose tombstone is gone from this
         log."""
@@ -451,6 +470,7 @@ class Leader:
         """Committed batches from `fetch.offset` on, now or when there are some."""
         return [*self._consumers.on_fetch(fetch, self._state.readable(), now)]
 
+    # Keeps R15.
     def latest(self, *, read_uncommitted: bool = False) -> Offset | TidelogError:
         """Exclusive end of the records that consumers may read, or why that is not known yet."""
         state = self._state

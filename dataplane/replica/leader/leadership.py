@@ -97,6 +97,10 @@ class FollowerProgress:
     expand_not_before: float = -math.inf
     """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
 
+    # R10: Progress belongs to one incarnation of a broker. The leader keeps LEO and acknowledged end of (replica,
+    # incarnation) from fetches of its own LeaderEpoch, and they only grow. A newer incarnation starts from nothing,
+    # and an older one is refused with STALE_EPOCH.
+    # Hazard: Progress that was reported before a loss of power.
     def on_fetch(
         self, fetch: FollowerFetch, leader_end: Offset, to_sync: Offset, now: float, *, is_durable: bool
     ) -> None:
@@ -180,6 +184,11 @@ class Leadership:
     def acknowledged(self, member: BrokerId) -> Offset:
         return self.end_of(member, is_synced=self.is_durable)
 
+    # R13: The HW is the minimum of the acknowledged ends over the maximal ISR. A member that is proposed for expansion
+    # counts, for it may be in the ISR already, and one that is proposed for removal still counts. Only applied state
+    # settles a proposal (a higher partition epoch, or another LeaderEpoch); silence means unknown, and the proposal is
+    # sent again.
+    # Hazard: The election of a member that the leader did not know of.
     def acknowledged_by_all(self) -> Offset:
         """Minimum of the acknowledged ends over the maximal ISR. It is asked for at every fetch, so it does without a
         call of `acknowledged` for each member."""
@@ -193,6 +202,7 @@ class Leadership:
             end = min(end, follower.durable_end if self.is_durable else follower.log_end_offset)
         return end
 
+    # Keeps R62.
     def have_cut_to_this_log(self) -> bool:
         """Whether no replica that may lead after this one holds records that this log does not have. Those that the
         view relies on have fetched in this LeaderEpoch, so each has cut its log to this one before; and no other joins
@@ -206,6 +216,7 @@ class Leadership:
     def _have_fetched(self, replicas: Iterable[BrokerId]) -> bool:
         return all(self.end_of(replica, is_synced=False) >= 0 for replica in replicas)
 
+    # Keeps R10.
     def refuse_stranger(self, replica: BrokerId, incarnation: Incarnation) -> TidelogError | None:
         """Only a replica is answered, and only in its newest known incarnation."""
         follower = self.followers.get(replica)
@@ -220,6 +231,7 @@ class Leadership:
             )
         return None
 
+    # Keeps R17.
     def restart_lag_clocks(self, now: float) -> None:
         for follower in self.followers.values():
             follower.caught_up_at = now

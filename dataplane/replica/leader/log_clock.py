@@ -28,6 +28,11 @@ class LogClock:
         self._at = now
         self._agreed_ns = agreed_ns
 
+    # R73: The time of a log goes on by elapsed time. The stamp of a batch (`append_time`), by which producers and
+    # message ids are forgotten, is the newest stamp of the log plus the time elapsed since then in this LeaderEpoch by
+    # the leader's monotonic clock, or the agreed time if that is later and known. It never goes back.
+    # Hazard: A leader whose clock is ahead ends windows early and stores an id twice; after one record of a leader
+    # that was an hour ahead no id leaves its window for an hour.
     def time(self, now: float) -> int:
         """ns since 1970; 0: not known."""
         elapsed = now - self._at

@@ -39,6 +39,12 @@ class Held(Enum):
     the next view."""
 
 
+# R61: A leader appends what names the newest partitioning version once all partitions from which its keys come have
+# reported their cutover; until then, and for a newer version, the request is held for 0.25 s at most. An older version
+# is STALE_PARTITIONING, held while another replica may have the batch. A repetition is looked for first, so the
+# refusal says that no log holds the batch. Each batch is stamped with the version, with the one before while a cutover
+# is awaited.
+# Hazard: A key whose older record comes behind a newer one; a record that is in two partitions.
 def judge(view: PartitionView, version: int, *, can_deny: bool) -> TidelogError | Held | None:
     """Whether a batch that is no repetition is taken from an `.append` request that names `version`, 0: none. None: it
     is. An error: it is not stored, and by no leader with this view or a later one. `can_deny`: no replica that may lead
@@ -85,12 +91,20 @@ def not_applied(view: PartitionView, version: int) -> TidelogError:
     )
 
 
+# Keeps R63.
 def takes_plain(view: PartitionView) -> bool:
     """Whether plain messages and envelopes are taken. A partition that keys are not spread over any more takes them
     until its cutover is told: another one listens in its place from then on."""
     return view.is_routed or (view.state is PartitionState.DRAINING and view.awaits_cutover)
 
 
+# R63: Plain messages always have a listener. The leader of a routed partition listens on its own subject and on those
+# of the partitions that have left with the same number modulo the count, also when these are removed. A leader that
+# leaves takes plain messages behind E until its cutover is known, and then says nothing. A partition that is made
+# ready listens from its cutover on.
+# Hazard: A publish request that meets no listener while the number of partitions changes.
+# Not covered: A message without a reply subject that comes between the two views may be stored by none, or by both; a
+# request may meet no listener until its timeout.
 def plain_subjects(view: PartitionView) -> tuple[str, ...]:
     """On which its leader listens for plain messages and envelopes, its own first."""
     return (view.subject, *view.further_subjects) if takes_plain(view) else ()

@@ -1,5 +1,7 @@
 """Partitions that take no records, and records that an operator deletes: on real brokers that are killed meanwhile."""
 
+# Rules: R44.
+
 from __future__ import annotations
 
 import asyncio

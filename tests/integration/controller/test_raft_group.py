@@ -1,5 +1,7 @@
 """RaftNodes on one event loop and real loopback sockets: groups, observers, refusals."""
 
+# Rules: R70.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Commands that look at all of 20,000 partitions, applied by a real group of three on one event loop."""
 
+# Rules: R28.
+
 from __future__ import annotations
 
 import asyncio

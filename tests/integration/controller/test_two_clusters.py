@@ -1,6 +1,8 @@
 """A namespace has one cluster: a broker that would found a second one stops, and where there are two all brokers say
 so."""
 
+# Rules: R41, R70.
+
 from __future__ import annotations
 
 import json

@@ -4,6 +4,8 @@ The bytes are taken apart here by hand (protobuf wire format, struct), so that a
 places.
 """
 
+# Rules: R7, R9.
+
 from __future__ import annotations
 
 import asyncio

@@ -4,6 +4,8 @@ Bare requests and envelopes reach every broker that believes it leads. A client 
 say that a record was not stored which the successor commits.
 """
 
+# Rules: R30, R35.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,6 +1,8 @@
 """Publishers that were written for JetStream, unchanged, on real processes: nats-py's `js.publish`, beside a real
 JetStream that is given the same messages."""
 
+# Rules: R46.
+
 from __future__ import annotations
 
 import asyncio

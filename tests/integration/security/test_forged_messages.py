@@ -5,6 +5,8 @@ Each test asserts that no acknowledged record is lost, that all replicas hold th
 elsewhere, that no acknowledgement took MAX_STALL_S, and that the messages were counted under their own name.
 """
 
+# Rules: R42.
+
 from __future__ import annotations
 
 import asyncio

@@ -2,6 +2,8 @@
 for streams and groups of others: on NATS that is open to all, and as another producer of the stream, which has the
 permissions for it alone."""
 
+# Rules: R76.
+
 from __future__ import annotations
 
 import asyncio

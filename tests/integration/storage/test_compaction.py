@@ -1,6 +1,8 @@
 """A compacted stream on three brokers: one is away while records that it lacks are compacted, tombstones too, and comes
 back."""
 
+# Rules: R39.
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,6 +1,8 @@
 """A broker, its id and its data folder belong together: a process with another folder does not take the place of a
 living one, an empty folder is not taken for one that is lost, and the right folder brings back what it alone holds."""
 
+# Rules: R69.
+
 from __future__ import annotations
 
 import shutil

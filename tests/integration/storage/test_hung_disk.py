@@ -9,6 +9,8 @@ broker comes back when the disk answers.
                  still with the first append or Raft entry; the others find the broker silent
 """
 
+# Rules: R40.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """The table of bounds names modules, codes and counters that there are."""
 
+# Rules: R36.
+
 from __future__ import annotations
 
 import re

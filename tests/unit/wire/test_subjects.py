@@ -1,5 +1,7 @@
 """The grammar of names and subjects."""
 
+# Rules: R37.
+
 from __future__ import annotations
 
 import pytest

@@ -253,6 +253,7 @@ class MetadataCache:
             return None
         return found if known is None else replace(found, racks=found.racks or known.racks)
 
+    # Keeps R68.
     def _on_push(self, name: StreamName, routes: StreamRoutes) -> None:
         """Anybody may have made it who may publish there."""
         known = self._known.get(name)

@@ -160,6 +160,12 @@ class RouteUpdates:
             )
         watched.subscription = subscription
 
+    # R68: A push of routes is a hint. A client takes one of its cluster, of the same incarnation of the stream, with a
+    # later routing generation and whole layouts; what was fetched replaces what was pushed, also with an earlier
+    # generation. Two pushes that contradict each other lead to the controller. At most 20 pushes of a stream are
+    # decoded in a second. A client reports the generation that all of its producers of the stream go by.
+    # Hazard: A forged push that holds a client for ever; a repartition that is finished for a client that does not
+    # know of it.
     def _take(self, stream: StreamName, message: Message) -> None:
         watched = self._watched.get(stream)
         told = (message.headers or {}).get(CLUSTER_HEADER)

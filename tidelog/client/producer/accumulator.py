@@ -378,6 +378,7 @@ class PartitionAccumulator:
         first = self._window[0]
         return first.state is BatchState.RESEND and not first.uncertain
 
+    # Keeps R67.
     def take_back(self) -> list[PendingBatch]:
         """Everything that is not resolved, in its order. Nothing may be given to this partition any more."""
         taken = self.pending_batches

@@ -121,6 +121,13 @@ class Routes(Generic[_T]):
         self.proven_version = max(self.proven_version, version)
         return self.newest.version < self.proven_version
 
+    # R67: A producer goes by a newer layout partition by partition. Batches on their way are sent again to the same
+    # leader under the same sequences until each is acknowledged, or the first is known not to be in the log; then the
+    # rest goes to the newest layout, record by record, and later records of the same keys wait behind it. A record
+    # with an explicit partition stays there. A transaction keeps its layout. The producer goes back to an earlier
+    # version only while nothing was acknowledged under a later one.
+    # Hazard: A record that is in two partitions, since it was taken for not stored; a record of a key that overtakes
+    # an earlier one.
     def switch(self, layout: RoutedLayout[_T]) -> list[_T]:
         """Send by that layout from now on. Returns the targets that are outdated now."""
         outdated = [*self.newest.targets.values()]

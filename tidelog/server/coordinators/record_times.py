@@ -30,6 +30,7 @@ class Times(NamedTuple):
         """A date that cannot be true counts from now: it was not known, or the clock that gave it was ahead."""
         return date if self.agreed is None or date <= self.agreed else self.agreed
 
+    # Keeps R72.
     def is_over(self, date: int, kept_s: float) -> bool:
         """`kept_s` have passed since then."""
         return self.agreed is not None and date < self.agreed - int(kept_s * _NS)

@@ -231,6 +231,14 @@ class Verifier:
         unheard.level -= 1
         return True
 
+    # R42: A broker carries out a message between brokers, and takes an answer, only if its tag verifies for the
+    # subject and the inbox in which it came, and only once. Whatever is refused is dropped, counted and never
+    # answered. A 503 proves nothing alone: the controller believes it when the broker's Raft connection has closed, or
+    # when it has answered nothing for `probe_timeout_s` and a probe of the controller to itself, sent after the 503,
+    # has come back.
+    # Hazard: A stranger on NATS who speaks for a broker.
+    # Not covered: Whoever holds the secret is believed in everything. Whoever runs the NATS server can withhold
+    # messages. A second process under a broker's name with that secret registers, and the first one ends.
     def fault(self, sender: Sender, covers: bytes, payload: Buffer, trailer: bytes) -> Fault | None:
         """None: a broker of this cluster has sent this message, to this subject, and it has not come before. `sender`:
         that of the trailer; `covers`: `covered`, of the message as it came."""

@@ -28,6 +28,7 @@ class ReplayWindow:
         self._seen = 0
         """Bit n: the number `top` - n has come."""
 
+    # Keeps R42.
     def take(self, number: int) -> bool:
         """Whether this message is new, and young enough to tell. It counts as come from now on."""
         ahead = number - self._top

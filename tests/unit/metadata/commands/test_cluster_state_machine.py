@@ -1,6 +1,8 @@
 """Any sequence of commands keeps the invariants: epochs never fall, the ISR never empties, leaders are in it, two
 states that apply the same bytes are the same bytes, and a restored snapshot is the state it was taken of."""
 
+# Rules: R28.
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """A cluster that is upgraded: the voters apply the commands that an earlier version has committed."""
 
+# Rules: R28.
+
 from __future__ import annotations
 
 import base64

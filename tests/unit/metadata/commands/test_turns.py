@@ -1,5 +1,7 @@
 """A command that looks at very many partitions is worked out in turns of bounded work, and takes effect at once."""
 
+# Rules: R28.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Which time the brokers agree on, and when one of them may forget by it: each row of the table in docs/protocol.md."""
 
+# Rules: R72.
+
 from __future__ import annotations
 
 import pytest

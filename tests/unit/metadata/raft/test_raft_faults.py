@@ -4,6 +4,8 @@ replaced by lists.
 The letters are the ones of metadata.raft.transport. Every test fails when the override it is about is taken out.
 """
 
+# Rules: R28, R70.
+
 from __future__ import annotations
 
 import errno

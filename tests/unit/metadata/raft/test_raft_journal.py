@@ -1,5 +1,7 @@
 """The journal against kills, power cuts and damage: files are cut and changed by hand."""
 
+# Rules: R77.
+
 from __future__ import annotations
 
 import errno

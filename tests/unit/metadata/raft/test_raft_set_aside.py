@@ -1,5 +1,7 @@
 """A voter whose files are damaged begins anew where others hold its entries."""
 
+# Rules: R77.
+
 from __future__ import annotations
 
 from pathlib import Path

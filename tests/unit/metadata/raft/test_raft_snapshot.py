@@ -1,5 +1,7 @@
 """The snapshot file: written, sent, received, refused."""
 
+# Rules: R28.
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """Requests of clients and brokers, and a controller that meets faults."""
 
+# Rules: R33.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Registrations, lives of a broker that follow one another, and the lease."""
 
+# Rules: R69.
+
 from __future__ import annotations
 
 import asyncio

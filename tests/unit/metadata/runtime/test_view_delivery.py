@@ -1,6 +1,8 @@
 """Views of very many partitions are handed over in turns: leaders first, always the newest, and no lease is proved
 before those have heard of it that lead no more."""
 
+# Rules: R29.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -219,6 +219,7 @@ class Coordinator:
             [RETRY_AFTER_MS.of(round(RELOAD_PAUSE_S * 1000))],
         )
 
+    # Keeps R52.
     async def _load(self) -> None:
         while not self.is_over:
             try:
@@ -379,6 +380,11 @@ class Coordinator:
         if self._flush is None and not self._is_appending and self._state is _State.ACTIVE:
             self._flush = self._loop.call_soon(self._settle)
 
+    # R52: What a coordinator answers is committed. It begins when all of its log is committed, reads it, answers when
+    # the records of its answer are committed, and begins anew when an append of its own has failed. An answer without
+    # a record that says what is so waits for a barrier, an empty record whose commit proves that the LeaderEpoch
+    # lasts; a heartbeat that changes nothing is answered under a lease (R29) without one.
+    # Hazard: A deposed coordinator gives old offsets, or tells its successor's members that they are unknown.
     def _settle(self) -> None:
         self._flush = None
         if self._state is not _State.ACTIVE or self._is_appending:

@@ -217,6 +217,10 @@ class Group:
             raise fenced_instance(self.name, member_id)
         raise unknown_member(self.name, member_id)
 
+    # R56: An instance id has one process. A member that joins under the instance id of another one gets its
+    # partitions, and the other one is refused from then on (FENCED_INSTANCE).
+    # Hazard: Two processes commit for one static member.
+    # Not covered: Until it is told, the first process reads what the second one has.
     def _join(self, joining: Member, records: Records) -> Member:
         if joining.id in self.replaced:
             raise fenced_instance(self.name, joining.id)
@@ -460,6 +464,10 @@ class Group:
         names = selection.names(selected)
         return _limited(sorted({*names, *unknown} if unknown else names), set(names), unknown, view)
 
+    # R51: A partition is freed in one step and assigned in a later one. It is free when its holder has said that it
+    # gave it up, or is no member any more, and the coordinator assigns it after that step is committed. So no two
+    # members hold a partition, whichever part of the records a successor finds.
+    # Hazard: Two members that read one partition.
     def _reconcile(self, now: float, changed: dict[str, Member]) -> None:
         for member in self.members.values():
             over = member.assigned - member.target
@@ -528,6 +536,7 @@ class Group:
             if member.revoke_by is not None:
                 member.revoke_by += seconds
 
+    # Keeps R53.
     def on_time(self, now: float, records: Records) -> bool:
         """Removes the members whose sessions are over, and expels those that have not given up in time. False: there
         are none."""

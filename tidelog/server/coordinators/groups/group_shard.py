@@ -328,6 +328,9 @@ class GroupShard(Shard):
         self._unsettled.update(again)
         return looked_at, stepped
 
+    # R54: A coordinator that slept removes nobody for that. When its timer fires late, the delay is added to all
+    # sessions, and nobody is removed while requests that have come wait to be carried out.
+    # Hazard: Members that live are removed because their heartbeats wait to be read.
     def _look_at_clock(self, now: float) -> None:
         seen, self._seen_at = self._seen_at, now
         if seen is not None and now - seen > BEAT + LATE:
@@ -456,6 +459,12 @@ class GroupShard(Shard):
 
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
+    # R55: Only the holder of a partition commits, and in its order. A commit names member, generation, the
+    # incarnations of stream and partition, and a number that grows. It is taken if the member is known, has reached
+    # that generation, holds the partitions, and has committed nothing with a higher number; number and member stand in
+    # the record of the offset. A commit without a member, and a reset, are taken while the group has no members.
+    # Hazard: A commit that comes late, of a former holder or of the member itself, takes a later one back.
+    # Not covered: A commit without a member that comes late takes a later one back.
     def _commit(self, request: CommitRequest, times: Times, records: Records) -> CommitResponse:
         if not 0 < len(request.offsets) <= MAX_COMMITTED:
             raise TidelogError(

@@ -56,6 +56,10 @@ class PendingOffsets:
         if not of_group:
             del self.known[key.group]
 
+    # R80: Offsets that a transaction commits for a group are pending until the group knows the end of the transaction.
+    # Until then nobody is told the committed offsets of these partitions (UNAVAILABLE), and they are neither reset nor
+    # deleted.
+    # Hazard: A consumer processes again what the transaction has processed, or passes over what it has not.
     def commit(
         self,
         key: PendingKey,

@@ -138,6 +138,11 @@ class Decisions:
         transaction.changed_at = date
         self.write(transaction, records)
 
+    # R78: A transaction is decided once. The decision is one record, and nobody is told before it is committed in
+    # `__transactions`; a new coordinator finds it there and tells everybody again. Each transaction has a producer
+    # epoch of its own, and the next one begins when all participants know of the end. A new producer of a
+    # transactional id fences the one before.
+    # Hazard: One partition shows a transaction and another one does not; a decision that is taken back.
     def decide(
         self,
         transaction: Transaction,

@@ -213,6 +213,10 @@ class Families:
         family = self.by_name.get(end.family)
         return family is None or end.sequence > family.sequence
 
+    # R79: The prepared transactions of a family are committed together, once for each sequence number: the record of
+    # the family decides, and the records of its members follow it. A commit that is sent again finds what the first
+    # one has done, and attempts that it has passed over are aborted.
+    # Hazard: A part of the prepared transactions is committed, or a sequence twice.
     def commit(self, end: FamilyEnd, now: float, times: Times, records: Records) -> bool:
         """False: others were committed in their place. Raises TidelogError: nothing of it is committed. `go_on` does
         the rest, in all three cases."""

@@ -1,5 +1,7 @@
 """What a leader stamps on its batches: no clock of its own moves the time of a log."""
 
+# Rules: R73.
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """Pushes of routes, the topology, and reports of adoption, against a broker in memory."""
 
+# Rules: R68.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Consumers of a stream whose number of partitions changes."""
 
+# Rules: R65, R66.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Members of a group whose stream's number of partitions changes."""
 
+# Rules: R65, R66.
+
 from __future__ import annotations
 
 import asyncio

@@ -6,6 +6,8 @@ nothing hangs as long as somebody commits. Records may be processed again; it co
 Runs are on the clock of a simulated world: what happens in one follows from its seed, however busy the machine is.
 """
 
+# Rules: R66.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """What a refusal for the partitioning version says, and which versions a producer goes by."""
 
+# Rules: R67.
+
 from __future__ import annotations
 
 import pytest

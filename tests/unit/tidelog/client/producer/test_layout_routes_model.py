@@ -1,5 +1,7 @@
 """A producer across repartitions, against a model of leaders that apply them at different times."""
 
+# Rules: R67.
+
 from __future__ import annotations
 
 from collections import defaultdict

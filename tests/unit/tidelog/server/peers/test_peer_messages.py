@@ -1,5 +1,7 @@
 """Messages between brokers: what is taken, what is refused and why. Both ends are real, NATS is one process."""
 
+# Rules: R42.
+
 from __future__ import annotations
 
 import asyncio
