@@ -10,7 +10,7 @@ import pytest
 from scripts.reference.rules import PRODUCT, ROOT, Rule, mutants, order, rules
 
 RULES = rules()
-_NUMBER = re.compile(r"(?<![\w.#-])R\d{1,2}a?\b")
+_NUMBER = re.compile(r"(?<![\w.#-])R[1-9]\d?a?\b")
 _MADE = ("_pb2.py", "_pb2.pyi")
 
 
