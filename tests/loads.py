@@ -1,5 +1,5 @@
 """What loads the event loop of a broker: for each operation of the API, the requests that look at most, at the bounds
-of docs/security.md. An operation that is not in `LOADS` makes `tests/unit/tidelog/server/test_loop_watchdog.py` fail.
+of docs/reference.md. An operation that is not in `LOADS` makes `tests/unit/tidelog/server/test_loop_watchdog.py` fail.
 
 To add an operation: an entry here. What it does for each of many streams, partitions, groups or transactions is done in
 turns (`wire.turns`), which that test asserts.

@@ -234,7 +234,7 @@ class TidelogError(Exception):
 # reads, producers, witnesses, probes and commands in flight, publishes above a quota.
 # Hazard: A stranger, or a burst, that takes up a broker's memory or time.
 def limit_reached(limit: str, sentence: str) -> TidelogError:
-    """`limit`: its name in docs/security.md."""
+    """`limit`: its name in docs/reference.md."""
     return TidelogError(Code.LIMIT_REACHED, sentence, [LIMIT.of(limit)])
 
 

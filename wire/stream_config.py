@@ -3,7 +3,7 @@
 Each field of StreamConfig is one setting: its default, the values that it takes, its effect, and whether a stream
 in use can change it. The rest is made from these entries: the reading of texts (`--config KEY=VALUE` and the maps
 of strings in metadata.proto) and the sentences that refuse them, `stream describe`, help and completion on the command
-line, the table in docs/operations.md.
+line, the table in docs/reference.md.
 
 To add a setting: an entry here, the code that obeys it, its test; then `scripts/docs-tables`.
 """

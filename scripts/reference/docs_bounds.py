@@ -1,4 +1,4 @@
-"""Bounds on what a stranger can send, for the table in docs/security.md; limits are those of the code."""
+"""Bounds on what a stranger can send, for the table in docs/reference.md; limits are those of the code."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ BOUNDS = (
     ),
     Bound(
         on="reply subjects",
-        limit=f"those that can be [inboxes](#inboxes); verdicts on {MAX_VERDICTS} prefixes are kept",
+        limit=f"those that can be [inboxes](security.md#inboxes); verdicts on {MAX_VERDICTS} prefixes are kept",
         where="wire/messaging/reply_subjects.py",
         counter="refused_replies",
     ),
@@ -407,7 +407,7 @@ BOUNDS = (
     ),
     Bound(
         on="bytes and records a second of a partition",
-        limit="`producer_byte_rate` and `producer_record_rate` of the stream, see [Quotas](#quotas)",
+        limit="`producer_byte_rate` and `producer_record_rate` of the stream, see [Quotas](security.md#quotas)",
         where="dataplane/replica/leader/quota.py",
         answer="BACKPRESSURE",
         counter="dropped_over_quota",

@@ -27,7 +27,6 @@ from scripts.reference.rules import Place, rules
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.operations.api_operations import OPERATIONS
-from wire.protobuf.metadata_pb2 import Command
 from wire.security.permissions import Grant, Permissions, Role, Scope, permissions_of
 from wire.stream_config import SETTINGS
 
@@ -242,18 +241,6 @@ def message_rows(file: str, *names: str) -> Callable[[], str]:
     return make
 
 
-def raft_commands() -> str:
-    messages = proto_messages((PROTOS / "metadata.proto").read_text())
-    commands = (name for name in messages if name in _bodies_of_commands())
-    return message_rows("metadata.proto", *commands)()
-
-
-def _bodies_of_commands() -> set[str]:
-    """The kinds of messages that a Raft command may carry."""
-    body = Command.DESCRIPTOR.oneofs_by_name["body"]
-    return {field.message_type.name for field in body.fields if field.message_type is not None}
-
-
 TABLES: Mapping[str, Callable[[], str]] = {
     "api-operations": api_operations,
     "error-details": error_details,
@@ -261,32 +248,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),
     "storage-settings": section(StorageSettings),
-    "replication-request": field_rows("ReplicationRequest"),
-    "replication-messages": message_rows(
-        "tidelog.proto",
-        "LeaderEpochOffsetRequest",
-        "LeaderEpochOffsetResponse",
-        "SnapshotRequest",
-        "SnapshotResponse",
-        "PartitionNotification",
-    ),
     "append-request": field_rows("AppendRequest"),
     "client-messages": message_rows("tidelog.proto", "AppendResponse", "FetchRequest"),
-    "controller-messages": message_rows(
-        "metadata.proto",
-        "Probe",
-        "ProbeAnswer",
-        "AlterIsrRequest",
-        "IsrAlteration",
-        "CutoverRequest",
-        "RetiredRequest",
-        "LeaderReports",
-        "WithdrawRequest",
-        "WithdrawReplica",
-        "DrainRequest",
-        "ClusterClaim",
-    ),
-    "raft-commands": raft_commands,
     "group-messages": message_rows(
         "groups.proto",
         "HeartbeatRequest",

@@ -276,7 +276,7 @@ class CommitRequest(_message.Message):
     transaction: the same within the transaction. 0: not numbered
     """
     proof: _builtins.bytes
-    """of a part of a transaction: by the producer's key (protocol.md, section 2.9)"""
+    """of a part of a transaction: by the producer's key (docs/messages.md)"""
     cluster_id: _builtins.str
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommittedOffset]: ...

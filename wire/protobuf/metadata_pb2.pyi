@@ -4,7 +4,7 @@ isort:skip_file
 Messages of the metadata plane: Raft commands, the snapshot of the cluster state, and the messages of brokers and the
 controller over NATS. Commands and snapshots are kept on disk: numbers are never reused, new fields take new numbers, and a
 reader ignores the fields that it does not know. `controller_epoch` is that of the controller that decides
-(docs/protocol.md, R28). The tables of docs/protocol.md are made from the comments here (scripts/docs-tables).
+(R28 in docs/rules.md).
 """
 
 from collections import abc as _abc

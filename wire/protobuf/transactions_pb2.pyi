@@ -104,7 +104,7 @@ class InitResponse(_message.Message):
     producer_epoch: _builtins.int
     """of the first transaction"""
     key: _builtins.bytes
-    """of the producer, for its proofs (protocol.md, section 2.9)"""
+    """of the producer, for its proofs (docs/messages.md)"""
     def __init__(
         self,
         *,

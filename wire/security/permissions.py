@@ -1,6 +1,6 @@
 """What each role needs of NATS: the subjects that it publishes to and subscribes to, and nothing more.
 
-Declared here once. The matrix in docs/security.md, the configuration that `tidelog security nats-config` prints, and
+Declared here once. The matrix in docs/reference.md, the configuration that `tidelog security nats-config` prints, and
 the tests that try each subject against a real nats-server are made from it.
 
 A client's role is what its user may do with the streams that it is given for: NATS enforces it on the subjects, and the

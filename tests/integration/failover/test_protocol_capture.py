@@ -68,7 +68,7 @@ class Capture:
         self.messages: list[Message] = []
 
     def take(self, message: Message) -> None:
-        """Notes it without the trailer (docs/protocol.md, 2.8)."""
+        """Notes it without the trailer (docs/messages.md)."""
         assert message.data[-1] == 1
         self.messages.append(message._replace(data=message.data[:-45]))
 

@@ -2,7 +2,7 @@
 starts them, under acknowledged load. NATS lets everyone publish everywhere.
 
 After each attack no acknowledged record is lost, all replicas hold the same bytes, no partition is offline, and the
-bound that held has counted under its own name. docs/security.md has the table of bounds.
+bound that held has counted under its own name. docs/reference.md has the table of bounds.
 """
 
 from __future__ import annotations

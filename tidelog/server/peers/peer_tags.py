@@ -36,7 +36,7 @@ Invariants:
   UNHEARD_PER_S to the forged messages of a second, and one that is verified is enough.
 * At most MAX_SENDERS lives are remembered. For one more a life is forgotten: of those that are not the current life of
   a broker of the cluster, the one that was heard the longest ago. Its messages would be taken once more
-  (docs/protocol.md says why that harms nothing). So neither a broker that restarts for ever nor copies of messages from
+  (docs/messages.md says why that harms nothing). So neither a broker that restarts for ever nor copies of messages from
   many lives that are over can have a message of a living broker taken twice.
 """
 

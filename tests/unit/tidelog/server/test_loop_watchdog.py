@@ -1,4 +1,4 @@
-"""Nothing on a broker's event loop takes long, at the bounds of docs/security.md: a step of the loop runs no more than
+"""Nothing on a broker's event loop takes long, at the bounds of docs/reference.md: a step of the loop runs no more than
 so many lines of Python, for whatever operation. A line takes some 0.1 to 0.2 µs, so that LINES take 20 to 40 ms.
 
 Lines are counted, and nothing is timed: the count is the same on a machine that is ten times slower. What loads which

@@ -435,7 +435,7 @@ async def test_where_all_lives_are_current_ones_the_bound_holds(monkeypatch: pyt
 
 
 def test_the_layout_is_the_documents() -> None:
-    """By hand, with another implementation of HKDF: docs/protocol.md, section 2.8."""
+    """By hand, with another implementation of HKDF: docs/messages.md, "The trailer"."""
     secrets = ClusterSecrets([OLD])
     signer = Signer(secrets, "a life")
     signer.trailer(PEER, "x", None, None, [])
