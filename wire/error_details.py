@@ -70,7 +70,7 @@ LAST_OFFSET = Detail(
 )
 LEADER = _text("leader", "the broker that leads, as far as the one that answers knows; may be empty")
 LEADER_EPOCH = _number("leader_epoch", "of the broker that answers")
-LIMIT = _text("limit", "the limit that was met, by its name in docs/reference.md; of a quota: the setting of the stream")
+LIMIT = _text("limit", "the limit that was met, by its name in docs/reference.md; of a quota: the setting")
 LOG_START = _number("log_start", "the first offset of the log")
 MAX_PAYLOAD = _number("max_payload", "bytes of a message that the NATS server carries")
 OFFSET = _number("offset", "where the log of the requester's LeaderEpoch ends")
