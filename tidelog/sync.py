@@ -294,7 +294,7 @@ class Consumer(Generic[K, V]):
 
     def _take_back(self, task: asyncio.Task[Any]) -> None:
         if task.exception() is None:
-            self._reader._ahead.put_back()
+            self._reader._state.put_back()
 
     def __enter__(self) -> Self:
         return self._thread.run(_after(self._inner.start(), self), undo=_dropped)
@@ -306,15 +306,15 @@ class Consumer(Generic[K, V]):
 
     def __iter__(self) -> Iterator[Record[K, V]]:
         """Closes the consumer at its end, as the iteration over `tidelog.Consumer` does."""
-        inner, ahead = self._inner, self._inner._ahead
+        inner, state = self._inner, self._inner._state
         self._thread.call(inner._begin_iteration)
         try:
             self.start()
-            while (head := self._turns.run(inner._head(), self._take_back)) is not None:
-                for record in head.records():
-                    ahead.last = record
+            while (assigned := self._turns.run(inner._next(), self._take_back)) is not None:
+                for record in assigned.records():
+                    assigned.last = record
                     yield record
-                    if ahead.is_changed:
+                    if state.is_changed:
                         break
         finally:
             self.close()
@@ -404,7 +404,7 @@ class GroupConsumer(Generic[K, V]):
     def _take_back(self, task: asyncio.Task[Any]) -> None:
         error = task.exception()
         if error is None:
-            self._member._reading.put_back()
+            self._member._state.put_back()
         elif isinstance(error, UnknownMember) or not isinstance(error, TidelogError):  # which are raised once
             self._member._partitions.listeners.raise_later(error)
 
@@ -418,19 +418,19 @@ class GroupConsumer(Generic[K, V]):
             self._thread.run(self._inner.__aexit__(exc_type, exc, traceback))
 
     def __iter__(self) -> Iterator[Record[K, V]]:
-        inner, stopwatch = self._inner, self._inner._stopwatch
-        while (found := self._turns.run(inner._head(), self._take_back)) is not None:
+        inner, stopwatch, state = self._inner, self._inner._stopwatch, self._inner._state
+        while (assigned := self._turns.run(inner._next(), self._take_back)) is not None:
             assert inner._session is not None
             left = inner._session.seconds_left(inner._clock())
-            ahead, look_at = found[0].ahead, stopwatch() + min(left, _CALL_EVERY)
+            look_at = stopwatch() + min(left, _CALL_EVERY)
             try:
-                for record in found[1].records():
-                    ahead.last = record
+                for record in assigned.records():
+                    assigned.last = record
                     yield record
-                    if ahead.is_changed or stopwatch() >= look_at:
+                    if state.is_changed or stopwatch() >= look_at:
                         break
             except BaseException:
-                ahead.is_torn = True
+                state.is_torn = True
                 raise
 
     def batches(self) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from tests.protocol.groups_script import GroupsScript
 from tests.protocol.life_script import LifeScript
 from tests.protocol.metadata_script import MetadataScript
 from tests.protocol.replication_script import ReplicationScript
+from tests.protocol.subscription_script import SubscriptionScript
 from tests.protocol.transactions_script import TransactionsScript
 from tests.simulation.mutants import TOLD
 from tests.simulation.mutation import Mutant
@@ -29,6 +30,7 @@ AREAS: dict[str, Callable[[], AbstractContextManager[datadriven.Handler]]] = {
     "replication": ReplicationScript,
     "replica_life": lambda: nullcontext(LifeScript()),
     "groups": lambda: nullcontext(GroupsScript()),
+    "subscription": lambda: nullcontext(SubscriptionScript()),
     "transactions": lambda: nullcontext(TransactionsScript()),
 }
 

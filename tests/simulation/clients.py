@@ -396,7 +396,7 @@ class Workload:
     @staticmethod
     def _is_of(user: Producer | Consumer, incarnation: int) -> bool:
         """A deposed controller may have told it of the stream that was deleted."""
-        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading.layout.known
+        layout = user._upkeep.layout if isinstance(user, Producer) else user._reading.stream.metadata
         return layout is not None and layout.incarnation == incarnation
 
     def _goes_on(self, incarnation: int) -> bool:
@@ -506,7 +506,7 @@ class Workload:
                     if incarnation != self.incarnation or not self._is_of(consumer, incarnation):
                         break
                     partition, place = batch.partition, (incarnation, batch.partition)
-                    life = consumer._reading.readers[partition].fetcher.partition_incarnation
+                    life = consumer._assigned[partition].incarnation
                     if self._lives.setdefault(place, life) != life:  # it was removed, and made anew
                         self._lives[place] = life
                         self.consumed.pop(place, None)

@@ -23,13 +23,12 @@ from tidelog.client.client import Client
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.producer.producer import Producer
 from wire.errors import Code, TidelogError
-from wire.internal_records.group_records import StreamPartition
 from wire.types import Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Workload
     from tidelog.client.base.records import Batch, Receipt
-    from tidelog.client.consumer.partition_reader import PartitionReader
+    from tidelog.client.consumer.fetcher import PartitionFetcher
     from wire.protobuf.groups_pb2 import CommitRequest
     from wire.subjects import Subjects
 
@@ -143,8 +142,8 @@ class KeyReader:
         self._goes_on = asyncio.Event()
         """The program asks for records."""
         self._goes_on.set()
-        self._came_to: dict[PartitionKey, tuple[PartitionReader, int]] = {}
-        """By which reading a batch was given last, and its end."""
+        self._came_to: dict[PartitionKey, tuple[PartitionFetcher, int]] = {}
+        """The fetcher whose batch was given last, and its end."""
         with self.process.running():
             self.connection = SimConnection(readers.nats, self.process, self.name)
             self.client = Client(self.connection, readers.subjects, server="nats://simulated", name=self.name)
@@ -202,24 +201,22 @@ class KeyReader:
 
     def _got(self, batch: Batch, consumer: GroupConsumer[bytes, bytes]) -> None:
         invariants = self.readers.clients.invariants
-        life, reading = max(
-            (found for found in consumer._reading.readings.items() if found[0][0] == batch.stream),
-            key=lambda found: found[0],
-        )
-        reader = reading.readers[batch.partition]
+        assigned = consumer._partitions.found((batch.stream, batch.partition))
+        fetcher, began = assigned.fetcher, assigned.began
+        assert fetcher is not None
+        assert began is not None
         place = PartitionKey(
             StreamName(batch.stream),
-            Incarnation(life[1]),
+            Incarnation(assigned.of.incarnation),
             batch.partition,
-            Incarnation(reader.fetcher.partition_incarnation),
+            Incarnation(assigned.incarnation),
         )
         first, end = int(batch.offsets[0]), int(batch.offsets[-1]) + 1
-        began = consumer._reading.beginnings[StreamPartition(*life, batch.partition)]
         last, came_to = self._came_to.get(place, (None, 0))
-        if reader is not last and reader.fetcher._start is Anchor.EARLIEST:
+        if fetcher is not last and fetcher._start is Anchor.EARLIEST:
             began = first  # what goes before it has read anything is not missed
-        self._came_to[place] = reader, end
-        invariants.given(Given(self.name, place, first, end, max(began, came_to), reader, reader.missed))
+        self._came_to[place] = fetcher, end
+        invariants.given(Given(self.name, place, first, end, max(began, came_to), fetcher, assigned.missed))
         deleted_end = invariants.deleted_end(place)
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None and is_keyed(key) and value is not None:
@@ -285,10 +282,13 @@ class KeyReaders:
         def read_all() -> bool:
             begun: set[int] = set()
             for member in self.members:
-                if (consumer := member.consumer) is not None and (commits := consumer._commits) is not None:
+                if (consumer := member.consumer) is not None:
                     is_early = self.start == "earliest"
-                    positions = consumer._reading.positions
-                    begun |= {of.partition for of in positions if is_early or commits.known(of) is not None}
+                    begun |= {
+                        assigned.number
+                        for assigned in consumer._state.partitions.values()
+                        if assigned.is_read and (is_early or assigned.committed is not None)
+                    }
             return begun == wanted
 
         if not self.world.run_until(self.world.now + limit, read_all):
@@ -305,10 +305,10 @@ class KeyReaders:
         """Whether a member waits for records of other partitions."""
         is_waiting = False
         for member in self.members:
-            gate = member.consumer._gate if member.consumer is not None and member.process.alive else None
-            for of, sources in gate.waiting.items() if gate is not None else ():
+            state = member.consumer._state if member.consumer is not None and member.process.alive else None
+            for assigned, sources in state.waiting.items() if state is not None else ():
                 is_waiting = True
-                self.clients.invariants.waiting(member.name, of, sources)
+                self.clients.invariants.waiting(member.name, assigned.of, sources)
         return is_waiting
 
     def unsettled(self) -> str | None:

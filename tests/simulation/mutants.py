@@ -76,7 +76,7 @@ from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registrar
 from tests.simulation.mutation import Edit, Mutant
-from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.consumer.subscription_state import SubscriptionState
 from tidelog.client.group import group_partitions
 from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.membership import Membership
@@ -1019,7 +1019,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a group counts a partition as read that was handed out and not committed",
-        (StreamReading.look, "self.committed or _finished(", "_finished("),
+        (SubscriptionState._read_to, "if stream.is_shared:", "if False:"),
         rules=("R66",),
         in_repartitions=True,
     ),
@@ -1031,7 +1031,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a group waits for records that are deleted",
-        (GroupGate._ask_log_starts, "self._know(of, incarnation, start)", "pass"),
+        (GroupGate._ask_log_starts, "stream.on_group_committed(number, incarnation, start)", "pass"),
         rules=("R66",),
         scenario="repartitioned while records go",
     ),

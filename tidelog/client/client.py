@@ -37,10 +37,9 @@ from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_al
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.consumer.consumer import Consumer
 from tidelog.client.consumer.fetcher import FetchSettings
-from tidelog.client.consumer.key_limits import checked_order
 from tidelog.client.consumer.offset_lookup import OffsetLookup, Span, StreamExtents
-from tidelog.client.consumer.reading_options import FollowerSources, ReadFrom, reading_options
-from tidelog.client.consumer.stream_reading import ANSWER_OVERHEAD, tell_sources
+from tidelog.client.consumer.reading_options import FollowerSources, ReadFrom, checked_order, reading_options
+from tidelog.client.consumer.stream_reading import ANSWER_OVERHEAD, set_sources
 from tidelog.client.group.group_admin import GroupAdmin
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.group_calls import GroupCalls
@@ -461,7 +460,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         reader = self._lookup.reader(layout, partition, start, end, settings)
         if source is not ReadFrom.LEADER:
             sources = reader.fetcher.followers = FollowerSources((), next(self._numbers))
-            tell_sources(sources, near, layout, layout.partitions[partition])
+            set_sources(sources, near, layout, layout.partitions[partition])
         while answer := await reader.read():
             if on_position is not None:
                 on_position(answer.end)

@@ -18,10 +18,10 @@ from tidelog.client.cluster.lifetime import Started
 from tidelog.client.cluster.metadata_cache import MetadataCache
 from tidelog.client.consumer.consumer import Consumer
 from tidelog.client.consumer.fetcher import FetchSettings
-from tidelog.client.consumer.key_limits import checked_order
 from tidelog.client.consumer.offset_lookup import OffsetLookup
-from tidelog.client.consumer.reading_options import reading_options
+from tidelog.client.consumer.reading_options import checked_order, reading_options
 from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.consumer.subscription_state import SubscriptionState
 from tidelog.client.group.group_admin import DescribedGroup, GroupAdmin, OffsetChange
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.group.named_cursor import Cursor
@@ -113,12 +113,15 @@ class GroupCalls(ABC):
         number = next(self._numbers)
         deserializers = Deserializers(key_deserializer, value_deserializer)
 
+        state = SubscriptionState(deserializers.read)
+
         def make_reading(stream: StreamName, progress: asyncio.Event) -> StreamReading:
             return StreamReading(
                 self._transport,
                 self._subjects,
                 self._metadata,
                 stream,
+                state,
                 prefetch_bytes=prefetch_bytes,
                 settings=FetchSettings(max_bytes=max_bytes, read_uncommitted=read_uncommitted),
                 read_from=source,
@@ -127,7 +130,6 @@ class GroupCalls(ABC):
                 on_out_of_range=reset,
                 spread=number,
                 order=wanted,
-                read=deserializers.read,
                 progress=progress,
             )
 
@@ -142,6 +144,7 @@ class GroupCalls(ABC):
             order=wanted,
             auto_commit_interval=auto_commit_interval if auto_commit else None,
             listeners=listeners,
+            state=state,
             make_reading=make_reading,
             started=self._consumers,
         )

@@ -242,6 +242,12 @@ async def test_a_closed_replica_has_no_subscriptions(
 
 
 # ---------------------------------------------------------------- three processes
+def source_of(consumer: tidelog.Consumer) -> str | None:
+    """The follower that partition 0 was fetched from last; None: its leader."""
+    assigned = consumer._assigned.get(0)
+    return None if assigned is None or assigned.fetcher is None else assigned.fetcher._source
+
+
 class Reading:
     """A consumer of partition 0 that reads from followers, and its records."""
 
@@ -255,8 +261,7 @@ class Reading:
 
     @property
     def source(self) -> str | None:
-        reader = self.consumer._reading.readers.get(0)
-        return reader.fetcher._source if reader is not None else None
+        return source_of(self.consumer)
 
     async def _read(self) -> None:
         async for batch in self.consumer.batches():
@@ -310,7 +315,7 @@ async def test_the_replica_in_the_consumers_rack_is_read_from(tmp_path: Path) ->
                     """A follower whose last fetch is old sends its consumers elsewhere."""
                     async with client.consume("near", read_from="nearest", rack=rack) as consumer:
                         assert len(await consumer.getmany(1, timeout=LIMIT)) == 1
-                        return consumer._reading.readers[0].fetcher._source == (None if broker == leader else broker)
+                        return source_of(consumer) == (None if broker == leader else broker)
 
                 await until(is_read_from, f"records from {broker}")
             follower = next(broker for broker in racks if broker != leader)
@@ -318,7 +323,7 @@ async def test_the_replica_in_the_consumers_rack_is_read_from(tmp_path: Path) ->
                 cluster.kill(follower)
                 await producer.send_many(values_of(10))
                 assert await consumer.getone(timeout=60) is not None
-                assert consumer._reading.readers[0].fetcher._source is None, "the leader"
+                assert source_of(consumer) is None, "the leader"
             cluster.start_broker(follower)
 
 

@@ -1,4 +1,4 @@
-"""The consumer: records of a stream, as the caller takes them. `StreamReading` fetches ahead of it."""
+"""The consumer: records of a stream, as the program takes them. `StreamReading` fetches ahead of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from tidelog.client.base.records import Batch, K, Record, V
 from tidelog.client.base.serialization import Deserializers
 from tidelog.client.cluster.lifetime import Started
 from tidelog.client.cluster.metadata_cache import MetadataCache
-from tidelog.client.consumer.fetched_ahead import Head
 from tidelog.client.consumer.fetcher import FetchSettings
-from tidelog.client.consumer.key_limits import Order
 from tidelog.client.consumer.offset_lookup import OffsetLookup
-from tidelog.client.consumer.reading_options import OnGap, OnOutOfRange, ReadFrom
+from tidelog.client.consumer.reading_options import OnGap, OnOutOfRange, Order, ReadFrom
 from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.consumer.subscription_state import AssignedPartition, SubscriptionState
 from wire.errors import Code
 from wire.messaging.transport import Transport
 from wire.subjects import Subjects
@@ -73,11 +72,13 @@ class Consumer(Generic[K, V]):
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
+        self._state = SubscriptionState(deserializers.read)
         self._reading = StreamReading(
             transport,
             subjects,
             metadata,
             stream,
+            self._state,
             prefetch_bytes=prefetch_bytes,
             settings=settings,
             read_from=read_from,
@@ -86,9 +87,8 @@ class Consumer(Generic[K, V]):
             on_out_of_range=on_out_of_range,
             spread=spread,
             order=order,
-            read=deserializers.read,
         )
-        self._ahead = self._reading.ahead
+        self._assigned = self._reading.stream.partitions
         self._started = started
         self._starting = asyncio.Lock()
         self._iterated = False
@@ -118,53 +118,50 @@ class Consumer(Generic[K, V]):
         Records fetched ahead do not count, so `client.consume(stream, start=positions)` goes on without a gap: save
         them, for instance as JSON, once the record that was handed out last has been processed.
         """
-        return self._ahead.positions
+        return {number: one.position for number, one in self._assigned.items() if one.position is not None}
 
     @property
     def incarnations(self) -> Mapping[int, int]:
-        """Per partition read, the life of it to which its position belongs. A partition that was removed after a
-        repartition, and made anew by a later one, has another life, where a position of before says nothing."""
-        return {partition: reader.fetcher.partition_incarnation for partition, reader in self._reading.readers.items()}
+        """Per partition read, the incarnation of it to which its position belongs. A partition that was removed after a
+        repartition, and made anew by a later one, has another incarnation, in which an earlier position has no
+        meaning."""
+        return {number: assigned.incarnation for number, assigned in self._assigned.items()}
 
     def position(self, partition: int) -> int:
         """As `positions`, of one partition."""
         self._check_read((partition,))
-        return self._ahead.positions[partition]
+        return self.positions[partition]
 
     @property
     def lag(self) -> Mapping[int, int]:
         """Per partition read, the committed records from its position on, as of the newest answer of a broker;
         `end_offsets` asks for the end as it is now. Offsets without a record (of a compacted
         stream) count."""
-        positions = self._ahead.positions
-        return {
-            partition: max(reader.fetcher.committed_end - positions[partition], 0)
-            for partition, reader in self._reading.readers.items()
-            if partition in positions
-        }
+        return {number: assigned.lag or 0 for number, assigned in self._assigned.items()}
 
     @property
     def paused(self) -> frozenset[int]:
         """The partitions that `pause` has named."""
-        return self._ahead.paused
+        return frozenset(number for number, assigned in self._assigned.items() if assigned.is_paused)
 
     @property
     def waiting(self) -> Mapping[int, Mapping[int, int]]:
         """With `order="key"`, the partitions of which nothing is handed out before others are read further: by
         partition, those others, and up to which offset each (-1: that is not known yet)."""
-        return self._reading.limits.waiting()
+        waiting = self._state.waiting.items()
+        return {each.number: {of.partition: end for of, end in sources.items()} for each, sources in waiting}
 
     @property
     def is_at_end(self) -> bool:
         """All records below the stop were handed out, in every partition: no more will come, unless `seek` goes
         back."""
-        reading = self._reading
-        return self._is_reading and reading.is_over and not reading.failures and self._ahead.is_empty
+        is_over = self._is_reading and self._reading.is_over
+        return is_over and not self._state.failures and not self._state.has_records
 
     @property
     def missed(self) -> Mapping[int, int]:
         """Per partition the number of records that retention removed before they were read (see `on_gap`)."""
-        return {partition: reader.missed for partition, reader in self._reading.readers.items()}
+        return {number: assigned.missed for number, assigned in self._assigned.items()}
 
     async def start(self) -> None:
         """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.
@@ -198,10 +195,10 @@ class Consumer(Generic[K, V]):
         if timeout is not None:
             check_number("timeout", timeout, 0, MOST_SECONDS)
         await self.start()
-        head = await self._head(timeout)
-        if head is None:
+        assigned = await self._next(timeout)
+        if assigned is None:
             return []
-        return self._ahead.take(head, max_records)
+        return self._state.take(assigned, max_records)
 
     async def seek(self, partition: int, position: str | int | datetime | AtTime) -> None:
         """The next record of `partition` is the one at `position`, spelled as a start; a paused partition stays paused.
@@ -210,18 +207,18 @@ class Consumer(Generic[K, V]):
         """
         await self.start()
         self._check_read((partition,))
-        await self._reading.seek(partition, position)
+        await self._reading.seek(self._assigned[partition], position)
 
     def pause(self, *partitions: int) -> None:
         """Hand out no records of these partitions (none given: of all) until they are resumed. What was fetched ahead
         stays, and no more than that is fetched."""
         self._check_read(partitions)
-        self._ahead.pause(partitions or self._reading.readers)
+        self._state.pause(self._assigned[number] for number in partitions or self._assigned)
 
     def resume(self, *partitions: int) -> None:
         """Hand out records of these partitions (none given: of all) again."""
         self._check_read(partitions)
-        self._ahead.resume(partitions or self._reading.readers)
+        self._state.pause((self._assigned[number] for number in partitions or self._assigned), is_paused=False)
         self._reading.progress.set()
 
     async def beginning_offsets(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
@@ -266,14 +263,14 @@ class Consumer(Generic[K, V]):
 
     async def _records(self) -> AsyncIterator[Record[K, V]]:
         self._begin_iteration()
-        ahead = self._ahead
+        state = self._state
         try:
             await self.start()
-            while (head := await self._head()) is not None:
-                for record in head.records():
-                    ahead.last = record
+            while (assigned := await self._next()) is not None:
+                for record in assigned.records():
+                    assigned.last = record
                     yield record
-                    if ahead.is_changed:
+                    if state.is_changed:
                         break
         finally:
             await self.aclose()
@@ -282,10 +279,8 @@ class Consumer(Generic[K, V]):
         self._begin_iteration()
         try:
             await self.start()
-            while await self._head() is not None:
-                batch = self._ahead.take_batch()
-                assert batch is not None
-                yield batch
+            while (assigned := await self._next()) is not None:
+                yield self._state.take_batch(assigned)
         finally:
             await self.aclose()
 
@@ -298,18 +293,18 @@ class Consumer(Generic[K, V]):
             )
         self._iterated = True
 
-    async def _head(self, timeout: float | None = None) -> Head | None:
-        """None: nothing came within `timeout` seconds, or no more will come."""
+    async def _next(self, timeout: float | None = None) -> AssignedPartition | None:
+        """The partition to hand out from; None: nothing came within `timeout` seconds, or no more will come."""
         self._reading.check_open()
-        head = self._reading.head()
-        if head is not None:
-            return head
+        assigned = self._next_here()
+        if assigned is not None:
+            return assigned
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                while (head := self._reading.head()) is None:
+                while (assigned := self._next_here()) is None:
                     self._reading.raise_failure()
-                    if self._reading.is_over and self._ahead.is_empty:
+                    if self._reading.is_over and not self._state.has_records:
                         return None
                     self._reading.progress.clear()
                     await self._reading.progress.wait()
@@ -318,17 +313,26 @@ class Consumer(Generic[K, V]):
             if not limit.expired():
                 raise  # one of the program's functions has raised it
             return None
-        return head
+        return assigned
+
+    def _next_here(self) -> AssignedPartition | None:
+        """The partition to hand out from. None: nothing that was fetched may be handed out."""
+        assigned, stream = self._state.next(), self._reading.stream
+        if self._state.has_moved and stream.limited:
+            self._state.has_moved = False
+            self._state.look(stream)
+            assigned = self._state.next()
+        return assigned
 
     def _check_read(self, partitions: Iterable[int]) -> None:
         if not self._is_reading:
             raise bad("reading has not begun; call start(), or use the consumer with `async with`")
         for partition in partitions:
-            if whole(partition) not in self._reading.readers:
-                read = ", ".join(map(str, self._reading.readers))
+            if whole(partition) not in self._assigned:
+                read = ", ".join(map(str, self._assigned))
                 raise bad(f"partition {shown(partition)} is not read; this consumer reads {read}")
 
     @property
     def _is_reading(self) -> bool:
         """The positions are known."""
-        return bool(self._ahead.positions)
+        return bool(self._assigned)

@@ -1,8 +1,8 @@
 """Looks up offsets of a stream's partitions at their leaders: where the log begins, where it ends, where a time is.
 
 All ends are exclusive: the end of a partition is the offset that its next record gets, as far as it is committed. It
-never goes back for one client, though a new leader may not know the newest commit yet. `extents` tells it as the leader
-does, with the end of the leader's log, which shows whether the log was cut.
+never goes back for one client, though a new leader may not know the newest commit yet. `extents` returns it as the
+leader knows it, with the end of the leader's log, which shows whether the log was cut.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from wire.subjects import Subjects
 
 
 class LogExtent(NamedTuple):
-    """Where the log of a partition begins and ends, as its leader tells it."""
+    """Where the log of a partition begins and ends, by an answer of its leader."""
 
     incarnation: int
     start: int
     """Offset of the oldest record."""
     end: int
     """Exclusive end of the committed log, in front of open transactions unless `read_uncommitted`. A new leader may
-    know an earlier one than the old leader told, until its followers have fetched."""
+    know an earlier one than the old leader knew, until its followers have fetched."""
     log_end: int
-    """Exclusive end with records that are not committed yet, >= `end`. What was told as committed lies below it,
+    """Exclusive end with records that are not committed yet, >= `end`. All that was ever committed lies below it,
     unless the log was cut by an unclean election."""
 
 
 class StreamExtents(NamedTuple):
-    """The logs of one life of a stream."""
+    """The logs of one incarnation of a stream."""
 
     incarnation: int
     partitions: Mapping[int, LogExtent]
@@ -62,8 +62,8 @@ class OffsetLookup:
         self._subjects = subjects
         self._metadata = metadata
         self._ends: dict[tuple[int, int, int, bool], int] = {}
-        """(stream incarnation, partition, its incarnation, with open transactions) -> the largest end that was told,
-        which never goes back."""
+        """(stream incarnation, partition, its incarnation, with open transactions) -> the largest end that was
+        returned, which never goes back."""
 
     async def beginnings(self, stream: str, partitions: Iterable[int] | None) -> dict[int, int]:
         """By partition, the offset of its oldest record. None: all partitions. Raises UnknownStream, BadRequest,
@@ -155,7 +155,7 @@ class OffsetLookup:
     async def _find(
         self, layout: StreamMetadata, partition: int, position: Position, read_uncommitted: bool
     ) -> tuple[int, int]:
-        """The offset, and the end of the committed log as the same answer tells it."""
+        """The offset, and the end of the committed log by the same answer."""
         settings = FetchSettings(read_uncommitted=read_uncommitted)
         reader = self.reader(layout, partition, position, None, settings)
         await reader.resolve()

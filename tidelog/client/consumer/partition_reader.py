@@ -38,11 +38,11 @@ class PartitionReader:
         self._transport = transport
         self._subjects = subjects
         self._stream = stream
-        self._partition = partition
+        self.partition = partition
         self._leader_subject = subjects.fetch(stream, partition)
         self._refresh = refresh
-        self.missed = 0
-        """Records that were removed before they were read."""
+        self._missed = 0
+        """Records that were removed before they were read, since the last answer."""
 
     async def resolve(self) -> None:
         """Returns once start and stop are known. Raises typed errors; NoServer after LOOK_UP_TIMEOUT without a
@@ -66,7 +66,8 @@ class PartitionReader:
             batches = await self._step()
             end = self.fetcher.position
             if end is not None and end != before:
-                return Answer(batches, end)
+                missed, self._missed = self._missed, 0
+                return Answer(batches, end, missed)
         return None
 
     async def _step(self) -> tuple[RecordBatch, ...]:
@@ -80,7 +81,7 @@ class PartitionReader:
             case Raise(error):
                 raise error
             case Skip(first, end):
-                self.missed += end - first
+                self._missed += end - first
                 _log.warning(
                     "missed %d records of %s, offsets %d to %d: they were removed before they were read",
                     end - first, self.fetcher.name, first, end - 1,
@@ -96,7 +97,7 @@ class PartitionReader:
     async def _exchange(self, ask: Ask) -> Outcome:
         subject = self._leader_subject
         if ask.source is not None:
-            subject = self._subjects.fetch_from(self._stream, self._partition, ask.source)
+            subject = self._subjects.fetch_from(self._stream, self.partition, ask.source)
         try:
             message = await self._transport.request(subject, ask.request.SerializeToString(), timeout=ask.timeout)
         except TimeoutError:

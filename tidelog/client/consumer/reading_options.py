@@ -1,13 +1,11 @@
-"""Where a consumer reads, and what it does where records are not there: options as programs spell them, and the replica
-that is asked.
+"""From which replicas a consumer reads, what is in order, and its reaction where records are not there: options as
+programs spell them, and `FollowerSources`, which chooses the replica to ask.
 
-A consumer reads a partition from an in-sync follower while one serves it, else from the leader.
+A consumer that reads from followers asks an in-sync follower while one serves it, else the leader. One with a rack asks
+followers of its rack only, and the leader where that is in the rack.
 
-A consumer with a rack reads from followers of its rack only, and from none while the leader is there.
-
-A follower that refuses, is not there or does not answer is left alone for `REST_NS`. When all of them rest, the leader
-is asked, until one has rested; only an answer of the leader is final. Consumers begin at different followers
-(`spread`).
+A follower that refuses, is not there or does not answer is not asked again for `REST_NS`. While all of them rest, the
+leader is asked; only an answer of the leader is final. Consumers begin at different followers (`spread`).
 
 Pure: `clock_ns` is the wall clock, ns since 1970.
 """
@@ -24,13 +22,22 @@ from wire.types import BrokerId
 
 
 class ReadFrom(Enum):
-    """Where records come from; positions are always the leader's to tell."""
+    """Where records come from; positions are always looked up at the leader."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
     """In-sync followers, the leader while none serves."""
     NEAREST = "nearest"
     """The replica in sync that is in the consumer's rack, the leader while none serves there."""
+
+
+class Order(Enum):
+    """Which records are handed out in order, besides those of each partition."""
+
+    PARTITION = "partition"
+    """Nothing else: partitions that a repartition has made are read beside the others."""
+    KEY = "key"
+    """The records of each key, also those before and after a repartition."""
 
 
 class OnGap(Enum):
@@ -51,6 +58,14 @@ class OnOutOfRange(Enum):
     """It starts at the end of the committed log."""
     FAIL = "fail"
     """OffsetOutOfRange."""
+
+
+def checked_order(text: str) -> Order:
+    """The order, as programs spell it. Raises BadRequest."""
+    try:
+        return Order(text)
+    except ValueError:
+        raise bad(f"order={text!r} is none of 'partition' and 'key'") from None
 
 
 def reading_options(
@@ -90,7 +105,8 @@ class FollowerSources:
         self.know(followers)
 
     def know(self, followers: Sequence[BrokerId], *, leader_is_nearest: bool = False) -> None:
-        """As of the newest metadata: those to choose from. `leader_is_nearest`: none is missed where there are none."""
+        """Sets the followers to choose from, by the newest metadata. `leader_is_nearest`: the leader is asked where
+        there are none, and the metadata need not be asked for others."""
         self._leader_is_nearest = leader_is_nearest
         first = self._spread % len(followers) if followers else 0
         self._followers = (*followers[first:], *followers[:first])
@@ -104,11 +120,11 @@ class FollowerSources:
         return None
 
     def rest(self, follower: BrokerId, clock_ns: int) -> None:
-        """It did not serve us."""
+        """The follower has not served the consumer: it is not asked again for `REST_NS`."""
         self._rests_until[follower] = clock_ns + REST_NS
 
     def is_out_of_date(self, clock_ns: int) -> bool:
-        """While the leader is read for want of followers: the ISR should be asked for anew. True once in a while."""
+        """Whether metadata should be asked for, since the leader is read for want of followers: once in `REST_NS`."""
         if self._known_at is None or self._followers or self._leader_is_nearest:
             self._known_at = clock_ns
             return False

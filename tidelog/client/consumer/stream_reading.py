@@ -1,10 +1,12 @@
-"""What a consumer reads: one task per partition looks its position up, and then fetches ahead of the caller.
+"""Fetches the partitions of one stream for a consumer: one task per partition fetches ahead of the program.
 
-A plain consumer begins with all of its partitions (`begin`), and picks up those that a repartition makes. For a member
-of a group, partitions come (`add`) and go (`cease`, `remove`) while the others are read on.
+A `SubscriptionState` has all that is known of the partitions; this driver looks positions up, fetches, and reports
+there. A plain consumer begins with all of its partitions (`begin`), and picks up those that a repartition makes. For a
+member of a group, partitions come (`add`) and go (`end`) while the others are read on.
 
-A batch of a later partitioning version than is known leads to a look at the metadata (`LayoutWatch`). Where the order
-of keys is wanted, it is handed out only when they say what has to be read before (`KeyLimits`).
+Metadata are pushed. They are asked for when a batch has a later partitioning version than is known, and now and then,
+since no batch shows that a partition drains, and pushes may be lost. Where the order of keys is wanted, such a batch is
+handed out only when the metadata show which partitions have to be read before.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import assert_never, cast
 
 from tidelog.client.base.arguments import bad
 from tidelog.client.base.exceptions import Closed, OffsetOutOfRange
@@ -23,19 +25,29 @@ from tidelog.client.base.read_positions import (
     AtTime,
     Position,
     Start,
-    Stop,
     start_positions,
     stop_positions,
+)
+from tidelog.client.base.read_positions import (
+    Stop as StopPosition,
 )
 from tidelog.client.cluster.lifetime import HomeLoop
 from tidelog.client.cluster.metadata_cache import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.cluster.route_updates import RouteWatch
-from tidelog.client.consumer.fetched_ahead import FetchedAhead, Head, Read
 from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
-from tidelog.client.consumer.key_limits import KeyLimits, Order
-from tidelog.client.consumer.layout_watch import LayoutWatch
 from tidelog.client.consumer.partition_reader import PartitionReader
-from tidelog.client.consumer.reading_options import FollowerSources, OnGap, OnOutOfRange, ReadFrom
+from tidelog.client.consumer.reading_options import FollowerSources, OnGap, OnOutOfRange, Order, ReadFrom
+from tidelog.client.consumer.subscription_state import (
+    AHEAD,
+    AssignedPartition,
+    AssignedStream,
+    Begin,
+    LayoutChanged,
+    MadeAnew,
+    Resume,
+    Stop,
+    SubscriptionState,
+)
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Transport
@@ -44,20 +56,23 @@ from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
-AHEAD = 2
-"""Answers of one partition that may wait to be taken."""
 ANSWER_OVERHEAD = 1024
 """Bytes of a message that an answer needs besides its batches."""
 MIN_ANSWER_BYTES = 16 << 10
+LOOK_EVERY = 15.0
+"""Seconds between two requests for the metadata, which are pushed as well."""
+LOOK_SOON = 0.25
+"""The same, while a partition waits for another whose cutover is not known."""
+VERSION_TIMEOUT = 5.0
+"""Seconds for which metadata may not know the version of a batch. The broker that answers may be that far behind."""
+_LOOK_AGAIN = 0.1
 _LAST_LOOK = 2.0
 """Seconds for a look at the metadata before reading ends."""
 _GONE = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
-_ALL = 1 << 63
-"""Above each offset."""
 
 
-def tell_sources(sources: FollowerSources, rack: str | None, layout: StreamMetadata, known: PartitionMetadata) -> None:
-    """Which followers of a partition a reader may choose from."""
+def set_sources(sources: FollowerSources, rack: str | None, layout: StreamMetadata, known: PartitionMetadata) -> None:
+    """Chooses the followers of a partition that a reader in this rack (None: anywhere) may read from."""
     followers = known.in_sync_followers
     if rack is None:
         sources.know(followers)
@@ -69,8 +84,17 @@ def tell_sources(sources: FollowerSources, rack: str | None, layout: StreamMetad
         sources.know([follower for follower in followers if follower in near])
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """The task that fetches a partition."""
+
+    task: asyncio.Task[None]
+    room: asyncio.Event
+    """Set when another answer may be fetched ahead."""
+
+
 class StreamReading:
-    """Answers go into `ahead`, and `progress` is set when there is something new to see."""
+    """Fetches into `state`, and sets `progress` when answers, failures or layouts have come."""
 
     def __init__(
         self,
@@ -78,6 +102,7 @@ class StreamReading:
         subjects: Subjects,
         metadata: MetadataCache,
         stream: StreamName,
+        state: SubscriptionState,
         *,
         prefetch_bytes: int,
         settings: FetchSettings,
@@ -87,15 +112,14 @@ class StreamReading:
         on_out_of_range: OnOutOfRange | None,
         spread: int,
         order: Order = Order.PARTITION,
-        read: Read = iter,
         progress: asyncio.Event | None = None,
     ) -> None:
-        """As those of `Consumer`; `read` makes the records that it hands out. `progress`: shared with other
-        readings."""
+        """As those of `Consumer`. `state` and `progress` may be shared with readings of other streams."""
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
         self._stream = stream
+        self._state = state
         self._prefetch_bytes = prefetch_bytes
         self._settings = settings
         self._most_bytes = settings.max_bytes
@@ -106,51 +130,36 @@ class StreamReading:
         self._on_gap = on_gap
         self._on_out_of_range = on_out_of_range
         self._spread = spread
-        self.ahead = FetchedAhead(stream, lambda partition: self._room[partition].release(), read)
         self.progress = asyncio.Event() if progress is None else progress
-        self.readers: dict[int, PartitionReader] = {}
-        self.failures: dict[int | None, BaseException] = {}
-        """Why a partition cannot be read on; None: the whole stream."""
-        self.limits = KeyLimits(self.ahead)
-        self.committed: Callable[[int], int] | None = None
-        """Up to where a partition counts as read for those that wait for it. None: up to what is finished here."""
+        self.stream = AssignedStream(stream, order)
+        self.stream.on_room = self._on_room
+        state.open(self.stream)
         self.on_layout: Callable[[], object] = _nothing
         """Called when the layouts may have changed."""
-        self.on_made_anew: Callable[[int], object] | None = None
-        """Called when a partition that is read was removed, and made anew since. None: it is picked up again, if new
-        partitions are."""
-        self._order = order
-        self.layout = LayoutWatch(stream, order)
-        """What is known of the stream's layouts."""
-        self._follows = False
-        """New partitions are picked up."""
+        self.on_made_anew: Callable[[AssignedPartition], object] = _nothing
+        """Called when a partition that is read was removed, and made anew since."""
         self._later_stop: Position | None = None
-        """The stop of new partitions."""
-        self._coming: dict[int, asyncio.Task[None]] = {}
-        """Which begin new partitions."""
-        self.gone: set[int] = set()
-        """Partitions that were read, and that the metadata do not have any more."""
+        """The stop of partitions that a repartition makes."""
+        self._stops: Mapping[int, Position] = {}
+        self._fetches: dict[AssignedPartition, _Fetch] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        """Tasks that fetched, were cancelled, and may not be over yet."""
+        self._looking_up: dict[asyncio.Task[None], PartitionReader] = {}
+        """Tasks that look positions up."""
+        self._coming: set[asyncio.Task[None]] = set()
+        """Tasks that begin partitions that a repartition has made."""
         self._watching: asyncio.Task[None] | None = None
         self._route_watch: RouteWatch | None = None
-        self._stops: Mapping[int, Position] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Which fetch, by partition."""
-        self._ended: set[asyncio.Task[None]] = set()
-        """Which have been told to end."""
-        self._looking_up: set[asyncio.Task[None]] = set()
-        """Which look positions up."""
         self._refresh_task: asyncio.Task[None] | None = None
-        self._room: dict[int, asyncio.Semaphore] = {}
-        self._fetching = 0
-        """Partitions that have not reached their stop."""
+        self._version_timeout = VERSION_TIMEOUT
         self._seeking = asyncio.Lock()
         self._is_closed = False
         self._home = HomeLoop(f"this consumer of {stream!r}")
 
     @property
     def is_over(self) -> bool:
-        """Every partition was fetched to its stop, or cannot be read on."""
-        return not self._fetching
+        """Whether every partition was fetched to its stop, or cannot be read on."""
+        return not self._coming and all(fetch.task.done() for fetch in self._fetches.values())
 
     def check_open(self) -> None:
         """Raises Closed; BadRequest in another event loop."""
@@ -159,12 +168,13 @@ class StreamReading:
         self._home.check()
 
     def raise_failure(self) -> None:
-        for failure in self.failures.values():
+        """Raises why the stream, or one of its partitions, cannot be read on."""
+        for failure in self._state.failures.values():
             raise failure from None
 
-    async def begin(self, start: Start, stop: Stop, partitions: Iterable[int] | None) -> None:
+    async def begin(self, start: Start, stop: StopPosition, partitions: Iterable[int] | None) -> None:
         """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
-        if partitions is None or self._order is Order.KEY:
+        if partitions is None or self.stream.order is Order.KEY:
             await self._watch()
         layout = await self._metadata.refresh(self._stream)
         self._learn(layout)
@@ -172,81 +182,53 @@ class StreamReading:
         self._stops = stops = stop_positions(stop, starts)
         self._later_stop = next(iter(stops.values()), None)
         self.share_prefetch(len(starts))
-        for partition, position in starts.items():
-            self.readers[partition] = self._reader(layout, partition, position, stops.get(partition))
-        await self._look_up(self.readers.values())
-        self._check_within(starts, stops, is_for_each=isinstance(start, Mapping))
-        for partition, reader in self.readers.items():
-            self._fetch_from(partition, reader)
+        readers = {
+            partition: self._reader(layout, partition, position, stops.get(partition))
+            for partition, position in starts.items()
+        }
+        await self._look_up(readers.values())
+        self._check_within(readers, starts, stops, is_for_each=isinstance(start, Mapping))
+        # All are assigned before the first is begun, which may have to wait for the others.
+        assigned = [self._state.assign(self.stream.of(partition), self.stream) for partition in readers]
+        for each, reader in zip(assigned, readers.values(), strict=True):
+            self._fetch_from(each, reader)
         if partitions is None and not isinstance(stop, Mapping) and self._later_stop is not Anchor.LATEST:
-            self._follows = True
-            self._pick_up()
+            self.stream.follows = True
+            for new in self._state.follow(self.stream):
+                self._begin_new(new.assigned)
 
-    async def add(self, partition: int, start: Position, stream: StreamMetadata) -> None:
-        """Read this partition too; the stream is that life of it which is read already. Returns once its start is
+    async def add(self, assigned: AssignedPartition, start: Position, stream: StreamMetadata) -> None:
+        """Reads this partition too, of the incarnation of the stream that is read already. Returns once its start is
         known. Raises as `seek`."""
-        if self._order is Order.KEY:
+        if self.stream.order is Order.KEY:
             await self._watch()
         self._learn(stream)
-        (position,) = (await self._within(stream, {partition: start})).values()
-        reader = self._reader(stream, partition, position, None)
+        (position,) = (await self._within(stream, {assigned.number: start})).values()
+        reader = self._reader(stream, assigned.number, position, None)
         await self._look_up([reader])
         self.check_open()
-        self._fetch_from(partition, reader)
+        self._fetch_from(assigned, reader)
 
-    def cease(self, partition: int) -> None:
-        """Fetch no more of the partition, and hand out nothing more of it. Its position is known until `remove`."""
-        self._end(partition)
-        self.ahead.withhold(partition)
-
-    def _end(self, partition: int) -> bool:
-        """Fetch no more of it. Whether it was fetched until now."""
-        task = self._tasks.pop(partition, None)
-        if task is None:
-            return False
-        task.cancel()
-        self._ended.add(task)
-        task.add_done_callback(self._ended.discard)
-        return True
-
-    def remove(self, partition: int) -> None:
-        self.cease(partition)
-        self.ahead.forget(partition)
-        self.readers.pop(partition, None)
-        self._room.pop(partition, None)
-        self.failures.pop(partition, None)
-        self.limits.forget(partition)
-        self.gone.discard(partition)
-
-    def head(self) -> Head | None:
-        """What to hand out next, within the limits. What was handed out before is finished."""
-        head = self.ahead.head()
-        if self.ahead.has_moved and self.limits:
-            self.ahead.has_moved = False
-            self.look()
-            head = self.ahead.head()
-        return head
-
-    def look(self, partition: int | None = None) -> None:
-        """How far partitions (None: all that are read) may be handed out now that others were read on, or committed."""
-        order = self.layout.key_order
-        if self._order is Order.KEY and order is not None and (self.limits or self.layout.has_changed):
-            looked_at = self.readers if partition is None else (partition,)
-            # One that is read no further, or not at all, keeps no other waiting.
-            unread = 0 if self._follows else _ALL
-            self.limits.look(order, looked_at, self.committed or _finished(self.ahead.finished, self.readers, unread))
+    def end(self, assigned: AssignedPartition) -> None:
+        """Fetches no more of the partition."""
+        fetch = self._fetches.pop(assigned, None)
+        if fetch is not None:
+            fetch.task.cancel()
+            self._ended.add(fetch.task)
+            fetch.task.add_done_callback(self._ended.discard)
 
     def share_prefetch(self, partitions: int) -> None:
         """`prefetch_bytes` are for so many partitions together."""
         room = self._transport.max_payload - ANSWER_OVERHEAD
         share = max(self._prefetch_bytes // (AHEAD * partitions), MIN_ANSWER_BYTES)
         self._settings = replace(self._settings, max_bytes=min(self._most_bytes, share, room))
-        for reader in self.readers.values():
-            reader.fetcher.settings = self._settings
+        for assigned in self.stream.partitions.values():
+            if assigned.fetcher is not None:
+                assigned.fetcher.settings = self._settings
 
     async def _look_up(self, readers: Iterable[PartitionReader]) -> None:
         """Returns once the starts and stops of `readers` are known."""
-        tasks = {asyncio.create_task(reader.resolve()) for reader in readers}
+        tasks = {asyncio.create_task(reader.resolve()): reader for reader in readers}
         self._looking_up |= tasks
         try:
             await asyncio.gather(*tasks)
@@ -256,8 +238,8 @@ class StreamReading:
                 self.raise_failure()
             raise
         finally:
-            self._looking_up -= tasks
             for task in tasks:
+                del self._looking_up[task]
                 task.cancel()
 
     async def _within(self, layout: StreamMetadata, starts: dict[int, Position]) -> dict[int, Position]:
@@ -299,12 +281,13 @@ class StreamReading:
         *,
         asked: Position | None = None,
     ) -> PartitionReader:
-        """`asked`: for `on_gap`, what the program asked to start at; None: `start`."""
+        """Returns a reader that has not looked its start up. `asked`: the start by which `on_gap` has its default, as
+        the program gave it; None: `start`."""
         known = layout.partitions[partition]
         followers = None
         if self._read_from is not ReadFrom.LEADER:
             followers = FollowerSources((), self._spread + partition)
-            tell_sources(followers, self._rack, layout, known)
+            set_sources(followers, self._rack, layout, known)
         fetcher = PartitionFetcher(
             f"{self._stream}/{partition}",
             start,
@@ -319,21 +302,31 @@ class StreamReading:
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
 
-    def _fetch_from(self, partition: int, reader: PartitionReader) -> None:
-        """`reader` is resolved."""
-        assert reader.fetcher.position is not None
-        self.readers[partition] = reader
-        self.ahead.begin(partition, reader.fetcher.position)
-        self._room[partition] = asyncio.Semaphore(AHEAD)
-        self.ahead.divide(partition, self.layout.cutovers(partition))
-        self.look(partition)
-        self._fetching += 1
-        self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
+    def _fetch_from(self, assigned: AssignedPartition, reader: PartitionReader) -> None:
+        """Begins the partition with a reader that has looked its start up."""
+        reader.fetcher.settings = self._settings
+        self._state.begin(assigned, reader.fetcher)
+        self._go_on(assigned, reader)
+
+    def _go_on(self, assigned: AssignedPartition, reader: PartitionReader) -> None:
+        room = asyncio.Event()
+        self._fetches[assigned] = _Fetch(asyncio.create_task(self._fetch(assigned, reader, room)), room)
+
+    def _on_room(self, assigned: AssignedPartition) -> None:
+        fetch = self._fetches.get(assigned)
+        if fetch is not None:
+            fetch.room.set()
 
     def _check_within(
-        self, starts: Mapping[int, Position], stops: Mapping[int, Position], *, is_for_each: bool
+        self,
+        readers: Mapping[int, PartitionReader],
+        starts: Mapping[int, Position],
+        stops: Mapping[int, Position],
+        *,
+        is_for_each: bool,
     ) -> None:
-        """An offset above everything committed is a slip where reading ends there. (Without a stop it waits.)
+        """Raises OffsetOutOfRange for a start above everything committed where reading ends there. (Without a stop it
+        waits.)
 
         One offset for all partitions may be too much for some; an offset given for each partition may not. Where
         `on_out_of_range` chooses, this was looked at before.
@@ -341,7 +334,7 @@ class StreamReading:
         if self._on_out_of_range is not None:
             return
         refusal: OffsetOutOfRange | None = None
-        for partition, reader in self.readers.items():
+        for partition, reader in readers.items():
             start, end = starts[partition], reader.fetcher.stop
             if stops.get(partition) is not Anchor.LATEST or end is None or not isinstance(start, AtOffset):
                 return
@@ -358,25 +351,31 @@ class StreamReading:
         if refusal is not None:
             raise refusal
 
-    async def seek(self, partition: int, position: Start) -> None:
+    async def seek(self, assigned: AssignedPartition, position: Start) -> None:
         """See `Consumer.seek`."""
-        given = start_positions(position, (partition,), self.readers)
+        partition = assigned.number
+        given = start_positions(position, (partition,), self.stream.partitions)
         async with self._seeking:
             layout = await self._metadata.get(self._stream)
+            self._check_fetched(assigned)
             (start,) = (await self._within(layout, given)).values()
-            old = self.readers.get(partition)
-            if old is None:
-                raise _taken_away(self._stream, partition)
-            stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
-            reader = self._reader(layout, partition, start, stop)
+            reader = self._reader(layout, partition, start, self._stop_of(assigned))
             await self._look_up([reader])
-            reader.missed = old.missed
             self.check_open()
-            if self.readers.get(partition) is not old or partition not in self._tasks:
-                raise _taken_away(self._stream, partition)
-            self.cease(partition)
-            self.failures.pop(partition, None)
-            self._fetch_from(partition, reader)
+            self._check_fetched(assigned)
+            self.end(assigned)
+            self._fetch_from(assigned, reader)
+
+    def _check_fetched(self, assigned: AssignedPartition) -> None:
+        """Raises BadRequest."""
+        if assigned not in self._fetches:
+            raise bad(f"partition {assigned.of} is not read any more; it was taken away while seek waited")
+
+    def _stop_of(self, assigned: AssignedPartition) -> Position | None:
+        """The stop of a partition that is read: the offset, if it was looked up already."""
+        assert assigned.fetcher is not None
+        stop = assigned.fetcher.stop
+        return self._stops.get(assigned.number) if stop is None else AtOffset(stop)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -384,46 +383,73 @@ class StreamReading:
             self._metadata.end_watch(self._route_watch)
         tasks = [
             *self._looking_up,
-            *self._coming.values(),
-            *self._tasks.values(),
+            *self._coming,
+            *(fetch.task for fetch in self._fetches.values()),
             *self._ended,
             *(task for task in (self._refresh_task, self._watching) if task is not None),
         ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.ahead.clear()
+        self._state.close(self.stream)
         self.progress.set()
 
-    async def _fetch(self, partition: int, reader: PartitionReader) -> None:
+    async def _fetch(self, assigned: AssignedPartition, reader: PartitionReader, room: asyncio.Event) -> None:
         try:
             while True:
-                await self._room[partition].acquire()
+                while not assigned.has_room:
+                    room.clear()
+                    await room.wait()
                 answer = await reader.read()
                 if answer is None:
-                    if self._follows and isinstance(self._later_stop, AtTime):
+                    if self.stream.follows and isinstance(self._later_stop, AtTime):
                         await self._look_once(_LAST_LOOK)  # a new partition may have records from before that time
                     break
-                if not self.layout.knows(partition, reader.fetcher.newest_version):
-                    await self.layout.hear_of(partition, reader.fetcher.newest_version, self._look_once)
-                self.ahead.add(partition, answer)
+                if not self.stream.knows_version(assigned, reader.fetcher.newest_version):
+                    await self._learn_version(assigned, reader.fetcher.newest_version)
+                self._state.add(assigned, answer)
                 self.progress.set()
         except TidelogError as error:
             if error.code in _GONE:
-                await self._look_once(
-                    _LAST_LOOK
-                )  # which ends this task, if the partition is gone and the stream is not
-            self._fail(error, partition)
+                # This ends the task, if the partition is gone and the stream is not.
+                await self._look_once(_LAST_LOOK)
+            self._fail(error, assigned)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._fail(
-                error, partition
-            )  # otherwise the iteration would end as if the stop were reached, with records missing
+            # Otherwise the iteration would end as if the stop were reached, with records missing.
+            self._fail(error, assigned)
             raise
         finally:
-            self._fetching -= 1
             self.progress.set()
+
+    async def _learn_version(self, assigned: AssignedPartition, version: int) -> None:
+        """A batch has this partitioning version, which the metadata do not know: asks for them. In the order of keys,
+        returns when they know it, or have not for a while, since somebody may have invented it."""
+        stream = self.stream
+        if stream.order is Order.PARTITION:
+            assigned.accepted_version = version
+            await self._look_once()
+            return
+        clock, before, until = asyncio.get_running_loop().time, stream.refreshes, None
+        while True:
+            await self._look_once()
+            if stream.knows_version(assigned, version):
+                return
+            if until is None and stream.refreshes > before:
+                until = clock() + self._version_timeout
+            if until is not None and clock() >= until:
+                break
+            await asyncio.sleep(_LOOK_AGAIN)
+            if stream.knows_version(assigned, version):
+                return
+        self._version_timeout = 0.0
+        assigned.accepted_version = version
+        _log.warning(
+            "%s has a batch of partitioning version %d, which the metadata do not know; it is handed out, and its"
+            " keys may be out of order; see `tidelog stream describe %s`",
+            assigned.of, version, self._stream,
+        )  # fmt: skip
 
     async def _look_once(self, timeout: float | None = None) -> None:
         self._refresh()
@@ -435,126 +461,122 @@ class StreamReading:
             self._refresh_task = asyncio.create_task(self._check_layout())
 
     async def _check_layout(self) -> None:
-        """Whether the stream that is being read still exists, which replicas are in sync, and its layouts."""
-        error = await self._metadata.why_over(self._stream, self.layout.known)
+        """Asks whether the stream that is being read still exists, which replicas are in sync, and for its layouts."""
+        error = await self._metadata.why_over(self._stream, self.stream.metadata)
         if error is not None:
             self._fail(error)
             return
         layout = self._metadata.last_seen(self._stream)
         if layout is None:
             return
-        for partition, reader in self.readers.items():
-            known = layout.partitions.get(partition)
-            if known is None:
+        fetchers = [(assigned.number, assigned.fetcher) for assigned in self.stream.partitions.values()]
+        for number, fetcher in [*fetchers, *((one.partition, one.fetcher) for one in self._looking_up.values())]:
+            known = layout.partitions.get(number)
+            if known is None or fetcher is None:
                 continue
-            reader.fetcher.on_metadata(known.leader_epoch)
-            if reader.fetcher.followers is not None:
-                tell_sources(reader.fetcher.followers, self._rack, layout, known)
+            fetcher.on_metadata(known.leader_epoch)
+            if fetcher.followers is not None:
+                set_sources(fetcher.followers, self._rack, layout, known)
         self._learn(layout)
 
     async def _watch(self) -> None:
-        """Hear of the layouts from now on."""
+        """Follows the layouts from now on."""
         if self._watching is None:
-            self._watching = asyncio.create_task(self.layout.watch(self._refresh, self.limits))
+            self._watching = asyncio.create_task(self._look_again_and_again())
             self._route_watch = await self._metadata.watch(self._stream, self._on_routes)
             if self._is_closed:
                 self._metadata.end_watch(self._route_watch)
 
+    async def _look_again_and_again(self) -> None:
+        clock = asyncio.get_running_loop().time
+        looked_at = clock()
+        while True:
+            await asyncio.sleep(LOOK_SOON)
+            if clock() >= looked_at + LOOK_EVERY or self.stream.lacks_cutover:
+                looked_at = clock()
+                self._refresh()
+
     def _on_routes(self, layout: StreamMetadata) -> None:
-        """They were pushed, or fetched by somebody."""
+        """Metadata were pushed, or another user of them has asked for them."""
         if self._is_closed:
             return
-        if self.layout.known is not None and layout.incarnation != self.layout.known.incarnation:
+        if self.stream.metadata is not None and layout.incarnation != self.stream.metadata.incarnation:
             self._refresh()
         else:
             self._learn(layout)
 
     def _learn(self, layout: StreamMetadata) -> None:
-        has_changed = self.layout.learn(layout)
-        now = self.layout.known
-        assert now is not None
-        if self._route_watch is not None:
-            self._route_watch.applied = now.routing_generation
-        if self.on_made_anew is not None:
-            for partition, reader in tuple(self.readers.items()):
-                known = now.partitions.get(partition)
-                if known is not None and known.incarnation != reader.fetcher.partition_incarnation:
-                    self.on_made_anew(partition)
-        if not has_changed:
-            return
-        for partition, reader in tuple(self.readers.items()):
-            self.ahead.divide(partition, self.layout.cutovers(partition))
-            known = now.partitions.get(partition)
-            if known is None:
-                # The last record of a partition that keys are not spread over any more was removed.
-                if self._end(partition):
-                    self.gone.add(partition)
+        effects = self._state.learn(self.stream, layout, asyncio.get_running_loop().time())
+        if self._route_watch is not None and self.stream.metadata is not None:
+            self._route_watch.applied = self.stream.metadata.routing_generation
+        for effect in effects:
+            match effect:
+                case Stop(assigned):
+                    self.end(assigned)
                     if self._watching is None:  # look now and then: it may be made anew, or not be gone
-                        self._watching = asyncio.create_task(self.layout.watch(self._refresh, self.limits))
-            elif known.incarnation != reader.fetcher.partition_incarnation:
-                if self._follows:
-                    self.remove(partition)  # it was made anew, and is picked up
-            elif partition in self.gone:
-                self.gone.discard(partition)
-                self._go_on(partition, reader, now)
-        if self._follows:
-            self._pick_up()
-        self.look()
-        self.on_layout()
-        self.progress.set()
-
-    def _go_on(self, partition: int, old: PartitionReader, layout: StreamMetadata) -> None:
-        """Some broker, or an invented message, had told that the partition is gone, and it is not."""
-        stop = self._stops.get(partition) if old.fetcher.stop is None else AtOffset(old.fetcher.stop)
-        reader = self._reader(layout, partition, AtOffset(self.ahead.fetched_to(partition)), stop)
-        reader.fetcher.skips_gaps, reader.missed = old.fetcher.skips_gaps, old.missed
-        self.readers[partition] = reader
-        self._fetching += 1
-        self._tasks[partition] = asyncio.create_task(self._fetch(partition, reader))
-
-    def _pick_up(self) -> None:
-        """Begin to read partitions that a repartition has made."""
-        for partition in () if self.layout.known is None else self.layout.known.partitions:
-            if partition not in self.readers and partition not in self._coming:
-                self._fetching += 1
-                self._coming[partition] = asyncio.create_task(self._begin_later(partition))
-
-    async def _begin_later(self, partition: int) -> None:
-        try:
-            while (layout := self.layout.known) is not None and partition in layout.partitions:
-                # At its first record, so that the program is told if that is gone.
-                first = AtOffset(0)
-                reader = self._reader(layout, partition, first, self._later_stop, asked=Anchor.EARLIEST)
-                try:
-                    await self._look_up([reader])
-                except TidelogError as error:
-                    if not error.retriable:
-                        self._fail(error, partition)
-                        return
-                    _log.warning("%s/%d cannot be begun at present: %s", self._stream, partition, error.message)
-                    continue
-                self._fetch_from(partition, reader)
-                self.share_prefetch(len(self.readers))
-                return
-        finally:
-            self._coming.pop(partition, None)
-            self._fetching -= 1
+                        self._watching = asyncio.create_task(self._look_again_and_again())
+                case Resume(assigned):
+                    self._resume(assigned)
+                case MadeAnew(assigned):
+                    self.on_made_anew(assigned)
+                case Begin(assigned):
+                    self._begin_new(assigned)
+                case LayoutChanged():
+                    pass
+                case _:
+                    assert_never(effect)
+        if LayoutChanged() in effects:
+            self.on_layout()
             self.progress.set()
 
-    def _fail(self, error: BaseException, partition: int | None = None) -> None:
-        self.failures.setdefault(partition, error)
+    def _resume(self, assigned: AssignedPartition) -> None:
+        """Fetches a partition on that some broker, or an invented message, had said to be gone."""
+        before, layout = assigned.fetcher, self.stream.metadata
+        assert before is not None
+        assert layout is not None
+        reader = self._reader(layout, assigned.number, AtOffset(assigned.fetched_to), self._stop_of(assigned))
+        reader.fetcher.skips_gaps = before.skips_gaps
+        assigned.fetcher = reader.fetcher
+        self._go_on(assigned, reader)
+
+    def _begin_new(self, assigned: AssignedPartition) -> None:
+        task = asyncio.create_task(self._begin_later(assigned))
+        self._coming.add(task)
+        task.add_done_callback(self._on_begun)
+
+    def _on_begun(self, task: asyncio.Task[None]) -> None:
+        self._coming.discard(task)
         self.progress.set()
-        if partition is None:
+
+    async def _begin_later(self, assigned: AssignedPartition) -> None:
+        """Begins a partition that a repartition has made."""
+        number = assigned.number
+        while (layout := self.stream.metadata) is not None and number in layout.partitions:
+            # At its first record, so that the program learns it if that was removed.
+            reader = self._reader(layout, number, AtOffset(0), self._later_stop, asked=Anchor.EARLIEST)
+            try:
+                await self._look_up([reader])
+            except TidelogError as error:
+                if not error.retriable:
+                    self._fail(error, assigned)
+                    return
+                _log.warning("%s cannot be begun at present: %s", assigned.of, error.message)
+                continue
+            self._fetch_from(assigned, reader)
+            self.share_prefetch(len(self.stream.partitions))
+            return
+        self._state.drop(assigned)
+
+    def _fail(self, error: BaseException, assigned: AssignedPartition | None = None) -> None:
+        self._state.fail(assigned or self.stream, error)
+        if assigned is None:
             for task in self._looking_up:
                 task.cancel()
+        self.progress.set()
 
 
 def _skips_gaps(wanted: OnGap | None, start: Position) -> bool:
     return wanted is OnGap.SKIP if wanted is not None else not isinstance(start, AtOffset)
-
-
-def _taken_away(stream: str, partition: int) -> TidelogError:
-    return bad(f"partition {stream}/{partition} is not read any more; it was taken away while seek waited")
 
 
 def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetadata) -> dict[int, Position]:
@@ -564,20 +586,5 @@ def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetada
     return start_positions(start, partitions, layout.partitions, begun_later=later, gone=gone)
 
 
-def _finished(
-    positions: Mapping[int, int], readers: Mapping[int, PartitionReader], unread: int
-) -> Callable[[int], int]:
-    """Up to where each partition was read; `unread`: the same, of a partition that has no reader."""
-
-    def read_to(partition: int) -> int:
-        reader = readers.get(partition)
-        if reader is None:
-            return unread
-        position, stop = positions.get(partition, 0), reader.fetcher.stop
-        return _ALL if stop is not None and position >= stop else position
-
-    return read_to
-
-
-def _nothing() -> None:
-    """Nobody listens."""
+def _nothing(*_: object) -> None:
+    """Nobody has to act on it."""

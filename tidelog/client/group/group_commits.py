@@ -1,19 +1,27 @@
 """Commits of a member of a group: one at a time, and numbered.
 
-One without an answer is sent again, and NATS may carry what was sent first later than the commits that follow. The
+A commit without an answer is sent again, and NATS may carry what was sent first later than the commits that follow. The
 coordinator refuses that by its number.
+
+A transaction with results of a partition's records must have its offset, too. So a partition that goes after records of
+it were handed out, and before their offset was sent as a part of a transaction, is remembered: until the program goes
+back to what is committed, a transaction gets no offsets. The same partition may have come back meanwhile, and another
+member may have processed its records. Where offsets are committed without a transaction, the next commit of all that
+was handed out names the partitions that have gone with records that were handed out and not committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
-from tidelog.client.base.exceptions import NoServer
+from tidelog.client.base.exceptions import NoServer, NotAssigned
 from tidelog.client.cluster.coordinator_link import CoordinatorLink
+from tidelog.client.consumer.subscription_state import AssignedPartition, Phase, SubscriptionState
 from tidelog.client.group.group_session import GroupSession
+from tidelog.client.group.subscription import Name
 from tidelog.client.producer.batches import ProducerSession
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import COMMIT, MAX_COMMITTED, OFFSETS, StreamPartition, to_stream_partitions
@@ -23,20 +31,24 @@ from wire.security.transaction_proofs import add_proof
 _log = logging.getLogger(__name__)
 
 _MOST_ASKED_SINGLY = 64
-"""Partitions of which some are not told, so that each is asked for by itself."""
+"""Partitions that are asked for one by one, where the coordinator cannot answer for all of them together."""
 COMMIT_TIMEOUT = 30.0
 """Seconds that a commit may take, with all its repetitions."""
 
 
 class Mark(NamedTuple):
-    """What is to be committed of a partition."""
+    """An offset to commit."""
 
     offset: int
     partition_incarnation: int
 
 
+Claim: TypeAlias = Mapping[StreamPartition, AssignedPartition]
+"""The partitions that a member has at some moment. One that goes and comes back is another record."""
+
+
 class TransactionPart(NamedTuple):
-    """What makes a commit of offsets a part of a transaction."""
+    """The transaction that a commit of offsets is a part of."""
 
     session: ProducerSession
     ticket: bytes
@@ -46,36 +58,75 @@ class TransactionPart(NamedTuple):
 
 
 class GroupCommits:
-    def __init__(self, link: CoordinatorLink, session: GroupSession, group: str) -> None:
+    """Commits offsets of the partitions of `state`, and sets `progress` then: others may have waited for that."""
+
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        session: GroupSession,
+        group: str,
+        state: SubscriptionState,
+        progress: asyncio.Event,
+    ) -> None:
         self._link = link
         self._session = session
         self._group = group
         self._one_at_a_time = asyncio.Lock()
         self._number = 0
         """The number of the newest commit."""
-        self._committed: dict[StreamPartition, int] = {}
-        """Offsets that are committed as far as this member knows, of the partitions that it has."""
-        self.on_committed: Callable[[Iterable[StreamPartition]], object] | None = None
-        """Called after a commit that is of no transaction."""
+        self._state = state
+        self._progress = progress
 
-    def know(self, of: StreamPartition, offset: int) -> None:
-        """It is committed."""
-        self._committed[of] = offset
+    # ---- offsets to commit
 
-    def forget(self, partitions: Iterable[StreamPartition]) -> None:
-        """They are not this member's any more."""
-        for of in partitions:
-            self._committed.pop(of, None)
+    def marks(
+        self, partitions: Iterable[AssignedPartition] | None = None, *, again: bool = False
+    ) -> dict[StreamPartition, Mark]:
+        """The offsets that are finished and not committed, of these (None: of all) partitions. `again`: also those that
+        are committed already."""
+        wanted = self._state.partitions.values() if partitions is None else partitions
+        return {
+            assigned.of: Mark(assigned.finished, assigned.incarnation)
+            for assigned in wanted
+            if assigned.is_read and not assigned.is_missing and assigned.finished is not None
+            if again or assigned.finished != assigned.committed
+        }
 
-    def known(self, of: StreamPartition) -> int | None:
-        """What is committed, as far as this member knows."""
-        return self._committed.get(of)
+    def claim(self) -> Claim:
+        """The partitions that the member has at present."""
+        return self._state.partitions.copy()
 
-    def is_new(self, of: StreamPartition, offset: int) -> bool:
-        return self._committed.get(of) != offset
+    def check_claims(self, partitions: Collection[Name] | None) -> None:
+        """Raises NotAssigned where one of `partitions` (None: any) has gone with records whose offset was not sent as a
+        part of a transaction."""
+        gone = {of for of in self._state.unsettled if partitions is None or (of.stream, of.partition) in partitions}
+        if gone:
+            raise _taken_away(gone)
+
+    def settle(self, marks: Mapping[StreamPartition, Mark], claim: Claim) -> None:
+        """The group's coordinator has these offsets as a part of a transaction; they were taken in `claim`. Raises
+        NotAssigned where a partition has gone since: another member may have been ahead of them."""
+        gone = {of for of in marks if of not in claim or claim[of].phase is Phase.GONE}
+        if gone:
+            raise _taken_away(gone)
+        for of, mark in marks.items():
+            claim[of].settled = mark.offset
+
+    def check_committed(self) -> None:
+        """Raises NotAssigned, once, where partitions have gone with records that were not committed."""
+        gone, self._state.uncommitted = self._state.uncommitted, set()
+        if gone:
+            listed = ", ".join(map(str, sorted(gone)))
+            raise NotAssigned(
+                Code.NOT_ASSIGNED,
+                f"{listed} went to others before what was handed out was committed, so that it is read again; what this"
+                " member has is committed. Commit in on_revoked, or give a longer max_poll_interval",
+            )
+
+    # ---- requests
 
     async def fetch(self, partitions: Collection[StreamPartition], timeout: float) -> list[CommittedOffset]:
-        """What is committed, -1 for nothing. Raises typed errors."""
+        """The committed offsets, -1 where there is none. Raises typed errors."""
         request = OffsetsRequest(
             group=self._group,
             partitions=to_stream_partitions(partitions),
@@ -85,7 +136,8 @@ class GroupCommits:
         return [*answer.offsets]
 
     async def fetch_some(self, partitions: Collection[StreamPartition], timeout: float) -> list[CommittedOffset]:
-        """As `fetch`, without those of which it cannot be told at present, as while a transaction commits there."""
+        """As `fetch`, without those that the coordinator cannot answer for at present, as while a transaction commits
+        there."""
         try:
             return await self.fetch(partitions, timeout)
         except TidelogError as error:
@@ -101,22 +153,22 @@ class GroupCommits:
         metadata: str = "",
         timeout: float = COMMIT_TIMEOUT,
         *,
-        life: str | None = None,
+        member_id: str | None = None,
         part: TransactionPart | None = None,
     ) -> None:
-        """Returns when it is committed on the in-sync replicas. Raises NotAssigned, UnknownMember, NoServer, and what
-        has ended the membership; of up to MAX_COMMITTED partitions, nothing or everything is committed then. `life`:
-        id of the member that the marks are of; None: of this one now. `part`: they are committed when its transaction
-        is."""
+        """Returns when it is committed on the in-sync replicas. Raises NotAssigned, UnknownMember, NoServer, and
+        the error that has ended the membership; of up to MAX_COMMITTED partitions, nothing or everything is committed
+        then. `member_id`: of the member when the marks were taken; None: now. `part`: they are committed when its
+        transaction is."""
         if not marks:
             return
-        life = self._session.member_id if life is None else life
+        member_id = self._session.member_id if member_id is None else member_id
         limit = asyncio.timeout(timeout)
         try:
             async with limit, self._one_at_a_time:
                 cluster_id = await self._link.cluster_id()
                 for request in commit_requests(self._group, marks, metadata, part):
-                    request.member, request.cluster_id = life, cluster_id
+                    request.member, request.cluster_id = member_id, cluster_id
                     if part is None:
                         self._number += 1
                         request.number = self._number
@@ -128,10 +180,8 @@ class GroupCommits:
                 Code.UNAVAILABLE, f"a commit of group {self._group!r} was not answered within {timeout:g} s"
             ) from None
         if part is None:
-            for of, mark in marks.items():
-                self._committed[of] = mark.offset
-            if self.on_committed is not None:
-                self.on_committed(marks)
+            self._state.on_committed({of: mark.offset for of, mark in marks.items()})
+            self._progress.set()
 
     async def try_to_commit(self, marks: Mapping[StreamPartition, Mark], timeout: float) -> None:
         """A failure is logged."""
@@ -156,6 +206,15 @@ class GroupCommits:
                     await session.answered()
             else:
                 return
+
+
+def _taken_away(partitions: Iterable[StreamPartition]) -> NotAssigned:
+    listed = ", ".join(map(str, sorted(partitions)))
+    return NotAssigned(
+        Code.NOT_ASSIGNED,
+        f"{listed} was taken away after records of it were handed out, and before their offsets were sent: another"
+        " member may process them; abort the transaction, and call seek_to_committed()",
+    )
 
 
 def commit_requests(

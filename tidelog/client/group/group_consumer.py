@@ -4,8 +4,9 @@
         async for record in consumer:
             ...
 
-What was handed out counts as finished when the program asks for more, or commits, or leaves `async with` without an
-exception. Automatic commits are of what is finished only, so that a record is read again rather than left out.
+A record that was handed out counts as finished when the program asks for more, or commits, or leaves `async with`
+without an exception. Automatic commits are of finished records only, so that a record is read again rather than left
+out.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from tidelog.client.cluster.coordinator_link import CoordinatorLink
 from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache
 from tidelog.client.consumer.consumer import MOST_SECONDS
-from tidelog.client.consumer.fetched_ahead import Head
-from tidelog.client.consumer.key_limits import Order
 from tidelog.client.consumer.offset_lookup import OffsetLookup
+from tidelog.client.consumer.reading_options import Order
 from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.consumer.subscription_state import AssignedPartition, Phase, SubscriptionState
 from tidelog.client.group.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
 from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.group_partitions import GroupPartitions
-from tidelog.client.group.group_reading import GroupReading
 from tidelog.client.group.group_session import GroupSession, session_clock
 from tidelog.client.group.membership import MemberSettings
 from tidelog.client.group.subscription import Listeners, Name, checked_name, checked_names
@@ -54,7 +54,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Committed(NamedTuple):
-    """What a group has committed of a partition."""
+    """A committed offset of a group."""
 
     offset: int
     """The next one to read."""
@@ -96,6 +96,7 @@ class GroupConsumer(Generic[K, V]):
         order: Order,
         auto_commit_interval: float | None,
         listeners: Listeners,
+        state: SubscriptionState,
         make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
         started: Started[Any],
         clock: Callable[[], float] = session_clock,
@@ -114,9 +115,13 @@ class GroupConsumer(Generic[K, V]):
         self._stopwatch: Callable[[], float] = time.monotonic
         """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
         while the machine sleeps."""
-        self._reading = GroupReading(make_reading)
+        self._state = state
+        self._progress = asyncio.Event()
+        """There may be records to hand out, or something to raise."""
         self._partitions = GroupPartitions(
-            self._reading,
+            lambda stream: make_reading(stream, self._progress),
+            state,
+            self._progress,
             metadata,
             start=start,
             auto_commit=auto_commit_interval is not None,
@@ -128,7 +133,7 @@ class GroupConsumer(Generic[K, V]):
         self._gate: GroupGate | None = None
         """None before the start, and where keys are not kept in order."""
         self._tasks: list[asyncio.Task[None]] = []
-        """Which commit, and which ask what the group has committed."""
+        """The tasks of automatic commits and of the gate."""
         self._starting = asyncio.Lock()
         self._closing = Closing(f"a consumer of group {self.group!r}", self._close_once)
         self._breathed = 0.0
@@ -148,19 +153,19 @@ class GroupConsumer(Generic[K, V]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc_type is None:
-            self._reading.finish()
+            self._state.finish()
         await self._close()
         if exc_type is None:
             self._partitions.listeners.raise_raised()
 
     async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
-        stopwatch = self._stopwatch
-        while (found := await self._head()) is not None:
-            ahead, look_at = found[0].ahead, self._look_at
-            for record in found[1].records():
-                ahead.last = record
+        stopwatch, state = self._stopwatch, self._state
+        while (assigned := await self._next()) is not None:
+            look_at = self._look_at
+            for record in assigned.records():
+                assigned.last = record
                 yield record
-                if ahead.is_changed or stopwatch() >= look_at:
+                if state.is_changed or stopwatch() >= look_at:
                     break
 
     @property
@@ -170,7 +175,7 @@ class GroupConsumer(Generic[K, V]):
 
     @property
     def member_id(self) -> str:
-        """The id of this member's present life; empty before it has begun."""
+        """The id of this member, a new one each time that it joins; empty before it has begun."""
         return "" if self._session is None else self._session.member_id
 
     @property
@@ -186,39 +191,37 @@ class GroupConsumer(Generic[K, V]):
     @property
     def positions(self) -> Mapping[Name, int]:
         """Per partition read, the offset after the last record that was handed out, or where reading begins."""
-        return _by_name(self._reading.positions)
+        return _by_name(self._state.each(lambda assigned: assigned.position))
 
     @property
     def lag(self) -> Mapping[Name, int]:
         """Per partition read, the committed records from its position on, as of the newest answer of a broker."""
-        ends = self._reading.committed_ends
-        return _by_name({of: max(ends.get(of, 0) - offset, 0) for of, offset in self._reading.positions.items()})
+        return _by_name(self._state.each(lambda assigned: assigned.lag))
 
     @property
     def missed(self) -> Mapping[Name, int]:
         """Per partition read, the number of records that retention removed before they were read (see `on_gap`)."""
-        return _by_name(self._reading.missed)
+        return _by_name(self._state.each(lambda assigned: assigned.missed if assigned.is_read else None))
 
     @property
     def paused(self) -> frozenset[Name]:
         """The partitions that `pause` has named, and that are assigned still."""
-        return _names(self._reading.paused)
+        return _names(of for of, assigned in self._state.partitions.items() if assigned.is_paused)
 
     @property
     def waiting(self) -> Mapping[Name, Mapping[Name, int]]:
         """With `order="key"`, the partitions of which nothing is handed out before the group has committed more of
         others, in which records of the same keys were: by partition, those others, and up to which offset each (-1:
         that is not known yet). It goes on when they are committed, by whichever member reads them."""
-        waiting = {} if self._gate is None else self._gate.waiting
+        waiting = {assigned.of: sources for assigned, sources in self._state.waiting.items()}
         return {(of.stream, of.partition): _by_name(sources) for of, sources in sorted(waiting.items())}
 
     def position(self, stream: str, partition: int) -> int:
         """As `positions`, of one partition."""
-        of = self._partitions.found(checked_name((stream, partition)))
-        positions = self._reading.positions
-        if of not in positions:
-            raise bad(f"where {of} begins is not known yet; take records first, or ask again")
-        return positions[of]
+        assigned = self._partitions.found(checked_name((stream, partition)))
+        if assigned.position is None:
+            raise bad(f"where {assigned.of} begins is not known yet; take records first, or ask again")
+        return assigned.position
 
     async def start(self) -> None:
         """Join the group. Iterating and taking records do this.
@@ -241,15 +244,15 @@ class GroupConsumer(Generic[K, V]):
                 self._link,
                 settings,
                 holder=self._partitions,
-                on_change=self._reading.progress.set,
+                on_change=self._progress.set,
                 clock=self._clock,
             )
-            self._commits = GroupCommits(self._link, session, self.group)
-            self._partitions.serve(session, self._commits)
+            commits = self._commits = GroupCommits(self._link, session, self.group, self._state, self._progress)
             if self._order is Order.KEY:
                 soon = None if self._auto_commit_interval is None else self._partitions.commit_soon.set
-                self._gate = GroupGate(self.group, self._reading, self._commits, soon, self._lookup.beginnings)
-                self._commits.on_committed = self._gate.on_committed
+                starts = self._lookup.beginnings
+                self._gate = GroupGate(self.group, self._state, self._progress, commits, soon, starts)
+            self._partitions.serve(session, commits, self._gate)
             try:
                 await session.join()
             except BaseException:
@@ -272,18 +275,13 @@ class GroupConsumer(Generic[K, V]):
         check_whole("max_records", max_records, 1, 1 << 31)
         if timeout is not None:
             check_number("timeout", timeout, 0, MOST_SECONDS)
-        found = await self._head(timeout)
-        if found is None:
-            return []
-        reading, head = found
-        return reading.ahead.take(head, max_records)
+        assigned = await self._next(timeout)
+        return [] if assigned is None else self._state.take(assigned, max_records)
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
-        while (found := await self._head()) is not None:
-            batch = found[0].ahead.take_batch()
-            assert batch is not None
-            yield batch
+        while (assigned := await self._next()) is not None:
+            yield self._state.take_batch(assigned)
 
     async def commit(self, offsets: Mapping[Name, int] | None = None, metadata: str = "") -> None:
         """Commit {(stream, partition): the next offset to read}. None: all that was handed out, which is finished with
@@ -297,13 +295,13 @@ class GroupConsumer(Generic[K, V]):
         await self.start()
         assert self._commits is not None
         if offsets is None:
-            self._reading.finish()
-            marks = self._partitions.marks(again=bool(metadata))
+            self._state.finish()
+            marks = self._commits.marks(again=bool(metadata))
         else:
             marks = await self._partitions.given_marks(checked_names(offsets))
         await self._commits.commit(marks, metadata)
         if offsets is None:
-            self._partitions.claims.check_committed()
+            self._commits.check_committed()
 
     async def _prepare_commit(
         self, offsets: Mapping[Name, int] | None
@@ -317,19 +315,19 @@ class GroupConsumer(Generic[K, V]):
                 " subscribe with auto_commit=False"
             )
         await self.start()
-        commits, life, claim = self._commits, self.member_id, self._partitions.claims.now()
+        commits, member_id = self._commits, self.member_id
         assert commits is not None
-        given = None if offsets is None else checked_names(offsets)
-        self._partitions.claims.check(given)
+        claim, given = commits.claim(), None if offsets is None else checked_names(offsets)
+        commits.check_claims(given)
         if given is None:
-            self._reading.finish()
-            marks = self._partitions.marks(again=True)
+            self._state.finish()
+            marks = commits.marks(again=True)
         else:
             marks = await self._partitions.given_marks(given)
 
         async def commit(part: TransactionPart) -> None:
-            await commits.commit(marks, life=life, part=part)
-            self._partitions.claims.settle(marks, claim)
+            await commits.commit(marks, member_id=member_id, part=part)
+            commits.settle(marks, claim)
 
         return commit if marks else None
 
@@ -339,7 +337,7 @@ class GroupConsumer(Generic[K, V]):
         await self.start()
         assert self._commits is not None
         named = None if partitions is None else [await _life(self._metadata, name) for name in partitions]
-        wanted = {*(self._partitions.owned if named is None else named)}
+        wanted = {*(self._state.partitions if named is None else named)}
         found = [] if not wanted else await self._commits.fetch(wanted, COMMIT_TIMEOUT)
         return {
             (one.stream, one.partition): Committed(one.offset, one.metadata, one.committed_at)
@@ -360,29 +358,29 @@ class GroupConsumer(Generic[K, V]):
         """Go back to what the group has committed, in each partition that is read; to where this member began, where
         nothing is committed. After a transaction that was aborted, its records are read again so. Raises as `seek`,
         NoServer."""
-        claims = self._partitions.claims
-        claim = claims.now()  # one that comes meanwhile begins at what is committed by itself
+        claim = self._state.partitions.copy()  # one that comes meanwhile begins at what is committed by itself
         committed = await self.committed()
-        for of, began in sorted(self._reading.beginnings.items()):
-            if not claims.is_kept(of, claim):
+        for of, assigned in sorted(claim.items()):
+            if assigned.phase is not Phase.READING or assigned.began is None:
                 continue
             found = committed.get((of.stream, of.partition))
             try:
-                await self._partitions.seek(of, began if found is None else found.offset)
+                await self._partitions.seek(assigned, assigned.began if found is None else found.offset)
             except BadRequest:
-                if claims.is_kept(of, claim):
+                if assigned.phase is Phase.READING:
                     raise
-        claims.went_back()
+        self._state.unsettled.clear()
 
     def pause(self, *partitions: Name) -> None:
         """Hand out no records of these (none given: of all that are assigned) until they are resumed. In `on_assigned`,
         it holds from the first record on. What was fetched ahead stays, and no more than that is fetched. Partitions
         that stay through a rebalance stay paused; one that goes and comes back is not paused any more."""
-        self._reading.pause(self._named(partitions))
+        self._state.pause(self._named(partitions))
 
     def resume(self, *partitions: Name) -> None:
         """Hand out records of these (none given: of all) again."""
-        self._reading.resume(self._named(partitions))
+        self._state.pause(self._named(partitions), is_paused=False)
+        self._progress.set()
 
     async def aclose(self) -> None:
         """Give up all partitions (`on_revoked`), commit what is finished if commits are automatic, and leave the group.
@@ -410,15 +408,15 @@ class GroupConsumer(Generic[K, V]):
         self._is_closed = True
         self._started.discard(self)
         left = () if session is None else (session.leave, session.aclose)
-        await close_all((*left, self._partitions.aclose, self._reading.progress.set))
+        await close_all((*left, self._partitions.aclose, self._progress.set))
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _head(self, timeout: float | None = None) -> tuple[StreamReading, Head] | None:
-        """What to hand out next, from now until `_look_at`. None: nothing came within `timeout` seconds."""
+    async def _next(self, timeout: float | None = None) -> AssignedPartition | None:
+        """The partition to hand out from, until `_look_at`. None: nothing came within `timeout` seconds."""
         if self._session is None or self._is_closed:
             await self.start()
         session = self._session
@@ -431,7 +429,7 @@ class GroupConsumer(Generic[K, V]):
             if now >= self._breathed + _BREATH:
                 await asyncio.sleep(0)
                 now = self._breathed = self._clock()
-            found = self._next(session, now)
+            found = self._next_here(session, now)
             if found is None:
                 try:
                     found = await self._wait(session, timeout)
@@ -441,16 +439,16 @@ class GroupConsumer(Generic[K, V]):
         finally:
             session.app_returns(now)
 
-    async def _wait(self, session: GroupSession, timeout: float | None) -> tuple[StreamReading, Head] | None:
+    async def _wait(self, session: GroupSession, timeout: float | None) -> AssignedPartition | None:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
                 while True:
-                    self._reading.progress.clear()
-                    await self._reading.progress.wait()
+                    self._progress.clear()
+                    await self._progress.wait()
                     self._check_open()
                     self._breathed = self._clock()
-                    found = self._next(session, self._breathed)
+                    found = self._next_here(session, self._breathed)
                     if found is not None:
                         return found
         except TimeoutError:
@@ -458,7 +456,7 @@ class GroupConsumer(Generic[K, V]):
                 raise  # one of the program's functions has raised it
             return None
 
-    def _next(self, session: GroupSession, now: float) -> tuple[StreamReading, Head] | None:
+    def _next_here(self, session: GroupSession, now: float) -> AssignedPartition | None:
         session.raise_failure()
         self._partitions.raise_failure()
         left = session.seconds_left(now)
@@ -473,11 +471,11 @@ class GroupConsumer(Generic[K, V]):
                 )
             return None
         self._is_withheld = False
-        found = self._reading.head()
+        assigned = self._state.next()
         if self._gate is not None:
-            self._gate.on_head()
+            self._gate.on_next()
         self._look_at = self._stopwatch() + min(left, _BREATH)
-        return found
+        return assigned
 
     async def _commit_again_and_again(self, interval: float) -> None:
         commit_soon = self._partitions.commit_soon
@@ -491,12 +489,12 @@ class GroupConsumer(Generic[K, V]):
             assert self._session is not None
             assert self._commits is not None
             if self._session.is_member:
-                await self._commits.try_to_commit(self._partitions.marks(), COMMIT_TIMEOUT)
+                await self._commits.try_to_commit(self._commits.marks(), COMMIT_TIMEOUT)
 
-    def _named(self, partitions: tuple[Name, ...]) -> Iterable[StreamPartition]:
-        """None: all that are assigned. Raises BadRequest for one that is not."""
+    def _named(self, partitions: tuple[Name, ...]) -> Iterable[AssignedPartition]:
+        """Returns these (none given: all that are assigned). Raises BadRequest for one that is not."""
         if not partitions:
-            return self._partitions.assignment
+            return [assigned for assigned in self._state.partitions.values() if not assigned.is_leaving]
         return [self._partitions.found(checked_name(name)) for name in partitions]
 
     def _check_open(self) -> None:
@@ -506,7 +504,7 @@ class GroupConsumer(Generic[K, V]):
 
 
 async def _life(metadata: MetadataCache, name: Name) -> StreamPartition:
-    """That partition, in the present life of its stream. Raises UnknownStream, BadRequest."""
+    """The partition of that name, in the present incarnation of its stream. Raises UnknownStream, BadRequest."""
     stream, partition = checked_name(name)
     known = await metadata.get(stream)
     if partition not in known.partitions:
@@ -519,5 +517,5 @@ def _names(partitions: Iterable[StreamPartition]) -> frozenset[Name]:
 
 
 def _by_name(numbers: Mapping[StreamPartition, int]) -> dict[Name, int]:
-    """By name; the newest life of a stream counts, where two are known."""
+    """By name, the number of the newest incarnation of the stream."""
     return {(of.stream, of.partition): number for of, number in sorted(numbers.items())}

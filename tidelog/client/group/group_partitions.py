@@ -1,65 +1,62 @@
-"""What a member of a group does with partitions that come and go.
+"""Reads, for a member of a group, partitions that come and go. `SubscriptionState` has the phases of each.
 
     assigned   on_assigned; committed offsets are asked for; each partition is begun by itself, so that none waits for
                another that has no leader at the moment
     revoked    nothing more is handed out; at once, or at the program's next call if it has records of the partition
-               that it has not finished: on_revoked, a commit, and the coordinator hears that it is given up
+               in hand: on_revoked, a commit, and the session reports to the coordinator that it is given up
     lost       dropped at once, on_lost
     made anew  lost, and assigned again. The coordinator takes such a partition away, but not if it sees neither that it
                was removed nor that it was missing, as after a failover: it assigns numbers
 
-A partition of which on_assigned was not told yet goes silently.
+No listener is called for a partition that goes before its on_assigned. There is one `StreamReading` for each
+incarnation of a stream of which the member has partitions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from tidelog.client.base.arguments import bad
 from tidelog.client.base.exceptions import Closed, NoServer, NotAssigned
 from tidelog.client.base.read_positions import Anchor, AtOffset, Position, Start, start_positions
+from tidelog.client.cluster.lifetime import close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata
-from tidelog.client.group.group_claims import GroupClaims
+from tidelog.client.consumer.stream_reading import StreamReading
+from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream, Phase, SubscriptionState
 from tidelog.client.group.group_commits import GroupCommits, Mark
-from tidelog.client.group.group_reading import GONE, GroupReading
+from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.group_session import GroupSession
 from tidelog.client.group.membership import Partitions
 from tidelog.client.group.subscription import GroupListeners, Listeners, Name
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.protobuf.groups_pb2 import CommittedOffset
+from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
+GONE = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+"""The coordinator is about to take such a partition away."""
 _AGAIN = 0.5
 """Seconds until a partition that cannot be begun is tried again."""
 _OFFSETS_TIMEOUT = 10.0
-
-
-@dataclass(slots=True)
-class _Held:
-    """A partition that this member has."""
-
-    is_told: bool = False
-    """on_assigned has been called."""
-    is_leaving: bool = False
-    """It is being given up."""
-    position: Position | None = None
-    """Where to begin, if `seek` was called before that."""
-    beginning: asyncio.Task[None] | None = None
+_Life = tuple[str, int]
+"""A stream's name and incarnation."""
 
 
 class GroupPartitions:
-    """A `Holder`. `start`: of partitions of which nothing is committed. `commit_timeout`: seconds for the commit of
-    what is given up."""
+    """A `Holder`. `make_reading` makes a reading of a stream into `state`, which sets `progress`, as this does: there
+    may be records to hand out, or something to raise. `start`: of partitions of which nothing is committed.
+    `commit_timeout`: seconds for the commit of partitions that are given up."""
 
     def __init__(
         self,
-        reading: GroupReading,
+        make_reading: Callable[[StreamName], StreamReading],
+        state: SubscriptionState,
+        progress: asyncio.Event,
         metadata: MetadataCache,
         *,
         start: Anchor,
@@ -67,289 +64,296 @@ class GroupPartitions:
         commit_timeout: float,
         listeners: Listeners,
     ) -> None:
-        self._reading = reading
+        self._make_reading = make_reading
+        self._state = state
+        self._progress = progress
         self._metadata = metadata
         self._start = start
         self._auto_commit = auto_commit
         self._commit_timeout = commit_timeout
-        self.listeners = GroupListeners(listeners, reading.progress.set)
-        reading.on_made_anew = self._begin_anew
-        self._held: dict[StreamPartition, _Held] = {}
-        self.claims = GroupClaims(self._held, reading)
-        self._busy: set[StreamPartition] = set()
-        """To be given up at the program's next call."""
-        self._failures: dict[StreamPartition, TidelogError] = {}
-        """Why a partition cannot be begun."""
+        self.listeners = GroupListeners(listeners, progress.set)
+        self._readings: dict[_Life, StreamReading] = {}
+        self._beginning: dict[AssignedPartition, asyncio.Task[None]] = {}
+        """Tasks that begin partitions."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """With these, all tasks."""
         self.commit_soon = asyncio.Event()
         """A partition was begun of which nothing is committed, or others wait for what was finished."""
 
-    def serve(self, session: GroupSession, commits: GroupCommits) -> None:
-        """Whose partitions they are."""
+    def serve(self, session: GroupSession, commits: GroupCommits, gate: GroupGate | None) -> None:
+        """Sets what the member makes when it starts. `gate`: None where keys are not kept in order."""
         self._session = session
         self._commits = commits
+        self._on_change: Callable[[], object] = _nothing if gate is None else gate.check
 
-    # ---- what the member does
+    # ---- effects of the membership
 
     def assign(self, partitions: Partitions) -> None:
-        for of in sorted(partitions):
-            self._held[of] = _Held()
-        self._spawn(self._begin(partitions))
+        self._spawn(self._begin([self._state.assign(of) for of in sorted(partitions)]))
 
     def revoke(self, partitions: Partitions) -> None:
-        unfinished = self._reading.unfinished
-        busy = partitions & {unfinished} if unfinished is not None else frozenset()
-        for of in busy:
-            self._held[of].is_leaving = True
-            self._reading.look_again(of)
-        self._busy |= busy
-        if partitions - busy:
-            self._leave_now(partitions - busy)
+        self._leave(self._state.revoke(partitions))
 
     def lose(self, partitions: Partitions) -> None:
-        told = {of for of in partitions if self._drop(of)}
-        if told:
-            _log.warning("lost %s: others may read them now", _listed(told))
-            self._spawn(self._tell_lost(told))
-        self._spawn(self._reading.close_unread())
+        lost = [self._state.partitions[of] for of in partitions if of in self._state.partitions]
+        self._drop(lost)
+        announced = self._report_lost(lost)
+        if announced:
+            _log.warning("lost %s: others may read them now", _listed(announced))
+        self._spawn(self._close_unread())
 
-    # ---- what the program does
+    # ---- calls of the program
 
     def app_calls(self) -> None:
         """It asks for records: all that was handed out before is finished."""
-        self._reading.finish()
-        if self._busy:
-            busy, self._busy = frozenset(self._busy), set()
-            self._leave_now(busy)
+        revoked = self._state.finish()
+        if revoked is not None:
+            self._leave([revoked])
 
     def raise_failure(self) -> None:
-        """What one of the program's functions raised, or why a partition cannot be read."""
+        """Raises what one of the program's functions raised, or why a partition cannot be begun, or read on. One that
+        the coordinator is about to take away is not read any more, which the log says."""
         self.listeners.raise_raised()
-        for failure in self._failures.values():
-            raise failure from None
-        self._reading.raise_failure()
+        for one, error in self._state.failures.items():
+            is_begun = isinstance(one, AssignedStream) or one.phase is not Phase.BEGINNING
+            if not (is_begun and isinstance(error, TidelogError) and error.code in GONE):
+                raise error from None
+            if not one.is_reported:
+                one.is_reported = True
+                name = one.name if isinstance(one, AssignedStream) else one.of
+                _log.warning("%s is read no more: %s", name, error.message)
 
     @property
     def assignment(self) -> frozenset[StreamPartition]:
-        """What is read, or about to be read."""
-        return frozenset(of for of, held in self._held.items() if not held.is_leaving)
+        """The partitions that are read, or about to be."""
+        return frozenset(of for of, assigned in self._state.partitions.items() if not assigned.is_leaving)
 
-    @property
-    def owned(self) -> frozenset[StreamPartition]:
-        """With what is being given up: of these it commits."""
-        return frozenset(self._held)
+    def find(self, name: Name) -> AssignedPartition | None:
+        """The partition of that name, of the newest incarnation of the stream; None: the member does not have it."""
+        found = max((of for of in self._state.partitions if (of.stream, of.partition) == name), default=None)
+        return None if found is None else self._state.partitions[found]
 
-    def find(self, name: Name) -> StreamPartition | None:
-        """The partition of the newest life of the stream."""
-        return max((of for of in self._held if (of.stream, of.partition) == name), default=None)
-
-    def found(self, name: Name) -> StreamPartition:
-        """Raises BadRequest for a partition that this member does not have."""
-        of = self.find(name)
-        if of is None:
+    def found(self, name: Name) -> AssignedPartition:
+        """The same. Raises BadRequest for a partition that this member does not have."""
+        assigned = self.find(name)
+        if assigned is None:
             raise bad(f"{name[0]}/{name[1]} is not assigned to this member, which has {_listed(self.assignment)}")
-        return of
+        return assigned
 
     async def given_marks(self, offsets: Mapping[Name, int]) -> dict[StreamPartition, Mark]:
         """Raises BadRequest, NotAssigned."""
         marks = {}
         for name, offset in offsets.items():
-            of = self.find(name)
-            if of is None:
+            assigned = self.find(name)
+            if assigned is None:
                 raise NotAssigned(
                     Code.NOT_ASSIGNED,
                     f"{name[0]}/{name[1]} is not assigned to this member, so it cannot commit an offset of it",
                 )
-            incarnation = self._reading.partition_incarnation(of)
-            if incarnation is None:
+            of, incarnation = assigned.of, assigned.incarnation
+            if not incarnation:
                 incarnation = (await self._metadata.get(of.stream)).partitions[of.partition].incarnation
             marks[of] = Mark(offset, incarnation)
         return marks
 
-    async def seek(self, of: StreamPartition, position: Start) -> None:
-        held = self._held[of]
-        if self._reading.is_read(of):
+    async def seek(self, assigned: AssignedPartition, position: Start) -> None:
+        if assigned.is_read:
             try:
-                await self._reading.seek(of, position)
+                await self._readings[_life_of(assigned)].seek(assigned, position)
             except Closed:  # with the last partition of a stream, its reading is closed
-                if self._held.get(of) is held:
+                if assigned.phase is not Phase.GONE:
                     raise
-                raise bad(f"{of} is not read any more; it was taken away while seek waited") from None
-            self.claims.sought(of)
+                raise bad(f"{assigned.of} is not read any more; it was taken away while seek waited") from None
+            assigned.settled = assigned.position
             return
-        held.position = start_positions(position, (of.partition,), (of.partition,))[of.partition]
-        has_failed = self._failures.pop(of, None) is not None
-        beginning, held.beginning = held.beginning, None
+        number = assigned.number
+        assigned.start = start_positions(position, (number,), (number,))[number]
+        has_failed = self._state.failures.pop(assigned, None) is not None
+        beginning = self._beginning.pop(assigned, None)
         if beginning is not None:
             beginning.cancel()
             await asyncio.wait((beginning,))
-        if (has_failed or beginning is not None) and self._held.get(of) is held and held.beginning is None:
-            held.beginning = self._spawn(self._begin_reading(of, held, None))
-
-    def marks(
-        self, partitions: Iterable[StreamPartition] | None = None, *, again: bool = False
-    ) -> dict[StreamPartition, Mark]:
-        """What is finished and not committed, of these (None: of all). `again`: also what is committed already."""
-        wanted = self._held.keys() if partitions is None else {*partitions} & self._held.keys()
-        finished = self._reading.finished
-        return {
-            of: Mark(finished[of], self._reading.partition_incarnation(of) or 0)
-            for of in wanted
-            if of in finished and not self._reading.is_gone(of) and (again or self._commits.is_new(of, finished[of]))
-        }
+        is_due = (has_failed or beginning is not None) and assigned not in self._beginning
+        if is_due and assigned.phase is Phase.BEGINNING:
+            self._begin_soon(assigned, None)
 
     # ---- the end
 
     async def give_up_all(self, timeout: float) -> None:
-        """What is finished is committed, if that is to be done."""
-        for of in tuple(self._held):
-            self._leave(of)
-        self._busy.clear()
-        async with self.listeners.one_at_a_time:
-            told = {of for of, held in self._held.items() if held.is_told}
-            for of in told:
-                self._held[of].is_told = False
-            await self.listeners.revoked(told)
+        """Calls on_revoked, and commits what is finished, if commits are automatic."""
+        leaving = [*self._state.partitions.values()]
+        for assigned in leaving:
+            self._cease(assigned)
+        await self._announce_revoked(leaving)
         if self._auto_commit:
-            await self._commits.try_to_commit(self.marks(), timeout)
+            await self._commits.try_to_commit(self._commits.marks(), timeout)
 
     async def aclose(self) -> None:
-        self._held.clear()
+        for assigned in tuple(self._state.partitions.values()):
+            self._state.drop(assigned)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._reading.aclose()
+        await self._close([*self._readings])
 
     # ----
 
-    async def _begin(self, partitions: Partitions) -> None:
+    async def _begin(self, partitions: list[AssignedPartition]) -> None:
         async with self.listeners.one_at_a_time:
-            present = self._present(partitions)
-            for of in present:
-                self._held[of].is_told = True
-            await self.listeners.assigned(present)
+            present = _present(partitions)
+            for assigned in present:
+                assigned.is_announced = True
+            await self.listeners.assigned(assigned.of for assigned in present)
         committed: dict[StreamPartition, CommittedOffset] = {}
-        while present := self._present(partitions):
+        while present := _present(partitions):
             try:
-                found = await self._commits.fetch(present, _OFFSETS_TIMEOUT)
+                found = await self._commits.fetch([assigned.of for assigned in present], _OFFSETS_TIMEOUT)
             except TidelogError as error:
                 if not error.retriable:
-                    for of in self._present(partitions):
-                        self._fail(of, error)
+                    for assigned in _present(partitions):
+                        self._fail(assigned, error)
                     return
                 _log.warning("committed offsets are not known at present: %s", error.message)
                 await asyncio.sleep(_AGAIN)
                 continue
             committed = {StreamPartition(o.stream, o.incarnation, o.partition): o for o in found if o.offset >= 0}
             break
-        for of in sorted(self._present(partitions)):
-            known = committed.get(of)
-            self._commits.forget((of,))
-            if known is not None:
-                self._commits.know(of, known.offset)
-            held = self._held[of]
-            if held.beginning is None:
-                held.beginning = self._spawn(self._begin_reading(of, held, known))
+        for assigned in _present(partitions):
+            known = committed.get(assigned.of)
+            assigned.committed = None if known is None else known.offset
+            if assigned not in self._beginning:
+                self._begin_soon(assigned, known)
 
-    async def _begin_reading(self, of: StreamPartition, held: _Held, committed: CommittedOffset | None) -> None:
+    def _begin_soon(self, assigned: AssignedPartition, committed: CommittedOffset | None) -> None:
+        self._beginning[assigned] = self._spawn(self._begin_reading(assigned, committed))
+
+    async def _begin_reading(self, assigned: AssignedPartition, committed: CommittedOffset | None) -> None:
         """`committed` None: nothing is."""
-        told, sought, has_gone = "", held.position, False
+        of, reported, has_gone = assigned.of, "", False
         while True:
             try:
                 stream = await self._life(of, anew=has_gone)
                 if stream is not None:
                     if committed is not None and not _is_of_life(committed, stream):
-                        self._commits.forget((of,))
-                        committed = None
-                    start = sought or (None if committed is None else AtOffset(committed.offset))
-                    await self._reading.add(
-                        of, start or await _first_start(of, stream, self._start, self._commits), stream
-                    )
+                        assigned.committed = committed = None
+                    start = assigned.start or (None if committed is None else AtOffset(committed.offset))
+                    start = start or await _first_start(of, stream, self._start, self._commits)
+                    await self._read(assigned, start, stream)
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
             except TidelogError as error:
                 if not error.retriable and error.code not in GONE:
-                    self._fail(of, error)
+                    self._fail(assigned, error)
                     break
                 why, has_gone = error.message, error.code in GONE
-            if why != told:
+            if why != reported:
                 _log.warning("%s cannot be begun at present: %s", of, why)
-                told = why
+                reported = why
             await asyncio.sleep(_AGAIN)
-        held.beginning = None
-        if self._reading.is_read(of) and self._commits.is_new(of, self._reading.finished[of]):
+        self._beginning.pop(assigned, None)
+        if assigned.is_read and assigned.finished != assigned.committed:
             self.commit_soon.set()
 
-    def _begin_anew(self, of: StreamPartition) -> None:
-        held = self._held.get(of)
-        if held is None or held.is_leaving:
+    async def _read(self, assigned: AssignedPartition, start: Position, stream: StreamMetadata) -> None:
+        """Returns once the partition is read. Raises as `StreamReading.add`; then it stays until it is dropped."""
+        reading = self._readings.get(_life_of(assigned))
+        if reading is None:
+            reading = self._readings[_life_of(assigned)] = self._make_reading(StreamName(assigned.of.stream))
+            reading.stream.is_shared = True
+            reading.on_layout = self._on_change
+            reading.on_made_anew = self._begin_anew
+        assigned.stream, assigned.incarnation = reading.stream, stream.partitions[assigned.number].incarnation
+        self._share()
+        await reading.add(assigned, start, stream)
+        self._on_change()
+
+    def _begin_anew(self, assigned: AssignedPartition) -> None:
+        if assigned.is_leaving:
             return
-        _log.warning("%s was removed, and made anew by a repartition: it is begun anew", of)
-        if self._drop(of):
-            self._spawn(self._tell_lost({of}))
-        self.assign(frozenset((of,)))
+        _log.warning("%s was removed, and made anew by a repartition: it is begun anew", assigned.of)
+        self._drop([assigned])
+        self._report_lost([assigned])
+        self.assign(frozenset((assigned.of,)))
 
     async def _life(self, of: StreamPartition, *, anew: bool) -> StreamMetadata | None:
-        """The stream, if it is in that life, and has the partition. `anew`: what was last seen may be too old."""
+        """The stream, if it is of that incarnation, and has the partition. `anew`: cached metadata may be too old."""
         stream = await (self._metadata.refresh(of.stream) if anew else self._metadata.get(of.stream))
         if stream.incarnation != of.incarnation or of.partition not in stream.partitions:
             stream = await self._metadata.refresh(of.stream)
         return stream if stream.incarnation == of.incarnation and of.partition in stream.partitions else None
 
-    async def _give_up(self, partitions: Partitions) -> None:
-        async with self.listeners.one_at_a_time:
-            present = self._leaving(partitions)
-            told = {of for of in present if self._held[of].is_told}
-            for of in told:
-                self._held[of].is_told = False  # so that it is not told as lost, too
-            await self.listeners.revoked(told)
+    async def _give_up(self, partitions: list[AssignedPartition]) -> None:
+        await self._announce_revoked(partitions)
         if self._auto_commit:
-            await self._commits.try_to_commit(self.marks(self._leaving(partitions)), self._commit_timeout)
-        given = frozenset(self._leaving(partitions))
-        for of in given:
-            self._drop(of)
-        await self._reading.close_unread()
-        self._session.given_up(given)
+            await self._commits.try_to_commit(self._commits.marks(_leaving(partitions)), self._commit_timeout)
+        given = _leaving(partitions)
+        self._drop(given)
+        await self._close_unread()
+        self._session.given_up(frozenset(assigned.of for assigned in given))
 
-    def _present(self, partitions: Iterable[StreamPartition]) -> set[StreamPartition]:
-        return {of for of in partitions if of in self._held and not self._held[of].is_leaving}
+    async def _announce_revoked(self, partitions: list[AssignedPartition]) -> None:
+        async with self.listeners.one_at_a_time:
+            announced = [assigned for assigned in _leaving(partitions) if assigned.is_announced]
+            for assigned in announced:
+                assigned.is_announced = False  # so that on_lost is not called for it, too
+            await self.listeners.revoked(assigned.of for assigned in announced)
 
-    def _leaving(self, partitions: Iterable[StreamPartition]) -> set[StreamPartition]:
-        return {of for of in partitions if of in self._held and self._held[of].is_leaving}
+    def _leave(self, partitions: list[AssignedPartition]) -> None:
+        for assigned in partitions:
+            self._cease(assigned)
+        if partitions:
+            self._spawn(self._give_up(partitions))
 
-    def _leave_now(self, partitions: Partitions) -> None:
-        for of in partitions:
-            self._leave(of)
-        self._spawn(self._give_up(partitions))
+    def _cease(self, assigned: AssignedPartition) -> None:
+        """Begins or fetches it no more, and hands out nothing more of it."""
+        self._end(assigned)
+        self._state.leave(assigned)
 
-    def _leave(self, of: StreamPartition) -> None:
-        """Nothing more of it is handed out."""
-        held = self._held[of]
-        held.is_leaving = True
-        if held.beginning is not None:
-            held.beginning.cancel()
-        self._failures.pop(of, None)
-        self._reading.cease(of)
+    def _drop(self, partitions: Iterable[AssignedPartition]) -> None:
+        for assigned in partitions:
+            self._end(assigned)
+            self._beginning.pop(assigned, None)
+            self._state.drop(assigned)
+        self._share()
+        self._on_change()
 
-    def _drop(self, of: StreamPartition) -> bool:
-        """Whether the program has been told that it has it."""
-        held = self._held.pop(of, None)
-        self._busy.discard(of)
-        self.claims.goes(of, self._commits.known(of))
-        self._commits.forget((of,))
-        if held is not None and held.beginning is not None:
-            held.beginning.cancel()
-        self._failures.pop(of, None)
-        self._reading.remove(of)
-        return held is not None and held.is_told
+    def _end(self, assigned: AssignedPartition) -> None:
+        if assigned in self._beginning:
+            self._beginning[assigned].cancel()
+        if (reading := self._readings.get(_life_of(assigned))) is not None:
+            reading.end(assigned)
 
-    async def _tell_lost(self, partitions: set[StreamPartition]) -> None:
+    def _share(self) -> None:
+        """The partitions that are read, or are about to be, share the bytes that may be fetched ahead."""
+        count = sum(assigned.stream is not None for assigned in self._state.partitions.values())
+        for reading in self._readings.values():
+            reading.share_prefetch(max(count, 1))
+
+    async def _close_unread(self) -> None:
+        """Closes readings of which no partition is left."""
+        read = {assigned.stream for assigned in self._state.partitions.values()}
+        await self._close([life for life, reading in self._readings.items() if reading.stream not in read])
+
+    async def _close(self, lives: list[_Life]) -> None:
+        closing = [self._readings.pop(life) for life in lives]
+        for reading in closing:
+            self._state.failures.pop(reading.stream, None)
+        await close_all(reading.aclose for reading in closing)
+
+    def _report_lost(self, partitions: Iterable[AssignedPartition]) -> set[StreamPartition]:
+        """Has on_lost called of those for which on_assigned was called, and returns these."""
+        announced = {assigned.of for assigned in partitions if assigned.is_announced}
+        if announced:
+            self._spawn(self._call_lost(announced))
+        return announced
+
+    async def _call_lost(self, partitions: set[StreamPartition]) -> None:
         async with self.listeners.one_at_a_time:
             await self.listeners.lost(partitions)
 
-    def _fail(self, of: StreamPartition, error: TidelogError) -> None:
-        self._failures[of] = error
-        self._reading.progress.set()
+    def _fail(self, assigned: AssignedPartition, error: TidelogError) -> None:
+        self._state.fail(assigned, error)
+        self._progress.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -361,6 +365,22 @@ class GroupPartitions:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.listeners.raise_later(error)
+
+
+def _nothing() -> None:
+    """No gate has to act on it."""
+
+
+def _life_of(assigned: AssignedPartition) -> _Life:
+    return assigned.of.stream, assigned.of.incarnation
+
+
+def _present(partitions: Iterable[AssignedPartition]) -> list[AssignedPartition]:
+    return [assigned for assigned in partitions if assigned.phase in (Phase.BEGINNING, Phase.READING)]
+
+
+def _leaving(partitions: Iterable[AssignedPartition]) -> list[AssignedPartition]:
+    return [assigned for assigned in partitions if assigned.phase is Phase.LEAVING]
 
 
 def _is_of_life(committed: CommittedOffset, stream: StreamMetadata) -> bool:

@@ -1,4 +1,4 @@
-"""Drives a `Membership`: sends its heartbeats, keeps its time, and hands its effects on."""
+"""Drives a `Membership`: sends its heartbeats, keeps its timer, and carries its effects out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ JOIN_TIMEOUT = 15.0
 LEAVE_TIMEOUT = 2.0
 """Seconds to say that a member leaves; otherwise its session ends later."""
 _INBOXES = 4
-"""Inboxes of the newest heartbeats: unasked answers come to the one of the last that has arrived."""
+"""Inboxes that stay open, those of the newest heartbeats: the coordinator sends unasked answers to the inbox of the
+last heartbeat that has arrived."""
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     session_clock: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -52,7 +53,7 @@ else:
 
 
 class Holder(Protocol):
-    """Reads the partitions of a member. Returns at once, and says `GroupSession.given_up` after `revoke`."""
+    """Reads the partitions of a member. Its methods return at once; after `revoke` it calls `GroupSession.given_up`."""
 
     def assign(self, partitions: Partitions) -> None: ...
 
@@ -88,12 +89,15 @@ class GroupSession:
         self._timer_at = 0.0
         """A time of `clock`. It may be earlier than there is something to do."""
         self._waiting: dict[int, asyncio.TimerHandle] = {}
-        """Ends the wait for the answer, by heartbeat."""
+        """By number of a heartbeat, the timer that ends the wait for its answer."""
         self._inboxes: dict[int, str] = {}
-        self._told: TidelogError | None = None
-        """The next call raises it."""
+        """By number of a heartbeat."""
+        self._raised_once: TidelogError | None = None
+        """The program's next call raises it."""
         self._failure: TidelogError | None = None
+        """It has ended the membership: each call of the program raises it."""
         self._changes: set[asyncio.Future[None]] = set()
+        """Those who wait for the next event."""
         self._answers = 0
         """Heartbeats that were answered."""
         self._left_out = 0
@@ -115,11 +119,11 @@ class GroupSession:
         return self._membership.state is State.MEMBER
 
     def seconds_left(self, now: float) -> float:
-        """In which records may be handed out, if no heartbeat is answered until then."""
+        """Seconds in which records may be handed out, if no heartbeat is answered until then."""
         return self._membership.session_until - now
 
     async def join(self) -> None:
-        """Raises NoServer when no coordinator takes the member in, and what it refuses it for."""
+        """Raises NoServer when no coordinator takes the member in, and the error with which one refuses it."""
         self._carry_out(self._membership.begin(self.clock()))
         try:
             async with asyncio.timeout(JOIN_TIMEOUT):
@@ -134,7 +138,7 @@ class GroupSession:
             ) from None
 
     def app_calls(self, now: float) -> None:
-        """The program asks for records. Raises what it has to hear."""
+        """The program asks for records. Raises as `raise_failure`."""
         self.raise_failure()
         effects = self._membership.app_calls(now)
         if effects:
@@ -146,39 +150,39 @@ class GroupSession:
         self._membership.app_returns(now)
 
     def raise_failure(self) -> None:
-        """What the program has to hear."""
+        """Raises why the membership has ended, or, once, an error that the program has to know."""
         if self._failure is not None:
             raise self._failure from None
-        if self._told is not None:
-            told, self._told = self._told, None
-            raise told from None
+        if self._raised_once is not None:
+            error, self._raised_once = self._raised_once, None
+            raise error from None
 
     def given_up(self, partitions: Partitions) -> None:
         self._carry_out(self._membership.given_up(partitions, self.clock()))
 
     async def answered(self) -> None:
         """Sends a heartbeat as soon as it can, and returns when one was answered. Raises as `check_member`."""
-        life, seen = self.member_id, self._answers
+        member_id, seen = self.member_id, self._answers
         self.hurry()
         while self._answers == seen:
-            self.check_member(life)
+            self.check_member(member_id)
             await self._changed()
-        self.check_member(life)
+        self.check_member(member_id)
 
     def hurry(self) -> None:
         """The next heartbeat leaves as soon as it can."""
         self._carry_out(self._membership.request_heartbeat(self.clock()))
 
-    def check_member(self, life: str) -> None:
-        """Whether it is a member under that id. Raises UnknownMember, and what has ended the membership."""
+    def check_member(self, member_id: str) -> None:
+        """Raises UnknownMember if it is no member under that id, and why the membership has ended."""
         self.raise_failure()
-        if self.member_id != life or not self.is_member:
+        if self.member_id != member_id or not self.is_member:
             raise UnknownMember(
                 Code.UNKNOWN_MEMBER, f"this member has lost its place in group {self._group!r}, and joins anew"
             )
 
     async def leave(self) -> None:
-        """Returns when the coordinator knows it, or after a moment."""
+        """Returns when the coordinator has answered, or after LEAVE_TIMEOUT."""
         self._carry_out(self._membership.leave(self.clock()))
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
@@ -235,7 +239,7 @@ class GroupSession:
                     if self._looking is None or self._looking.done():
                         self._looking = asyncio.create_task(self._look())
                 case Tell(error):
-                    self._told = error
+                    self._raised_once = error
                 case Fail(error):
                     self._failure = error
                 case _:
@@ -291,10 +295,10 @@ class GroupSession:
         if not answer.unasked:
             self._stop_waiting(number)
             self._answers += 1
-        self._hear_of_left_out(answer.left_out)
+        self._note_left_out(answer.left_out)
         self._carry_out(self._membership.on_answer(number, answer, now))
 
-    def _hear_of_left_out(self, left_out: int) -> None:
+    def _note_left_out(self, left_out: int) -> None:
         if left_out > self._left_out:
             _log.warning(
                 "%d partitions that group %r has subscribed to are beyond the limit of a group, and are read by no"
@@ -319,7 +323,7 @@ class GroupSession:
             timer.cancel()
 
     def _on_violation(self, violation: Violation) -> None:
-        """NATS does not carry our heartbeats, or their answers."""
+        """NATS does not permit the member's heartbeats, or their answers."""
         if violation.ends(self._subject):
             for number in tuple(self._waiting):
                 self._refused(number, violation.error())

@@ -14,18 +14,18 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import CLUSTER, Cluster, FakeBroker
 from tidelog.client.base.exceptions import BadRequest, OffsetOutOfRange
 from tidelog.client.base.read_positions import AtTime
-from tidelog.client.consumer import layout_watch
+from tidelog.client.consumer import stream_reading
 from tidelog.client.consumer.consumer import Consumer
-from tidelog.client.consumer.key_limits import Order
-from tidelog.client.consumer.layout_watch import LayoutWatch
+from tidelog.client.consumer.reading_options import Order
+from tidelog.client.consumer.subscription_state import DOUBT, AssignedStream
 from wire.errors import CLUSTER_HEADER
 from wire.types import StreamName
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(layout_watch, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
 
 
 def seed(broker: FakeBroker, partition: int, count: int, stream: str = "three") -> None:
@@ -82,7 +82,7 @@ async def test_what_was_removed_of_a_new_partition_before_it_was_read_is_missed(
 async def test_a_batch_of_a_later_version_is_looked_up_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
     _, broker, client = cluster
     async with client.consume("three") as consumer:
         broker.repartition("three", 4)
@@ -105,7 +105,7 @@ async def test_what_ends_at_the_present_end_picks_nothing_up(cluster: Cluster) -
 
 
 async def test_up_to_a_time_new_partitions_count(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
     _, broker, client = cluster
     seed(broker, 0, 3)
     async with client.consume("three", stop=AtTime(1000)) as consumer:
@@ -171,6 +171,18 @@ async def test_fewer_partitions_wait_in_the_midst_of_an_answer(cluster: Cluster)
         assert broker.streams["three"]["partitions"][2]["state"] == "draining"
 
 
+async def test_the_first_partitions_wait_for_later_ones_from_the_beginning(cluster: Cluster) -> None:
+    _, broker, client = cluster
+    for partition in range(3):
+        seed(broker, partition, 5)
+    broker.repartition("three", 1)
+    seed(broker, 0, 5)
+    async with client.consume("three", start={0: 5, 1: 0, 2: 0}, order="key") as consumer:
+        found = await take(consumer, 15)
+        assert sorted(found[:10]) == [(p, offset) for p in (1, 2) for offset in range(5)]
+        assert found[10:] == [(0, offset) for offset in range(5, 10)]
+
+
 async def test_batches_come_in_order_too(cluster: Cluster) -> None:
     _, broker, client = cluster
     seed(broker, 0, 5, "s")
@@ -196,7 +208,7 @@ async def test_a_cutover_that_is_not_told_yet_is_waited_for(cluster: Cluster) ->
 async def test_a_version_that_nobody_knows_does_not_hang_a_reader(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(layout_watch, "VERSION_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream_reading, "VERSION_TIMEOUT", 0.05)
     _, broker, client = cluster
     broker.streams["s"]["partitioning_version"] = 9
     seed(broker, 0, 3, "s")
@@ -206,19 +218,16 @@ async def test_a_version_that_nobody_knows_does_not_hang_a_reader(
     assert "partitioning version 9, which the metadata do not know" in caplog.text
 
 
-async def test_older_metadata_do_not_take_layouts_back_at_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_older_metadata_do_not_take_layouts_back_at_once(cluster: Cluster) -> None:
     _, broker, client = cluster
     before = await client._metadata.refresh("s")
     broker.repartition("s", 2)
     after = await client._metadata.refresh("s")
-    watch = LayoutWatch("s", Order.KEY)
-    assert watch.learn(after)
-    assert not watch.learn(before), "a broker that lags behind told it"
-    assert watch.knows(0, 2)
-    monkeypatch.setattr(layout_watch, "DOUBT", 0.0)
-    assert watch.learn(before), "an invented answer does not stay for ever"
+    stream = AssignedStream("s", Order.KEY)
+    assert stream.learn(after, 100.0)
+    assert not stream.learn(before, 101.0), "a broker that lags behind sent it"
+    assert stream.metadata is after
+    assert stream.learn(before, 101.0 + DOUBT), "an invented answer does not stay for ever"
 
 
 async def test_stored_positions_serve_after_a_repartition(cluster: Cluster) -> None:
@@ -265,7 +274,7 @@ async def test_partitions_that_are_gone_have_nothing_left_to_read(cluster: Clust
 
 
 async def test_a_push_tells_of_new_partitions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 600)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
     transport, broker, client = cluster
     async with client.consume("three") as consumer:
         broker.repartition("three", 4)
@@ -285,7 +294,7 @@ async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster)
         partitions = broker.streams["three"]["partitions"]
         gone = partitions.pop()
         broker.streams["three"]["routing_generation"] += 1
-        await until(lambda: 2 not in consumer._reading._tasks)
+        await until(lambda: consumer._assigned[2].is_missing)
         seed(broker, 2, 2)
         partitions.append(gone)
         broker.streams["three"]["routing_generation"] += 1
@@ -304,7 +313,7 @@ async def test_a_partition_that_was_said_to_be_gone_keeps_what_is_done_about_gap
         partitions = broker.streams["three"]["partitions"]
         gone = partitions.pop()
         broker.streams["three"]["routing_generation"] += 1
-        await until(lambda: 2 not in consumer._reading._tasks)
+        await until(lambda: consumer._assigned[2].is_missing)
         seed(broker, 2, 3)
         broker.logs["three", 2].start = 4
         partitions.append(gone)

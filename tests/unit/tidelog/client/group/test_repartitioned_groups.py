@@ -14,7 +14,7 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.group.members_world import World, take, until
-from tidelog.client.consumer import layout_watch
+from tidelog.client.consumer import stream_reading
 from tidelog.client.group import group_gate, group_partitions
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
@@ -28,8 +28,8 @@ from wire.types import StreamName
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """With the stream `s` of two partitions, and five records in each."""
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(layout_watch, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
     monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
     monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.01)
     transport, broker, client = make()
@@ -352,12 +352,7 @@ async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World
         await take(consumer, 10)
         world.broker.repartition("s", 1)
         world.broker.streams["s"]["partitions"].pop()
-        await until(
-            lambda: (
-                bool(consumer._reading.readings)
-                and any(reading.gone for reading in consumer._reading.readings.values())
-            )
-        )
+        await until(lambda: any(assigned.is_missing for assigned in consumer._state.partitions.values()))
         await consumer.commit()
         assert world.committed == {("s", 0): 5}
 
@@ -460,8 +455,8 @@ async def test_a_partition_that_the_member_has_seen_go_is_begun_anew(
         await consumer.commit()
         world.broker.repartition("s", 1)
         world.broker.streams["s"]["partitions"].pop()
-        consumer._reading.readings["s", 10]._refresh()
-        await until(lambda: bool(consumer._reading.readings["s", 10].gone))
+        consumer._partitions._readings["s", 10]._refresh()
+        await until(lambda: any(assigned.is_missing for assigned in consumer._state.partitions.values()))
         log = world.broker.logs["s", 1]
         log.batches.clear()
         log.start = log.end = 0

@@ -29,9 +29,8 @@ from tests.unit.tidelog.client.group.members_world import World
 from tidelog.client.base.exceptions import NotAssigned
 from tidelog.client.base.records import Record
 from tidelog.client.client import Client
-from tidelog.client.consumer import layout_watch
-from tidelog.client.consumer.key_limits import KeyLimits
-from tidelog.client.consumer.layout_watch import LayoutWatch
+from tidelog.client.consumer import stream_reading
+from tidelog.client.consumer.subscription_state import AssignedStream, SubscriptionState
 from tidelog.client.group import group_gate, group_session
 from tidelog.client.group.group_consumer import GroupConsumer
 from wire.batch import BatchBuilder
@@ -212,9 +211,9 @@ def ran(seed: int, *, alone: bool = False) -> Scenario:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_session, "LEAVE_TIMEOUT", 0.2)
-    monkeypatch.setattr(layout_watch, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(layout_watch, "LOOK_SOON", 0.01)
-    monkeypatch.setattr(layout_watch, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(stream_reading, "_LOOK_AGAIN", 0.01)
     monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
     monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.02)
     monkeypatch.setattr(group_gate, "_LOG_STARTS_EVERY", 0.05)
@@ -258,9 +257,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, of: type[Any], name: str, instead: C
 @pytest.mark.parametrize(
     ("of", "name", "instead"),
     [
-        pytest.param(KeyLimits, "look", lambda *_: None, id="nothing waits"),
-        pytest.param(group_gate.GroupGate, "_committed", lambda *_: 1 << 62, id="what is not committed counts"),
-        pytest.param(LayoutWatch, "knows", lambda *_: True, id="later versions are not looked up"),
+        pytest.param(SubscriptionState, "look", lambda *_: None, id="nothing waits"),
+        pytest.param(SubscriptionState, "committed_to", lambda *_: 1 << 62, id="what is not committed counts"),
+        pytest.param(AssignedStream, "knows_version", lambda *_: True, id="later versions are not looked up"),
     ],
 )
 def test_without_the_gate_the_order_is_lost(

@@ -233,14 +233,15 @@ async def test_offsets_are_refused_where_the_partition_went_before_they_were_tak
     world.broker.seed("s", 0, [b"-"])
     async with world.client.subscribe("s", group="g", auto_commit=False) as consumer:
         await consumer.getmany(1, timeout=5)
-        claims = consumer._partitions.claims
-        (of,) = claim = claims.now()
-        claims.settle({of: Mark(1, 1)}, claim)
+        commits = consumer._commits
+        assert commits is not None
+        (of,) = claim = commits.claim()
+        commits.settle({of: Mark(1, 1)}, claim)
         before = consumer.member_id
         world.groups.remove("g", before)
         await until(lambda: consumer.member_id != before and consumer.assignment == {("s", 0)})
         with pytest.raises(NotAssigned):
-            claims.settle({of: Mark(1, 1)}, claim)
+            commits.settle({of: Mark(1, 1)}, claim)
 
 
 async def test_a_partition_that_comes_back_is_not_sought(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +276,7 @@ async def test_a_partition_that_goes_while_it_is_sought(world: World, monkeypatc
         get = metadata.get
 
         async def lose(stream: str) -> StreamMetadata:
-            consumer._partitions.lose(frozenset(consumer._partitions.owned))
+            consumer._partitions.lose(frozenset(consumer._state.partitions))
             return await get(stream)
 
         monkeypatch.setattr(metadata, "get", lose)
