@@ -145,11 +145,11 @@ OF_CONTROLLER = "the timers of a controller"
 TIMERS: Mapping[str, str] = {
     "dataplane/broker/disk/disk_watch.py": "threads of the broker, which are few",
     "dataplane/broker/following/follower_driver.py": ONE,
-    "dataplane/broker/leading/held_appends.py": ONE,
+    "dataplane/broker/leading/append_queue.py": ONE,
     "dataplane/broker/upkeep/housekeeping.py": "all replicas, each of them a step of the loop",
     "dataplane/broker/upkeep/hw_checkpoints.py": "the look for checkpoints",
     "dataplane/broker/reading/id_learning.py": ONE,
-    "dataplane/broker/leading/publish_rules.py": "publishes of a partition that wait, 10,000 at most",
+    "dataplane/broker/leading/waiting_answers.py": "publishes of a partition that wait, 10,000 at most",
     "dataplane/broker/replica.py": ONE,
     "dataplane/broker/disk/space_watch.py": ONE,
     "dataplane/broker/roles/role.py": ONE,

@@ -10,7 +10,7 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -18,15 +18,12 @@ from dataplane.broker.leading.ingest import Ingest
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.dedup_window import MessageIds
-from dataplane.replica.leader.quota import Quota
+from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.append_rules import APART, AnswerWith, Asked, Decision, Store
 from wire.batch import BatchBuilder, Compression
 from wire.batch.encoded import RecordLimit
-from wire.errors import TidelogError
 from wire.messaging.transport import UniformRun
-from wire.partition_messages.jetstream import PublishHeaders
-from wire.protobuf.tidelog_pb2 import Message
-from wire.stream_config import StreamConfig
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.types import LeaderEpoch, Offset
 
 WINDOW_MS = 120_000
 CHUNK = 500
@@ -67,56 +64,37 @@ def _best(work: Callable[[], None], messages: int) -> float:
     return min(took) / messages * 1e9
 
 
-class _Rules:
-    """A leader that has the ids, and is asked for nothing else."""
-
-    def __init__(self, table: MessageIds) -> None:
-        self._table = table
-
-    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:  # noqa: ARG002
-        return False
-
-    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:  # noqa: ARG002
-        return False
-
-    def may_know(self, message_ids: Collection[bytes]) -> bool:
-        return self._table.may_hold(message_ids, 0)
-
-    def repeated(self, message_id: bytes, reply: bytes | None) -> bool:  # noqa: ARG002
-        return self._table.find(message_id, 0) is not None
-
-    def repeated_envelope(self, message_id: bytes, message: Message) -> bool:  # noqa: ARG002
-        return False
-
-    def refuse_ids(self, new: int) -> TidelogError | None:  # noqa: ARG002
-        return None
-
-
 class _Leader:
     """The way of a publish from the parser to a sealed batch."""
 
     def __init__(self) -> None:
         self._end = 0
         self._ids = MessageIds(WINDOW_MS, 10_000_000)
-        key = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
-        self._ingest = Ingest(
-            seal=self._seal,
-            wants_batch=lambda: True,
-            refuse=lambda _: None,
-            on_refused=lambda *_: None,
-            on_corrupt=lambda *_: None,
-            on_envelope_refused=lambda *_: None,
-            is_inbox=lambda _: True,
-            rules=_Rules(self._ids),
-            time_ns=lambda: 0,
-            quota=Quota(key, StreamConfig(), 0.0),
-            now=lambda: 0.0,
-        )
+        self._ingest = Ingest(self, is_inbox=lambda _: True, time_ns=lambda: 0)
         self._ingest.configure(
-            max_batch_bytes=1 << 20, record_limit=RecordLimit(1 << 20), with_replies=True, seeks_repetitions=True
+            level=AckLevel(is_local=False, is_synced=True),
+            max_batch_bytes=1 << 20,
+            record_limit=RecordLimit(1 << 20),
+            with_replies=True,
+            seeks_repetitions=True,
         )
 
-    def _seal(self) -> None:
+    # ---- `ingest.Publishes`
+    def decide(self, asked: Asked) -> Decision:
+        if asked.records > 1:
+            is_known = asked.ids and self._ids.may_hold({message_id for _, message_id in asked.ids}, 0)
+            return APART if is_known else Store(asked.records)
+        found = self._ids.find(asked.ids[0][1], 0) if asked.ids else None
+        return Store() if found is None else AnswerWith(found, found, {0: found})
+
+    def wants_batch(self) -> bool:
+        return True
+
+    def _nothing(self, *_: object) -> None: ...
+
+    on_refused = on_denied = on_corrupt = on_envelope_refused = on_repetition = on_envelope_repetition = _nothing
+
+    def seal(self) -> None:
         taken = self._ingest.take(Compression.NONE)
         if taken.ids:
             self._ids.add_all(taken.ids, Offset(self._end), 0)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane.broker.leading.decoding import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES, MAX_QUEUED_BYTES_OF_ALL
-from dataplane.broker.leading.held_appends import HOLD_S, MAX_HELD_BYTES, MAX_HELD_BYTES_OF_ALL
-from dataplane.broker.leading.held_appends import MAX_HELD as MAX_HELD_APPENDS
-from dataplane.broker.leading.publish_rules import MAX_WAITING as MAX_WAITING_ANSWERS
+from dataplane.broker.leading.append_queue import (
+    HOLD_S,
+    MAX_HELD_BYTES,
+    MAX_HELD_BYTES_OF_ALL,
+    MAX_QUEUED_BATCHES,
+    MAX_QUEUED_BYTES,
+    MAX_QUEUED_BYTES_OF_ALL,
+)
+from dataplane.broker.leading.append_queue import MAX_HELD as MAX_HELD_APPENDS
 from dataplane.broker.leading.transaction_marks import MAX_WAITING as MAX_WAITING_MARKS
+from dataplane.broker.leading.waiting_answers import MAX_WAITING as MAX_WAITING_ANSWERS
 from dataplane.broker.reading.readable_role import ANSWER_COST, MAX_COLD_READS
 from dataplane.broker.reading.readable_role import MAX_SERVED_BYTES as MAX_SERVED
 from dataplane.replica.derived.dedup_window import LONG as LONG_ID
@@ -331,7 +337,7 @@ BOUNDS = (
         on="time that a batch is decoded on the event loop",
         limit=f"batches of more than {HEAVY_BYTES} bytes when decompressed, or {HEAVY_HEADER_BYTES} and headers, are"
         " decoded by one thread of the broker; what comes behind them keeps its order",
-        where="dataplane/broker/leading/decoding.py",
+        where="dataplane/broker/leading/append_queue.py",
         answer="no error",
     ),
     Bound(
@@ -345,7 +351,7 @@ BOUNDS = (
         on="batches of a partition that wait to be decoded, `decode_queue`",
         limit=f"{MAX_QUEUED_BATCHES}, and {MAX_QUEUED_BYTES} bytes; {MAX_QUEUED_BYTES_OF_ALL} bytes of all partitions"
         " of a broker",
-        where="dataplane/broker/leading/decoding.py",
+        where="dataplane/broker/leading/append_queue.py",
         answer="BACKPRESSURE",
         counter="dropped_decode_queue",
     ),
@@ -353,7 +359,7 @@ BOUNDS = (
         on="batches of a partition that wait until their partitioning version is applied, `held_appends`",
         limit=f"{MAX_HELD_APPENDS}, and {MAX_HELD_BYTES} bytes; {MAX_HELD_BYTES_OF_ALL} bytes of all partitions of"
         f" a broker; {HOLD_S:g} s each",
-        where="dataplane/broker/leading/held_appends.py",
+        where="dataplane/broker/leading/append_queue.py",
         answer="BACKPRESSURE; UNAVAILABLE after that time",
     ),
     Bound(
@@ -381,7 +387,7 @@ BOUNDS = (
             f"{ReplicaSettings().max_message_ids} of a partition, {ReplicaSettings().max_message_ids_of_all} of all"
             f" that a broker leads; those above {LONG_ID} bytes as hashes"
         ),
-        where="dataplane/broker/leading/repetitions.py",
+        where="dataplane/replica/leader/repetitions.py",
         answer="BACKPRESSURE, to records with new ids",
         counter="dropped_refused",
     ),
@@ -395,7 +401,7 @@ BOUNDS = (
     Bound(
         on="bare publishes that were repetitions, or not as they expect, and wait for their answers, `waiting_answers`",
         limit=f"{MAX_WAITING_ANSWERS} of a partition, of either kind",
-        where="dataplane/broker/leading/publish_rules.py",
+        where="dataplane/broker/leading/waiting_answers.py",
         answer="BACKPRESSURE",
     ),
     Bound(

@@ -17,7 +17,7 @@ from typing import assert_never
 from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.following.leader_answers import decode_snapshot_answer
 from dataplane.broker.leading.leader_driver import LeaderDriver, Mover
-from dataplane.broker.leading.publish_rules import ExpectationReply
+from dataplane.broker.leading.waiting_answers import ExpectationReply
 from dataplane.broker.reading.readable_role import Reader
 from dataplane.broker.roles.role_answers import AppendReply, BareReplies, MarkReply, each_reply
 from dataplane.log.partition_log import PartitionLog

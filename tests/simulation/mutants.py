@@ -15,10 +15,8 @@ from dataplane.broker.following.leader_answers import install_snapshot
 from dataplane.broker.leading.append_requests import AppendRequests
 from dataplane.broker.leading.appending import Appending
 from dataplane.broker.leading.leader_driver import LeaderDriver
-from dataplane.broker.leading.publish_rules import PublishRules
-from dataplane.broker.leading.repetitions import Repetitions
 from dataplane.broker.leading.transaction_marks import TransactionMarks
-from dataplane.broker.leading.transaction_rules import TransactionRules
+from dataplane.broker.leading.waiting_answers import WaitingAnswers
 from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.replica import Replica
 from dataplane.broker.roles.id_keeper import IdKeeper
@@ -50,6 +48,7 @@ from dataplane.replica.follower.reconciliation import Reconciler
 from dataplane.replica.leader import partitioning
 from dataplane.replica.leader.ack_levels import PendingAcks
 from dataplane.replica.leader.admission import Admission
+from dataplane.replica.leader.append_rules import AppendRules
 from dataplane.replica.leader.commits import Commits
 from dataplane.replica.leader.data_waiters import DataWaiters
 from dataplane.replica.leader.draining import Draining
@@ -57,6 +56,7 @@ from dataplane.replica.leader.isr_keeper import IsrKeeper
 from dataplane.replica.leader.leader import Cutover, Leader, Pausing
 from dataplane.replica.leader.leadership import Leadership
 from dataplane.replica.leader.quota import Quota
+from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.replica_refusals import told_without_epoch
 from metadata.cluster import election
 from metadata.cluster.model import Stream
@@ -308,9 +308,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a duplicate is acknowledged before the original is committed",
         (
-            AppendRequests._append_batch,
-            "self._run(self._await(request, level, end, response, inbox, now))",
-            "self._role.answers.append(AppendReply(inbox, response, False))",
+            AppendRequests._answer,
+            "self._run(self._await(append, answer.end, response, self._context.now()))",
+            "self._role.answers.append(AppendReply(append.inbox, response, False))",
         ),
         rules=("R33",),
     ),
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a repetition is acknowledged before the original is committed",
         (
-            PublishRules._wait,
+            WaitingAnswers._wait,
             "self.waiting += 1",
             "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    self.waiting += 1",
         ),
@@ -355,7 +355,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a batch is stored at another offset than the one that it expects",
-        (AppendRequests._append_batch, "request.expected_last_offset != self._core.log_end_offset - 1", "False"),
+        (AppendRules._decide_batch, "asked.expected_end != end", "False"),
         rules=("R33",),
     ),
     _mutant(
@@ -825,7 +825,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader takes batches under a producer id of whoever sends them",
-        (AppendRequests.on_append, "if batch.header.producer_id != NO_PRODUCER:", "if False:"),
+        (AppendRules._opened, "if header.producer_id != NO_PRODUCER:", "if False:"),
         rules=("R76",),
     ),
     _mutant(
@@ -835,8 +835,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader takes batches of transactions with any ticket",
-        (TransactionRules.checked_level, "self._context.tickets.check(", "str(("),
-        (TransactionRules.checked_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
+        (AppendRules._transactional_level, "self._tickets.check(", "str(("),
+        (AppendRules._transactional_level, "sent.producer_epoch, self._target)", "sent.producer_epoch, self._target))"),
         rules=("R48",),
         in_transactions=True,
     ),
@@ -950,7 +950,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader judges the partitioning version before it looks for a repetition",
-        (AppendRequests._append_batch, " and not may_be_stored(verdict)", ""),
+        (AppendRules._by_producer, " and not may_be_stored(verdict)", ""),
         rules=("R61",),
         in_repartitions=True,
     ),
@@ -1193,9 +1193,9 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a transaction is opened without a ticket",
-            (TransactionRules.checked_level, "self._context.tickets.check(request.ticket,", "str((request.ticket,"),
+            (AppendRules._transactional_level, "self._tickets.check(ticket,", "str((ticket,"),
             (
-                TransactionRules.checked_level,
+                AppendRules._transactional_level,
                 "sent.producer_epoch, self._target)",
                 "sent.producer_epoch, self._target))",
             ),
@@ -1207,8 +1207,8 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a transactional batch is acknowledged before it is committed",
             (
-                TransactionRules.checked_level,
-                "is_local=False, is_synced=level.is_synced or is_durable",
+                AppendRules._transactional_level,
+                "is_local=False, is_synced=level.is_synced or view.config.is_durable",
                 "is_local=level.is_local, is_synced=level.is_synced",
             ),
             rules=("R48",),
@@ -1293,7 +1293,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             (
                 TransactionMarks._mark,
                 "self._core.admission.refuse_marker(now)",
-                "self._core.refuse_publish(level, lease_valid=True, now=now)",
+                "self._core.admission.refuse(level, lease_valid=True, now=now)",
             ),
             rules=("R49",),
         ),
@@ -1362,7 +1362,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader denies at once what its successor may have stored",
-            (PublishRules._refuse_end, "expected < 0 or len(self._role.view.replicas) == 1", "True"),
+            (AppendRules._not_the_end, "expected < 0 or len(view.replicas) == 1", "True"),
             rules=("R46",),
         ),
         "replication/what_a_bare_publish_expects",
@@ -1370,7 +1370,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader denies at once that its last record has the message id which its successor's may have",
-            (PublishRules._refuse_id, "len(self._role.view.replicas) == 1", "True"),
+            (AppendRules._by_last_record, "if len(view.replicas) == 1", "if True"),
             rules=("R46",),
         ),
         "replication/what_a_bare_publish_expects",

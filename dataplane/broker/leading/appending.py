@@ -13,18 +13,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
-from dataplane.broker.leading.publish_rules import ExpectationReply, PublishRules
-from dataplane.broker.leading.repetitions import Repetitions
+from dataplane.broker.leading.waiting_answers import ExpectationReply, WaitingAnswers
 from dataplane.broker.reading.readable_role import ReadableRole
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.broker.roles.role_answers import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
-from dataplane.replica.leader.ack_levels import ack_level
+from dataplane.replica.leader.ack_levels import AckLevel, ack_level
+from dataplane.replica.leader.append_rules import AnswerWith, AppendRules, Asked, Decision, Here, Refuse
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.leader.log_clock import LogClock
-from dataplane.replica.leader.partitioning import stamped_version, takes_plain
+from dataplane.replica.leader.partitioning import stamped_version
 from dataplane.replica.leader.quota import is_over_quota
+from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.replica_effects import LeaderEffect
 from dataplane.replica.replica_refusals import told_without_epoch
 from wire.batch import (
@@ -67,22 +69,31 @@ class Appending:
         """A sync is out that covers the newest records."""
         context = role.context
         self.log_clock = LogClock(role.log.producers.time, context.now(), context.metadata.agreed_time_ns)
-        self.repetitions = Repetitions(role, keeper, self.log_clock)
-        """They begin when the message ids of the log are known, before the first publish is heard."""
-        self._rules = PublishRules(role, core, self.repetitions, run, self._refuse_bare, self._refuse_envelope)
-        self._ingest = Ingest(
-            seal=self.seal,
-            wants_batch=self._wants_batch,
-            refuse=self._refuse_publish,
-            on_refused=self._bare_refused,
-            on_corrupt=self._corrupt_envelope,
-            on_envelope_refused=self._envelope_refused,
-            is_inbox=role.context.replies.is_clients,
-            rules=self._rules,
-            time_ns=role.context.time_ns,
-            quota=core.quota,
-            now=role.context.now,
+        self._keeper = keeper
+        bounds, log = context.the(BoundsOfAll), role.log
+        self.repetitions = Repetitions(
+            role.view.key,
+            context.broker,
+            context.settings,
+            keeper,
+            self.log_clock,
+            bounds.message_ids,
+            first_record=lambda: role.first_record,
+            read=lambda base, end: log.read(base, max_bytes=1, end_offset=end),
         )
+        """They begin when the message ids of the log are known, before the first publish comes."""
+        self.rules = AppendRules(
+            core,
+            self.repetitions,
+            log.producers,
+            self.log_clock,
+            is_internal=self.is_internal,
+            tickets=context.tickets,
+            producer_keys=context.producer_keys,
+            refuse_producer=bounds.refuse_producer,
+        )
+        self._waiting = WaitingAnswers(role, core, run, self._refuse_bare, self._refuse_envelope)
+        self._ingest = Ingest(self, is_inbox=context.replies.is_clients, time_ns=context.time_ns)
         self.configure()
 
     def configure(self) -> None:
@@ -95,9 +106,9 @@ class Appending:
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
         self._stamped_version = stamped_version(view)
-        self._takes_plain = takes_plain(view)
-        self.repetitions.configure()
+        self.repetitions.configure(config)
         self._ingest.configure(
+            level=self._level,
             max_batch_bytes=min(4 * SEAL_BYTES, room),
             record_limit=self.record_limit,
             with_replies=config.reply_acks,
@@ -113,15 +124,16 @@ class Appending:
         """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
         here."""
         self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
-        self._rules.abandon()
-        self.repetitions.end()
+        self._waiting.abandon()
+        if self.repetitions.end():
+            self._keeper.on_led(self._log)
 
     def on_follower_waits(self) -> None:
         """A fetch was taken: the open batch need not grow any more."""
-        if self._ingest.open_records and self._core.has_waiting_follower and self._wants_batch():
+        if self._ingest.open_records and self._core.has_waiting_follower and self.wants_batch():
             self.seal()
 
-    def _wants_batch(self) -> bool:
+    def wants_batch(self) -> bool:
         if not self.syncing:
             return True
         # Where many logs wait for the disk the batch grows until this one has been synced.
@@ -167,8 +179,7 @@ class Appending:
             envelopes = [*envelopes, *((place, each, received) for place, _, each in taken.repetitions if each)]
         envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
         for index, message, received in envelopes:
-            waits_for_all = envelope_waits_for_all(message)
-            level = self._level if waits_for_all else ack_level(self._role.view, by_leader=True)
+            level = self._envelope_level(message)
             answer = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
             effects += self._core.await_ack(level, end, answer, self._confirm_timeout, now)
         answers = sum(len(run) for _, run in replies) + len(taken.repetitions)
@@ -217,21 +228,22 @@ class Appending:
         self._run(self._core.on_synced(durable_end, self._context.now()))
         self.seal()
 
-    def _refuse_publish(self, acknowledged: bool) -> TidelogError | None:
+    # ------------------------------------------------------------------ `ingest.Publishes`
+    def decide(self, asked: Asked) -> Decision:
         if self._role.ended or self._role.failed is not None:
-            return TidelogError(
-                Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
+            return Refuse(
+                TidelogError(
+                    Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
+                )
             )
-        if not self._takes_plain:  # the leader of another partition listens there, and answers
-            return TidelogError(
-                Code.NOT_LEADER, f"{self._role.view.key} takes no records, another partition does; try again"
-            )
-        now = self._context.now()
-        return self.lacks_key() or self._core.refuse_publish(
-            self._level if acknowledged else None, lease_valid=self._context.metadata.lease_valid(now), now=now
-        )
+        return self.rules.decide(asked, self.here())
 
-    def _bare_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
+    def here(self) -> Here:
+        """The facts of this moment that a decision needs."""
+        now = self._context.now()
+        return Here(now, self._context.metadata.lease_valid(now), self.lacks_key())
+
+    def on_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
         if count:
             counters = self._context.counters
             counters.add(_counter_of(error), count)
@@ -239,7 +251,7 @@ class Appending:
         if self._role.view.config.reply_acks:
             self._refuse_bare(replies, error)
 
-    def _corrupt_envelope(self, reason: str, reply: bytes | None) -> None:
+    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
         self._context.counters.dropped_corrupt_envelope += 1
         _log.warning(
             "partition %s: dropped a corrupt envelope published to %s: %s",
@@ -251,10 +263,33 @@ class Appending:
             error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
             self._refuse_bare([reply], error)
 
-    def _envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
+    def on_envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
         self._context.counters.add(_counter_of(error), 1)
         _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
         self._refuse_envelope(self._without_offset(message, self._context.time_ns()), error)
+
+    def on_denied(self, reply: bytes, refusal: Refuse) -> None:
+        over_quota = is_over_quota(refusal.error)
+        self._context.counters.add("dropped_over_quota" if over_quota else "dropped_refused", 1)
+        self._waiting.refuse(reply, refusal)
+
+    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None:
+        self._context.counters.repeated_records += 1
+        if reply is not None:
+            self._waiting.repeat(reply, answer.repeated[0], answer.end, self._level)
+
+    def on_envelope_repetition(self, message: EnvelopeMessage, answer: AnswerWith) -> None:
+        self._context.counters.repeated_records += 1
+        if not envelope_waits(message):
+            return
+        level, subject = self._envelope_level(message), self._role.view.subject
+        token = EnvelopeReply(
+            message, subject, answer.repeated[0], self._context.time_ns(), level.is_local, is_counted=True
+        )
+        self._waiting.repeat_envelope(token, answer.end, level)
+
+    def _envelope_level(self, message: EnvelopeMessage) -> AckLevel:
+        return self._level if envelope_waits_for_all(message) else ack_level(self._role.view, by_leader=True)
 
     def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
         return EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False)
@@ -280,8 +315,8 @@ class Appending:
     def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
         """A batch of this process, acknowledged as acks=all. `timeout`: seconds, after which the outcome is unknown."""
         now = self._context.now()
-        error = self._refuse_publish(acknowledged=True)
-        header = error or self.append(batch)
+        decision = self.decide(Asked(level=self._level, is_plain=True))
+        header = decision.error if isinstance(decision, Refuse) else self.append(batch)
         if isinstance(header, TidelogError):
             reply.done(header)
             return
@@ -301,13 +336,13 @@ class Appending:
     def complete(self, token: object, error: TidelogError | None) -> None:
         match token:
             case ExpectationReply(reply, refusal):
-                self._rules.waiting -= 1
+                self._waiting.waiting -= 1
                 if error is None:  # what took its place is committed: it holds of every leader
                     self._role.answers.bare_error([reply], refusal)
                 else:
                     self._refuse_bare([reply], refusal)
             case BareReplies():
-                self._rules.waiting -= token.is_counted
+                self._waiting.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._role.answers.bare(token)
@@ -321,7 +356,7 @@ class Appending:
                 else:
                     self.answers.error(token.inbox, error)
             case EnvelopeReply():
-                self._rules.waiting -= token.is_counted
+                self._waiting.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self._role.answers.envelope(token, self._context.time_ns())

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from dataplane.replica.derived.producer_table import ProducerTable
 from dataplane.replica.leader.commits import Uncommitted
+from dataplane.replica.leader.repetitions import IdsOfAll
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
@@ -77,13 +78,6 @@ class ProducersOfAll:
 
 
 @dataclass(slots=True)
-class IdsOfAll:
-    """The message ids of all partitions that a broker leads."""
-
-    count: int = 0
-
-
-@dataclass(slots=True)
 class BoundsOfAll:
     """The bounds that all partitions which a broker leads share."""
 
@@ -97,6 +91,10 @@ class BoundsOfAll:
     """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
     bytes_held: int = 0
     """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
+
+    def refuse_producer(self, now: float, time: int) -> TidelogError | None:
+        """As `ProducersOfAll.refuse`."""
+        return self.producers.refuse(now, time)
 
     @classmethod
     def of_broker(cls, context: BrokerContext) -> BoundsOfAll:

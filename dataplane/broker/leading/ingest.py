@@ -3,7 +3,7 @@
 Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
 mixed sizes, with and without headers, are joined to columns a chunk at a time. Only four kinds of message are looked
 at one by one: envelopes (they carry a key and an ack inbox), messages that are too large, and those of a chunk in which
-a header asks for something (`Rules`), or a block of headers is none or has too many. Message ids alone, each new, are
+a header asks for something, or a block of headers is none or has too many. Message ids alone, each new, are
 taken in columns. A message that begins with the envelope's magic and does not decode is dropped, counted and logged,
 never stored as a plain payload; so is one whose headers no reader could read.
 
@@ -14,7 +14,7 @@ batches are latency, large ones throughput.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,11 +22,20 @@ import numpy as np
 
 from dataplane.broker.roles.role_answers import Replies, each_reply, reply_column
 from dataplane.replica.derived.dedup_window import LONG, kept_form
-from dataplane.replica.leader.quota import Quota
+from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.append_rules import (
+    AnswerTogether,
+    AnswerWith,
+    Apart,
+    Asked,
+    Decision,
+    Refuse,
+    Store,
+)
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import are_sound, block_fault, most_written, written_size
-from wire.errors import CorruptData, TidelogError
+from wire.errors import CorruptData, InvariantViolation, TidelogError
 from wire.messaging.transport import BulkHandler, UniformRun
 from wire.partition_messages.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
 from wire.partition_messages.liftbridge_envelope import MAGIC, any_envelope, decode_publish, is_envelope
@@ -45,16 +54,36 @@ SEAL_BYTES = 256 << 10
 """An open batch of this size is sealed at once."""
 
 
-class Rules(Protocol):
-    """Obeys the headers of messages: see `dataplane.broker.leading.publish_rules`. True: the message is settled, and
-    not stored."""
+class Publishes(Protocol):
+    """The rest of the leader. `reply`: None where no answer is wanted, or none is given."""
 
-    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
-    def repeated(self, message_id: bytes, reply: bytes | None) -> bool: ...
-    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool: ...
-    def may_know(self, message_ids: Collection[bytes]) -> bool: ...
-    def repeated_envelope(self, message_id: bytes, message: Message) -> bool: ...
-    def refuse_ids(self, new: int) -> TidelogError | None: ...
+    def decide(self, asked: Asked) -> Decision:
+        """See `dataplane.replica.leader.append_rules`."""
+        ...
+
+    def seal(self) -> None:
+        """The open batch goes into the log."""
+        ...
+
+    def wants_batch(self) -> bool:
+        """The open batch need not grow any more."""
+        ...
+
+    def on_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
+        """`count` messages are not stored."""
+        ...
+
+    def on_denied(self, reply: bytes, refusal: Refuse) -> None:
+        """A message is not stored whose headers ask for something."""
+        ...
+
+    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
+        """An envelope does not decode."""
+        ...
+
+    def on_envelope_refused(self, message: Message, error: TidelogError) -> None: ...
+    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None: ...
+    def on_envelope_repetition(self, message: Message, answer: AnswerWith) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,33 +106,18 @@ class Ingest(BulkHandler):
 
     def __init__(
         self,
+        publishes: Publishes,
         *,
-        seal: Callable[[], None],
-        wants_batch: Callable[[], bool],
-        refuse: Callable[[bool], TidelogError | None],
-        on_refused: Callable[[Replies, TidelogError, int], None],
-        on_corrupt: Callable[[str, bytes | None], None],
-        on_envelope_refused: Callable[[Message, TidelogError], None],
         is_inbox: Callable[[bytes], bool],
-        rules: Rules,
         time_ns: Callable[[], int],
-        quota: Quota,
-        now: Callable[[], float],
     ) -> None:
-        """`now`: monotonic seconds, as the quota counts them."""
-        self._quota = quota
-        self._now = now
+        self._publishes = publishes
+        self._level: AckLevel | None = None
+        """Of messages that want an acknowledgement."""
         self._record_limit = RecordLimit(0)
         self._max_record = 0
         self._max_batch = 0
-        self._seal = seal
-        self._wants_batch = wants_batch
-        self._refuse = refuse
-        self._on_refused = on_refused
-        self._on_corrupt = on_corrupt
-        self._on_envelope_refused = on_envelope_refused
         self._is_inbox = is_inbox
-        self._rules = rules
         self._time_ns = time_ns
         self._with_replies = False
         self._builder = BatchBuilder()
@@ -119,9 +133,16 @@ class Ingest(BulkHandler):
         self._repetitions: list[tuple[int, bytes | None, Message | None]] = []
 
     def configure(
-        self, *, max_batch_bytes: int, record_limit: RecordLimit, with_replies: bool, seeks_repetitions: bool
+        self,
+        *,
+        level: AckLevel,
+        max_batch_bytes: int,
+        record_limit: RecordLimit,
+        with_replies: bool,
+        seeks_repetitions: bool,
     ) -> None:
         """Before the first message, and whenever the stream's settings, or the largest message of NATS, change."""
+        self._level = level
         self._seeks_repetitions = seeks_repetitions
         self._max_batch = max_batch_bytes
         self._record_limit, self._max_record = record_limit, record_limit.max_bytes
@@ -138,21 +159,20 @@ class Ingest(BulkHandler):
         if payload_size > self._max_record:
             self._drop(_replies_of(run), self._too_large(payload_size), count)
             return
-        error = self._refuse(acknowledged)
-        if error is not None:
-            self._drop(_replies_of(run), error, count)
-            return
         each = payload_size + _PER_RECORD
-        if self._quota.is_set:
-            taken = self._quota.take_uniform(count, each, self._now())
-            if taken < count:
-                self._drop(_replies_of(run)[taken:], self._quota.refusal(), count - taken)
+        asked = Asked(level=self._level if acknowledged else None, is_plain=True, records=count, sizes=each)
+        match self._publishes.decide(asked):
+            case Refuse(error):
+                self._drop(_replies_of(run), error, count)
+                return
+            case Store(taken, over_quota) if over_quota is not None:
+                self._drop(_replies_of(run)[taken:], over_quota, count - taken)
                 count = taken
         done = 0
         while done < count:
             room = (self._max_batch - self._estimate) // each
             if room < 1 and self._builder.count:
-                self._seal()
+                self._publishes.seal()
                 continue
             take = min(count - done, max(room, 1))
             part = run.block[done * stride : (done + take) * stride]
@@ -184,31 +204,40 @@ class Ingest(BulkHandler):
             return
         ids: list[tuple[int, bytes]] = []
         if blocks is not None and MAY_ACT in blocks.data:
-            new = self._new_ids(headers)
-            if new is None:
+            found = _sole_ids(headers)
+            if found is None:
                 self._each(payloads, replies, headers)
                 return
-            ids = new
+            ids = found
         plain = replies.count(None) if self._with_replies else len(replies)
         acknowledged = plain < len(replies)
-        error = self._refuse(acknowledged)
-        if 0 < plain < len(replies) and (error is None) != (self._refuse(False) is None):
-            self._each(payloads, replies, headers)  # one kind of them is taken
-            return
-        if error is not None:
-            self._drop(replies, error, len(payloads))
-            return
-        ends = np.cumsum(sizes + _PER_RECORD, dtype=np.int64)
         done, before, count = 0, 0, len(payloads)
-        if self._quota.is_set:
-            count = self._quota.take_sizes(sizes + _PER_RECORD, self._now())
-            if count < len(payloads):
-                self._drop(replies[count:], self._quota.refusal(), len(payloads) - count)
+        sizes = sizes + _PER_RECORD
+        asked = Asked(
+            level=self._level if acknowledged else None,
+            is_plain=True,
+            is_mixed=0 < plain < count,
+            records=count,
+            sizes=sizes,
+            ids=ids,
+            ahead=self,
+        )
+        match self._publishes.decide(asked):
+            case Apart():
+                self._each(payloads, replies, headers)
+                return
+            case Refuse(error):
+                self._drop(replies, error, count)
+                return
+            case Store(taken, over_quota) if over_quota is not None:
+                self._drop(replies[taken:], over_quota, count - taken)
+                count = taken
+        ends = np.cumsum(sizes, dtype=np.int64)
         while done < count:
             upto = min(count, int(np.searchsorted(ends, before + self._max_batch - self._estimate, "right")))
             if upto <= done:
                 if self._builder.count:
-                    self._seal()
+                    self._publishes.seal()
                     continue
                 upto = done + 1
             if acknowledged:
@@ -226,8 +255,8 @@ class Ingest(BulkHandler):
             done, before = upto, int(ends[upto - 1])
 
     def chunk_done(self) -> None:
-        if self._builder.count and (self._estimate >= SEAL_BYTES or self._wants_batch()):
-            self._seal()
+        if self._builder.count and (self._estimate >= SEAL_BYTES or self._publishes.wants_batch()):
+            self._publishes.seal()
 
     # ------------------------------------------------------------------ the open batch
     @property
@@ -235,19 +264,15 @@ class Ingest(BulkHandler):
         return self._builder.count
 
     @property
-    def open_ids(self) -> int:
-        """Message ids of the open batch."""
-        return len(self._ids)
+    def open_ids(self) -> Mapping[bytes, int]:
+        """Message ids of the open batch, and the places of their records."""
+        return self._ids
 
+    @property
     def last_id(self) -> bytes | None:
         """The message id of the last record of the open batch."""
         place, message_id = self._last_id
         return message_id if place == self._builder.count - 1 else None
-
-    def seal_open(self) -> None:
-        """What comes next is at the end of the log."""
-        if self._builder.count:
-            self._seal()
 
     def take(self, compression: Compression) -> OpenBatch:
         """The batch with all records so far, and the publishers that wait. There must be records."""
@@ -269,16 +294,16 @@ class Ingest(BulkHandler):
         taken = self.take(Compression.NONE)
         replies, envelopes = taken.replies, taken.envelopes
         for _, run in replies:
-            self._on_refused(run, error, len(run))
+            self._publishes.on_refused(run, error, len(run))
         counted = len(envelopes) + sum(len(run) for _, run in replies)
-        self._on_refused([], error, taken.batch.record_count - counted)
+        self._publishes.on_refused([], error, taken.batch.record_count - counted)
         for _, message, _ in envelopes:
-            self._on_envelope_refused(message, error)
+            self._publishes.on_envelope_refused(message, error)
         for _, reply, envelope in taken.repetitions:
             if envelope is not None:
-                self._on_envelope_refused(envelope, error)
+                self._publishes.on_envelope_refused(envelope, error)
             else:
-                self._on_refused([reply], error, 1)
+                self._publishes.on_refused([reply], error, 1)
 
     # ------------------------------------------------------------------ one by one
     def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
@@ -295,21 +320,37 @@ class Ingest(BulkHandler):
             self._drop([reply], error, 1)
             return
         acknowledged = reply is not None and self._with_replies
-        error = self._refuse(acknowledged)
-        if error is not None:
-            self._drop([reply], error, 1)
-            return
+        answer_to = reply if acknowledged else None
         wanted = PublishHeaders.of(header)
         message_id = wanted.message_id if wanted is not None else None
         kept = None if message_id is None else kept_form(message_id)
-        if wanted is not None:
-            asked = reply if acknowledged else None
-            if self._rules.before(self, wanted, asked):
+        # Where nobody can be told of a refusal message ids alone are obeyed.
+        obeyed = wanted if answer_to is not None and wanted is not None and wanted.asks_for_more else None
+        if obeyed is not None and obeyed.expected_ends() and self._builder.count:
+            self._publishes.seal()  # the end of the log is compared
+        asked = Asked(
+            level=self._level if acknowledged else None,
+            is_plain=True,
+            sizes=size + _PER_RECORD,
+            ids=() if kept is None else ((0, kept),),
+            headers=obeyed,
+            ahead=self,
+        )
+        match self._publishes.decide(asked):
+            case Refuse(error) as refusal:
+                if obeyed is not None and answer_to is not None:
+                    self._publishes.on_denied(answer_to, refusal)
+                else:
+                    self._drop([reply], error, 1)
                 return
-            if kept is not None and (self._came_before(kept, asked, None) or self._rules.repeated(kept, asked)):
+            case AnswerTogether(place):
+                self._repetitions.append((place, answer_to, None))
                 return
-            if self._rules.after(self, wanted, asked):
+            case AnswerWith() as answer:
+                self._publishes.on_repetition(answer_to, answer)
                 return
+            case decision:
+                _require_store(decision)
         self._make_room(size)
         if kept is not None:
             self._note(kept, self._builder.count)
@@ -317,13 +358,12 @@ class Ingest(BulkHandler):
             self._replies.append((self._builder.count, [reply]))
         self._builder.add_record(payload, headers=header or b"")
         self._estimate += size + 2 * _PER_RECORD
-        self._quota.take(1, size + _PER_RECORD, self._now())
 
     def _envelope(self, payload: bytes, reply: bytes | None) -> None:
         try:
             message = decode_publish(payload)
         except CorruptData as e:
-            self._on_corrupt(str(e), reply)
+            self._publishes.on_corrupt(str(e), reply)
             return
         if message.ackInbox and not self._is_inbox(message.ackInbox.encode()):
             message.ackInbox = ""
@@ -331,79 +371,59 @@ class Ingest(BulkHandler):
         value = message.value if message.HasField("value") else None
         if message.ackPolicy not in _POLICIES:
             reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
-            self._on_corrupt(reason, reply)
+            self._publishes.on_corrupt(reason, reply)
             return
         try:
             headers = encode_headers(dict(message.headers)) if message.headers else b""
         except TidelogError as e:
-            self._on_envelope_refused(message, e)
+            self._publishes.on_envelope_refused(message, e)
             return
         size = len(key or b"") + len(value or b"") + len(headers)
-        error = self._too_large(size) if size > self._max_record else self._refuse(_policy(message) is Acks.ALL)
-        if error is not None:
-            self._on_envelope_refused(message, error)
+        if size > self._max_record:
+            self._publishes.on_envelope_refused(message, self._too_large(size))
             return
         message_id = message.headers.get(MESSAGE_ID, b"")
         kept = kept_form(message_id)
-        if message_id:
-            if self._came_before(kept, None, message) or self._rules.repeated_envelope(kept, message):
+        asked = Asked(
+            level=self._level if _policy(message) is Acks.ALL else None,
+            is_plain=True,
+            sizes=size + _PER_RECORD,
+            ids=((0, kept),) if message_id else (),
+            ahead=self,
+        )
+        match self._publishes.decide(asked):
+            case Refuse(error):
+                self._publishes.on_envelope_refused(message, error)
                 return
-            error = self._rules.refuse_ids(len(self._ids) + 1)
-            if error is not None:
-                self._on_envelope_refused(message, error)
+            case AnswerTogether(place):
+                self._repetitions.append((place, None, message))
                 return
+            case AnswerWith() as answer:
+                self._publishes.on_envelope_repetition(message, answer)
+                return
+            case decision:
+                _require_store(decision)
         self._make_room(size)
         if message_id:
             self._note(kept, self._builder.count)
         self._envelopes.append((self._builder.count, message, self._time_ns()))
         self._builder.add_record(value, key, headers, message.timestamp or None)
-        self._quota.take(1, size + _PER_RECORD, self._now())
         self._estimate += size + 4 * _PER_RECORD
 
     # ------------------------------------------------------------------ message ids
-    def _new_ids(self, headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
-        """The ids of the messages of a chunk: (place in it, id). None: some header asks for more, or some id is not
-        new."""
-        ids: list[tuple[int, bytes]] = []
-        for place, block in enumerate(headers):
-            if block is None or MAY_ACT not in block:
-                continue
-            message_id = sole_message_id(block)
-            if message_id is None:
-                wanted = PublishHeaders.of(block)
-                if wanted is None:
-                    continue
-                message_id = wanted.message_id
-                if message_id is None or wanted.asks_for_more:
-                    return None
-            ids.append((place, message_id if len(message_id) <= LONG else kept_form(message_id)))
-        if self._seeks_repetitions and ids:
-            new = {message_id for _, message_id in ids}
-            if len(new) < len(ids) or not self._ids.keys().isdisjoint(new) or self._rules.may_know(new):
-                return None
-        return None if self._rules.refuse_ids(len(self._ids) + len(ids)) is not None else ids
-
     def _note(self, kept: bytes, place: int) -> None:
         """The record at `place` of the open batch has that id."""
         self._last_id = place, kept
         if self._seeks_repetitions:
             self._ids[kept] = place
 
-    def _came_before(self, kept: bytes, reply: bytes | None, envelope: Message | None) -> bool:
-        """The original is in the open batch: both are answered together."""
-        place = self._ids.get(kept)
-        if place is None:
-            return False
-        self._repetitions.append((place, reply, envelope))
-        return True
-
     def _make_room(self, size: int) -> None:
         if self._builder.count and self._estimate + size > self._max_batch:
-            self._seal()
+            self._publishes.seal()
 
     # ------------------------------------------------------------------ refusals
     def _drop(self, replies: list[bytes | None], error: TidelogError, count: int) -> None:
-        self._on_refused(replies, error, count)
+        self._publishes.on_refused(replies, error, count)
 
     def _refuse_record(self, payload: bytes, header: bytes | None) -> TidelogError | None:
         """What is wrong with a message itself."""
@@ -424,6 +444,29 @@ def _replies_of(run: UniformRun) -> list[bytes | None]:
     if run.reply is None:
         return [None] * run.count
     return each_reply(reply_column(run.block, run.count, *run.reply, run.stride))
+
+
+def _require_store(decision: Decision) -> None:
+    if not isinstance(decision, Store):
+        raise InvariantViolation(f"nothing else can be decided of one message: {decision}")
+
+
+def _sole_ids(headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:
+    """The ids of the messages of a chunk: (place in it, id). None: some header asks for more."""
+    ids: list[tuple[int, bytes]] = []
+    for place, block in enumerate(headers):
+        if block is None or MAY_ACT not in block:
+            continue
+        message_id = sole_message_id(block)
+        if message_id is None:
+            wanted = PublishHeaders.of(block)
+            if wanted is None:
+                continue
+            message_id = wanted.message_id
+            if message_id is None or wanted.asks_for_more:
+                return None
+        ids.append((place, message_id if len(message_id) <= LONG else kept_form(message_id)))
+    return ids
 
 
 _POLICIES = {AckPolicy.LEADER: Acks.LEADER, AckPolicy.ALL: Acks.ALL, AckPolicy.NONE: Acks.NONE}

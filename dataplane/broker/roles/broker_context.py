@@ -252,7 +252,7 @@ class BrokerContext:
     checkpoints: Syncer
     """For the periodic checkpoints and syncs, so that nothing else waits for a log that hangs in one of them."""
     decoders: Executor
-    """One thread, for clients' batches that take long to decode: see `dataplane.broker.leading.decoding`."""
+    """One thread, for clients' batches that take long to decode: see `dataplane.broker.leading.append_queue`."""
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor

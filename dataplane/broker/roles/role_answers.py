@@ -59,7 +59,7 @@ class BareReplies:
     is_repetition: bool = False
     """The records were in the log already; these publishes did not bring them."""
     is_counted: bool = False
-    """It waits beside the batches: `PublishRules.waiting`."""
+    """It waits beside the batches: `WaitingAnswers.waiting`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ It sequences (the driver stamps and appends, and reports it with `on_appended`),
 keeps the ISR, and completes the publishes and consumers that wait. `Leader` takes the events and passes them
 to its parts, which share one `Leadership`:
 
-    admission       whether a publish is taken
+    admission       whether publishes are taken now; `append_rules` decides about each of them
     commits         the high watermark, the secondary watermark, the publishes that wait for them
     data_waiters    answers to fetches, data waiters, notifications
     isr_keeping     which replicas are dropped from the ISR and which join it
@@ -314,11 +314,6 @@ class Leader:
         return [Notify(replica) for replica in self._state.followers]
 
     # ------------------------------------------------------------------ publishes
-    def refuse_publish(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
-        """Why a publish may not be appended now; None when it may. `level`: None for one that wants no
-        acknowledgement."""
-        return self.admission.refuse(level, lease_valid=lease_valid, now=now)
-
     def on_appended(self, end: Offset, size: int, now: float) -> list[LeaderEffect]:
         """The log holds everything below `end` (page cache); `size` bytes wait with it."""
         state, commits = self._state, self._commits

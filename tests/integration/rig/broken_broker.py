@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dataplane.broker.leading import append_requests
 from dataplane.log.storage.files import RealFiles
+from dataplane.replica.leader import admission
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.replica_effects import CompleteProduce, LeaderEffect
@@ -56,10 +56,10 @@ def always_the_same_boot() -> None:
 def no_fence() -> None:
     """A leader takes a batch whatever partitioning version it names."""
 
-    def takes(_view: PartitionView, _version: int) -> None:
+    def takes(_view: PartitionView, _version: int, *, can_deny: bool) -> None:
         """No version is refused, and none is held."""
 
-    vars(append_requests)["judge"] = takes
+    vars(admission)["judge"] = takes
 
 
 RULES: dict[str, Any] = {

@@ -4,11 +4,13 @@ No process, no network: the leader's checks and the readers' decoding alone."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
-from dataplane.broker.leading.ingest import Ingest, Rules
-from dataplane.replica.leader.quota import Quota
+from dataplane.broker.leading.ingest import Ingest
+from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.leader.append_rules import Asked, Decision, Store
 from scripts.faults.fuzz_stored import Appendables
 from spark_connector.shared.arrow_rows import ArrowRows, spark_schema
 from tidelog.cli.records.records_json import from_json, headers_to_json, to_json
@@ -17,62 +19,53 @@ from wire.batch import Compression, EncodedBatch, RecordBatch, encode_headers, h
 from wire.batch.encoded import RecordLimit
 from wire.errors import CorruptData, TidelogError
 from wire.protobuf.tidelog_pb2 import Message
-from wire.stream_config import StreamConfig
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.types import LeaderEpoch, Offset
 
 LIMIT = RecordLimit(200_000)
 APPENDS = 200
 
 
-class NoRules(Rules):
-    """Of a stream without a window for message ids."""
+class TakesAll:
+    """A leader that stores whatever can be read."""
 
-    def before(self, *_: object) -> bool:
-        return False
+    def __init__(self, keep: Callable[[EncodedBatch], None], some: Appendables) -> None:
+        self._keep = keep
+        self._some = some
+        self.refused = 0
+        self.ingest = Ingest(self, is_inbox=lambda _: True, time_ns=lambda: 5)
 
-    def repeated(self, *_: object) -> bool:
-        return False
+    def decide(self, asked: Asked) -> Decision:
+        return Store(asked.records)
 
-    def after(self, *_: object) -> bool:
-        return False
+    def seal(self) -> None:
+        self._keep(self.ingest.take(self._some.rng.choice([*Compression])).batch)
 
-    def may_know(self, *_: object) -> bool:
-        return False
+    def wants_batch(self) -> bool:
+        return True
 
-    def repeated_envelope(self, *_: object) -> bool:
-        return False
+    def _count(self, *_: object) -> None:
+        self.refused += 1
 
-    def refuse_ids(self, *_: object) -> None: ...
+    on_refused = on_denied = on_corrupt = on_envelope_refused = on_repetition = on_envelope_repetition = _count
 
 
 def taken(seed: int) -> tuple[list[bytes], int]:
     """The batches that a leader stores of some appends, and how many of them it refused."""
     some = Appendables(seed)
     stored: list[bytes] = []
-    refused = 0
 
     def keep(batch: EncodedBatch) -> None:
         stored.append(b"".join(map(bytes, batch.stamp(Offset(len(stored) * 100), LeaderEpoch(1), 5)[0])))
 
-    def count(*_: object) -> None:
-        nonlocal refused
-        refused += 1
-
-    key = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
-    ingest = Ingest(
-        seal=lambda: keep(ingest.take(some.rng.choice([*Compression])).batch),
-        wants_batch=lambda: True,
-        refuse=lambda _: None,
-        on_refused=count,
-        on_corrupt=count,
-        on_envelope_refused=count,
-        is_inbox=lambda _: True,
-        rules=NoRules(),
-        time_ns=lambda: 5,
-        quota=Quota(key, StreamConfig(), 0.0),
-        now=lambda: 0.0,
+    leader = TakesAll(keep, some)
+    ingest = leader.ingest
+    ingest.configure(
+        level=AckLevel(is_local=False, is_synced=True),
+        max_batch_bytes=1 << 20,
+        record_limit=LIMIT,
+        with_replies=True,
+        seeks_repetitions=False,
     )
-    ingest.configure(max_batch_bytes=1 << 20, record_limit=LIMIT, with_replies=True, seeks_repetitions=False)
     for number in range(APPENDS):
         value = b"append %d" % number
         match some.rng.randrange(3):
@@ -86,9 +79,9 @@ def taken(seed: int) -> tuple[list[bytes], int]:
                 try:
                     keep(EncodedBatch.from_bytes(batch, max_body_bytes=1 << 20, record_limit=LIMIT))
                 except (CorruptData, TidelogError):
-                    count()
+                    leader.refused += 1
         ingest.chunk_done()
-    return stored, refused
+    return stored, leader.refused
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,73 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dataplane.broker.leading.ingest import Ingest
-from dataplane.broker.roles.role_answers import each_reply
-from dataplane.replica.leader.quota import Quota
+from dataplane.broker.roles.role_answers import Replies, each_reply
+from dataplane.replica.leader.append_rules import APART, AnswerWith, Asked, Decision, Refuse
+from tests.unit.dataplane.replica.append_rules_bench import HERE, AppendBench
+from tests.unit.dataplane.replica.cores import ALL, Driver
+from tests.views import A, partition_view
 from wire.batch import Compression, RecordBatch, encode_headers, header_items
 from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import MAX_RECORD_HEADERS, RAW_HEADERS
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import UniformRun
-from wire.partition_messages.jetstream import PublishHeaders
 from wire.partition_messages.liftbridge_envelope import MAGIC, encode_publish
 from wire.protobuf.tidelog_pb2 import AckPolicy, Message
-from wire.stream_config import StreamConfig
-from wire.types import Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
+from wire.types import LeaderEpoch, Offset
 
 LIMIT = 1000
 BLOCKS = json.loads((Path(__file__).parents[4] / "testdata/headers/blocks.json").read_text())
 """Header blocks by name, as latin-1: those that no reader could read, and those that readers make the best of."""
-
-
-def quota(*, producer_byte_rate: int = 0, producer_record_rate: int = 0) -> Quota:
-    """At a clock that stands still: what comes in the first second."""
-    key = PartitionKey(StreamName("s"), Incarnation(1), 0, Incarnation(1))
-    config = StreamConfig(producer_byte_rate=producer_byte_rate, producer_record_rate=producer_record_rate)
-    return Quota(key, config, 0.0)
-
-
-@dataclass
-class HeaderRules:
-    """Knows the ids that were stored; refuses what asks for more."""
-
-    stored: dict[bytes, int] = field(default_factory=dict)
-    answered: list[tuple[bytes | None, int]] = field(default_factory=list)
-    settled: list[bytes | None] = field(default_factory=list)
-    room: int = 1000
-
-    def before(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
-        if wanted.expected_ends():
-            ingest.seal_open()
-            self.settled.append(reply)
-            return True
-        return False
-
-    def may_know(self, message_ids: Collection[bytes]) -> bool:
-        return not self.stored.keys().isdisjoint(message_ids)
-
-    def repeated(self, message_id: bytes, reply: bytes | None) -> bool:
-        if message_id in self.stored:
-            self.answered.append((reply, self.stored[message_id]))
-        return message_id in self.stored
-
-    def after(self, ingest: Ingest, wanted: PublishHeaders, reply: bytes | None) -> bool:
-        if wanted.last_message_id is not None and wanted.last_message_id != ingest.last_id():
-            self.settled.append(reply)
-            return True
-        return False
-
-    def repeated_envelope(self, message_id: bytes, message: Message) -> bool:
-        return self.repeated(message_id, message.ackInbox.encode())
-
-    def refuse_ids(self, new: int) -> TidelogError | None:
-        return None if len(self.stored) + new <= self.room else TidelogError(Code.BACKPRESSURE, "no room for ids")
 
 
 @dataclass
@@ -82,44 +39,72 @@ class Partition:
     """Of what the refusal is: of acknowledged publishes, of others."""
     wants: bool = True
     compression: Compression = Compression.NONE
-    quota: Quota = field(default_factory=quota)
+    rates: dict[str, Any] = field(default_factory=dict)
+    """Quotas of the stream, at a clock that stands still: what comes in the first second."""
     batches: list[RecordBatch] = field(default_factory=list)
     replies: list[tuple[int, list[bytes | None]]] = field(default_factory=list)
     envelopes: list[tuple[int, Message, int]] = field(default_factory=list)
     refused: list[tuple[list[bytes | None], Code, int]] = field(default_factory=list)
     refused_envelopes: list[Code] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
-    rules: HeaderRules = field(default_factory=HeaderRules)
     repetitions: list[tuple[int, bytes | None]] = field(default_factory=list)
+    stored: dict[bytes, int] = field(default_factory=dict)
+    """Offsets by message ids."""
+    answered: list[tuple[bytes | None, int]] = field(default_factory=list)
+    """Repetitions of what is in the log."""
+    denied: list[tuple[bytes, Code]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ingest = Ingest(
-            seal=self.seal,
-            wants_batch=lambda: self.wants,
-            refuse=lambda acknowledged: self.refusal if acknowledged in self.refuses else None,
-            on_refused=lambda replies, error, count: self.refused.append((each_reply(replies), error.code, count)),
-            on_corrupt=lambda reason, _: self.corrupt.append(reason),
-            on_envelope_refused=lambda _message, error: self.refused_envelopes.append(error.code),
-            is_inbox=lambda inbox: not inbox.startswith(b"tidelog."),
-            rules=self.rules,
-            time_ns=lambda: 5,
-            quota=self.quota,
-            now=lambda: 0.0,
-        )
+        self.core = Driver(partition_view(A, **self.rates)).leader
+        self.bench = AppendBench(self.core)
+        self.ingest = Ingest(self, is_inbox=lambda inbox: not inbox.startswith(b"tidelog."), time_ns=lambda: 5)
         self.ingest.configure(
+            level=ALL,
             max_batch_bytes=self.max_batch,
             record_limit=RecordLimit(LIMIT),
             with_replies=True,
             seeks_repetitions=True,
         )
 
+    def decide(self, asked: Asked) -> Decision:
+        error = self._refused(asked.level is not None)
+        if asked.is_mixed and (error is None) != (self._refused(False) is None):
+            return APART
+        return self.bench.rules.decide(asked, HERE) if error is None else Refuse(error)
+
+    def _refused(self, acknowledged: bool) -> TidelogError | None:
+        return self.refusal if acknowledged in self.refuses else None
+
+    def wants_batch(self) -> bool:
+        return self.wants
+
+    def on_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
+        self.refused.append((each_reply(replies), error.code, count))
+
+    def on_denied(self, reply: bytes, refusal: Refuse) -> None:
+        self.denied.append((reply, refusal.error.code))
+
+    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
+        self.corrupt.append(reason)
+
+    def on_envelope_refused(self, message: Message, error: TidelogError) -> None:
+        self.refused_envelopes.append(error.code)
+
+    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None:
+        self.answered.append((reply, answer.repeated[0]))
+
+    def on_envelope_repetition(self, message: Message, answer: AnswerWith) -> None:
+        self.on_repetition(message.ackInbox.encode(), answer)
+
     def seal(self) -> None:
         taken = self.ingest.take(self.compression)
         replies, envelopes = taken.replies, taken.envelopes
         base = sum(len(b) for b in self.batches)
-        self.rules.stored |= {message_id: base + place for place, message_id in taken.ids}
+        self.stored |= {message_id: base + place for place, message_id in taken.ids}
         self.repetitions += [(base + place, reply) for place, reply, _ in taken.repetitions]
-        parts, _ = taken.batch.stamp(Offset(base), LeaderEpoch(1))
+        parts, header = taken.batch.stamp(Offset(base), LeaderEpoch(1), 1_000_000_000)
+        self.bench.repetitions.stored(taken.ids, header)
+        self.core.on_appended(header.end_offset, header.size, 0.0)
         self.batches.append(RecordBatch.decode(b"".join(bytes(p) for p in parts)))
         self.replies += [(base + index, each_reply(run)) for index, run in replies]
         self.envelopes += [(base + index, message, at) for index, message, at in envelopes]
@@ -249,7 +234,11 @@ def test_the_limits_of_a_producers_headers_hold_for_blocks(around: int) -> None:
     """So a copy can write every record that was stored."""
     partition = Partition(max_batch=10 << 20)
     partition.ingest.configure(
-        max_batch_bytes=10 << 20, record_limit=RecordLimit(100_000), with_replies=True, seeks_repetitions=True
+        level=ALL,
+        max_batch_bytes=10 << 20,
+        record_limit=RecordLimit(100_000),
+        with_replies=True,
+        seeks_repetitions=True,
     )
     many = b"NATS/1.0\r\n" + b"a:1\r\n" * MAX_RECORD_HEADERS + b"\r\n"
     long = b"NATS/1.0\r\n" + b"a" * 65_535 + b":\r\n\r\n"
@@ -447,7 +436,7 @@ def mixed(partition: Partition, count: int, answered: bool = True) -> None:
 
 
 def test_of_a_run_above_the_quota_the_first_records_are_taken_and_the_rest_are_refused() -> None:
-    partition = Partition(quota=quota(producer_record_rate=30))
+    partition = Partition(rates={"producer_record_rate": 30})
     partition.uniform([b"%02d" % i for i in range(50)], [b"r%02d" % i for i in range(50)])
     partition.ingest.chunk_done()
     assert partition.values == [b"%02d" % i for i in range(30)]
@@ -456,7 +445,7 @@ def test_of_a_run_above_the_quota_the_first_records_are_taken_and_the_rest_are_r
 
 
 def test_the_last_record_of_a_second_may_exceed_the_quota_of_bytes() -> None:
-    partition = Partition(quota=quota(producer_byte_rate=5 * 100 + 1))
+    partition = Partition(rates={"producer_byte_rate": 5 * 100 + 1})
     partition.uniform([b"x" * 84] * 12)
     partition.ingest.chunk_done()
     assert len(partition.values) == 6
@@ -465,7 +454,7 @@ def test_the_last_record_of_a_second_may_exceed_the_quota_of_bytes() -> None:
 
 def test_messages_of_mixed_sizes_are_cut_at_the_quota_too() -> None:
     for rates, taken in (({"producer_record_rate": 7}, 7), ({"producer_byte_rate": 26 + 27 + 28}, 3)):
-        partition = Partition(quota=quota(**rates))
+        partition = Partition(rates=rates)
         mixed(partition, 20)
         partition.ingest.chunk_done()
         assert [len(value or b"") for value in partition.values] == [10 + i % 3 for i in range(taken)]
@@ -479,8 +468,7 @@ def test_messages_of_mixed_sizes_are_cut_at_the_quota_too() -> None:
 
 
 def test_a_quota_counts_runs_messages_and_envelopes_together() -> None:
-    limit = quota(producer_record_rate=40)
-    partition = Partition(quota=limit)
+    partition = Partition(rates={"producer_record_rate": 40})
     partition.uniform([b"x"] * 10)
     mixed(partition, 10, answered=False)
     partition.ingest.on_messages([encode_publish(Message(value=b"v"))] * 2 + [b"a"], [None] * 3, [None] * 3)
@@ -492,7 +480,7 @@ def test_a_quota_counts_runs_messages_and_envelopes_together() -> None:
 
 def test_without_a_quota_nothing_is_counted() -> None:
     partition = Partition()
-    assert not partition.quota.is_set
+    assert not partition.core.quota.is_set
     partition.uniform([b"x"] * 10_000)
     partition.ingest.chunk_done()
     assert (len(partition.values), partition.refused) == (10_000, [])
@@ -514,7 +502,7 @@ def test_new_ids_of_a_chunk_go_in_as_columns() -> None:
     partition.ingest.chunk_done()
     assert len(partition.batches) > 2, "the places count in each batch anew"
     assert partition.values == [b"%02d" % number for number in range(20)]
-    assert partition.rules.stored == {f"i{n}".encode(): n for n in range(20) if n % 3}
+    assert partition.stored == {f"i{n}".encode(): n for n in range(20) if n % 3}
     assert all(batch.header.has_message_ids for batch in partition.batches)
 
 
@@ -536,11 +524,10 @@ def test_repetitions_within_a_chunk_an_open_batch_and_the_log() -> None:
     publish("a", "b", "a", "c", reply=b"first")
     publish("b", reply=b"open")
     assert partition.ingest.open_records == 3
-    assert partition.ingest.last_id() == b"c"
     partition.seal()
     assert partition.repetitions == [(0, b"first.2"), (1, b"open.0")]
     publish("c", "d", reply=b"log")
-    assert partition.rules.answered == [(b"log.0", 2)]
+    assert partition.answered == [(b"log.0", 2)]
     assert partition.ingest.open_records == 1
 
 
@@ -556,22 +543,39 @@ def test_an_envelope_has_a_message_id_too() -> None:
     assert partition.values == [b"v"]
     assert partition.batches[0].header.has_message_ids
     partition.ingest.on_messages([encode_publish(second)], [None], [None])
-    assert partition.rules.answered == [(b"two", 0)]
+    assert partition.answered == [(b"two", 0)]
 
 
 def test_an_expected_sequence_seals_the_open_batch_first() -> None:
     partition = Partition(wants=False)
-    expecting: list[bytes | None] = [None] * 4 + [b"NATS/1.0\r\nNats-Expected-Last-Sequence: 4\r\n\r\n"]
-    partition.ingest.on_messages([b"v"] * 5, [b"r"] * 5, expecting)
-    assert len(partition.values) == 4
-    assert partition.rules.settled == [b"r"]
+    expecting: list[bytes | None] = [None] * 4 + [
+        b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % number for number in (4, 4)
+    ]
+    partition.ingest.on_messages([b"v"] * 6, [b"r%d" % number for number in range(6)], expecting)
+    assert len(partition.values) == 5
+    assert partition.denied == [(b"r5", Code.INCORRECT_OFFSET)]
     assert partition.ingest.open_records == 0
+
+
+def test_where_nobody_is_told_of_a_refusal_message_ids_alone_are_obeyed() -> None:
+    partition = Partition()
+    expecting: list[bytes | None] = [b"NATS/1.0\r\nNats-Expected-Last-Sequence: 9\r\nNats-Msg-Id: a\r\n\r\n"]
+    partition.ingest.on_messages([b"v"], [None], expecting)
+    partition.ingest.on_messages([b"v"], [None], expecting)
+    partition.ingest.chunk_done()
+    assert (len(partition.values), partition.denied) == (1, [])
 
 
 def test_the_last_id_is_that_of_the_last_record_of_the_open_batch() -> None:
     partition = Partition(wants=False)
-    expects = identified(None, "a", None)
-    partition.ingest.on_messages([b"v"] * 2, [None] * 2, expects[:2])
-    assert partition.ingest.last_id() == b"a"
-    partition.ingest.on_messages([b"v"], [None], [None])
-    assert partition.ingest.last_id() is None
+
+    def expects(message_id: str, reply: bytes) -> None:
+        block = f"NATS/1.0\r\nNats-Expected-Last-Msg-Id: {message_id}\r\n\r\n".encode()
+        partition.ingest.on_messages([b"v"], [reply], [block])
+
+    partition.ingest.on_messages([b"v"] * 2, [None] * 2, identified(None, "a"))
+    expects("b", b"wrong")
+    expects("a", b"right")
+    expects("a", b"late")
+    assert [reply for reply, _ in partition.denied] == [b"wrong", b"late"]
+    assert partition.ingest.open_records == 3

@@ -315,7 +315,7 @@ async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_ref
     role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
     bench.has_lease = False
     publish_in_all_ways(bench, role, 0)
-    role._appending._corrupt_envelope("it does not decode", b"corrupt")
+    role._appending.on_corrupt("it does not decode", b"corrupt")
     assert refusals(bench) == []
     publish_in_all_ways(bench, role, EPOCH)
     assert refusals(bench) == [("append", "NOT_ENOUGH_REPLICAS", None)]

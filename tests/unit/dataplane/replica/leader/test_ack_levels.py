@@ -110,7 +110,7 @@ def test_below_min_isr_nothing_is_acknowledged_in_any_way() -> None:
         driver.leader.on_view(view(isr=(A,), epoch=2, durability=stream), 0.0)
         driver.leader.on_synced(Offset(1), 0.0)
         assert done(driver.leader.tick(1.0)) == []
-        refused = driver.leader.refuse_publish(asked, lease_valid=True, now=0.0)
+        refused = driver.leader.admission.refuse(asked, lease_valid=True, now=0.0)
         assert refused is not None
         assert refused.code is Code.NOT_ENOUGH_REPLICAS
 
@@ -163,19 +163,23 @@ def test_a_floor_waits_for_members_though_all_of_the_isr_has_it() -> None:
 
 def test_a_floor_above_the_isr_is_refused_before_anything_is_appended() -> None:
     driver = Driver(view(isr=(A, B), min_isr=1))
-    refused = driver.leader.refuse_publish(AckLevel(is_local=False, is_synced=True, floor=3), lease_valid=True, now=0.0)
+    refused = driver.leader.admission.refuse(
+        AckLevel(is_local=False, is_synced=True, floor=3), lease_valid=True, now=0.0
+    )
     assert refused is not None
     assert refused.code is Code.NOT_ENOUGH_REPLICAS
     assert "needs 3" in refused.message
     assert (
-        driver.leader.refuse_publish(AckLevel(is_local=False, is_synced=True, floor=2), lease_valid=True, now=0.0)
+        driver.leader.admission.refuse(AckLevel(is_local=False, is_synced=True, floor=2), lease_valid=True, now=0.0)
         is None
     )
 
 
 def test_a_floor_below_min_isr_does_not_lower_it() -> None:
     driver = Driver(view(isr=(A,), min_isr=2))
-    refused = driver.leader.refuse_publish(AckLevel(is_local=False, is_synced=True, floor=1), lease_valid=True, now=0.0)
+    refused = driver.leader.admission.refuse(
+        AckLevel(is_local=False, is_synced=True, floor=1), lease_valid=True, now=0.0
+    )
     assert refused is not None
     assert refused.code is Code.NOT_ENOUGH_REPLICAS
 

@@ -405,16 +405,16 @@ def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> 
 
 def test_an_acknowledged_publish_below_min_isr_is_refused_before_it_is_appended() -> None:
     leader = Driver(view(isr=(A,))).leader
-    refused = leader.refuse_publish(ALL, lease_valid=True, now=0.0)
+    refused = leader.admission.refuse(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.NOT_ENOUGH_REPLICAS
-    assert leader.refuse_publish(None, lease_valid=True, now=0.0) is None
+    assert leader.admission.refuse(None, lease_valid=True, now=0.0) is None
 
 
 def test_without_a_lease_only_work_guarded_by_the_isr_goes_on() -> None:
     leader = Driver().leader
-    assert leader.refuse_publish(ALL, lease_valid=False, now=0.0) is None
-    refused = leader.refuse_publish(LOCAL, lease_valid=False, now=0.0)
+    assert leader.admission.refuse(ALL, lease_valid=False, now=0.0) is None
+    refused = leader.admission.refuse(LOCAL, lease_valid=False, now=0.0)
     assert refused is not None
     assert refused.code is Code.UNAVAILABLE
 
@@ -494,12 +494,12 @@ def test_a_follower_whose_late_answer_went_before_the_commit_is_told_of_it() -> 
 def test_too_much_uncommitted_is_back_pressure() -> None:
     driver = Driver(settings=ReplicaSettings(max_uncommitted_bytes=400))
     driver.append(5)
-    refused = driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0)
+    refused = driver.leader.admission.refuse(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.BACKPRESSURE
     driver.fetch(B, 5)
     driver.fetch(C, 5)
-    assert driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0) is None
+    assert driver.leader.admission.refuse(ALL, lease_valid=True, now=0.0) is None
 
 
 def test_late_commits_of_all_partitions_together_are_back_pressure_for_partitions_above_their_share() -> None:
@@ -509,7 +509,7 @@ def test_late_commits_of_all_partitions_together_are_back_pressure_for_partition
     late = settings.replica_max_lag_time / 2
 
     def refused(driver: Driver, now: float) -> Code | None:
-        error = driver.leader.refuse_publish(None, lease_valid=True, now=now)
+        error = driver.leader.admission.refuse(None, lease_valid=True, now=now)
         return None if error is None else error.code
 
     busy.append(7, now=0.0)
@@ -536,18 +536,18 @@ def test_a_commit_is_late_by_the_oldest_record_that_waits_for_one() -> None:
     late = settings.replica_max_lag_time / 2
     driver.append(4)
     driver.append(2, now=late)
-    refused = driver.leader.refuse_publish(None, lease_valid=True, now=late)
+    refused = driver.leader.admission.refuse(None, lease_valid=True, now=late)
     assert refused is not None
     assert refused.code is Code.BACKPRESSURE
     driver.fetch(B, 4, now=late)
     driver.fetch(C, 4, now=late)
-    assert driver.leader.refuse_publish(None, lease_valid=True, now=late) is None
+    assert driver.leader.admission.refuse(None, lease_valid=True, now=late) is None
 
 
 def test_read_only_partitions_refuse() -> None:
     driver = Driver()
     driver.leader.on_view(replace(view(epoch=2), readonly=True), 0.0)
-    refused = driver.leader.refuse_publish(ALL, lease_valid=True, now=0.0)
+    refused = driver.leader.admission.refuse(ALL, lease_valid=True, now=0.0)
     assert refused is not None
     assert refused.code is Code.READONLY
 

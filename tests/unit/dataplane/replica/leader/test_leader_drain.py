@@ -15,7 +15,7 @@ from wire.types import BrokerId, Offset
 
 
 def refusal(leader: Leader, *, acks_all: bool = True) -> TidelogError | None:
-    return leader.refuse_publish(ALL if acks_all else LOCAL, lease_valid=True, now=0.0)
+    return leader.admission.refuse(ALL if acks_all else LOCAL, lease_valid=True, now=0.0)
 
 
 def drained(effects: list[LeaderEffect]) -> list[TidelogError | None]:

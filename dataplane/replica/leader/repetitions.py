@@ -7,10 +7,10 @@ was acknowledged is not forgotten before its window is over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.replica.derived.dedup_window import kept_form
 from wire.batch import parse_header
 from wire.batch.message_ids import message_ids_of
@@ -20,64 +20,99 @@ from wire.partition_messages.append import UNKNOWN_OFFSET
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from dataplane.broker.reading.readable_role import ReadableRole
-    from dataplane.broker.roles.id_keeper import IdKeeper
+    from dataplane.replica.derived.dedup_window import MessageIds
     from dataplane.replica.leader.log_clock import LogClock
+    from dataplane.replica.replica_settings import ReplicaSettings
     from wire.batch import BatchHeader, EncodedBatch
+    from wire.stream_config import StreamConfig
+    from wire.types import BrokerId, Buffer, PartitionKey
+
+
+@dataclass(slots=True)
+class IdsOfAll:
+    """The message ids of all partitions that a broker leads."""
+
+    count: int = 0
+
+
+class KnownIds(Protocol):
+    """The message ids that one replica knows."""
+
+    table: MessageIds
+    lacks: TidelogError | None
+    """Why ids of the log are not known."""
+
+    def configure(self, window_ms: int, most: int) -> None: ...
 
 
 class Repetitions:
-    def __init__(self, role: ReadableRole, keeper: IdKeeper, clock: LogClock) -> None:
-        self._role = role
-        self._context = role.context
-        self._bounds = role.context.the(BoundsOfAll)
+    """`first_record`: the first record that consumers may read. `read(base, end)`: batches of the log from `base` on;
+    None or empty: they are not in memory."""
+
+    def __init__(
+        self,
+        key: PartitionKey,
+        broker: BrokerId,
+        settings: ReplicaSettings,
+        keeper: KnownIds,
+        clock: LogClock,
+        of_all: IdsOfAll,
+        *,
+        first_record: Callable[[], Offset],
+        read: Callable[[Offset, Offset], Sequence[Buffer] | None],
+    ) -> None:
+        self._key = key
+        self._broker = broker
+        self._settings = settings
         self._keeper = keeper
         self._clock = clock
+        self._of_all = of_all
+        self._first_record = first_record
+        self._read = read
         self._leads = False
         self._counted = 0
-        """The number of our ids, in `BoundsOfAll.message_ids`."""
-        self.configure()
+        """The number of our ids, in `IdsOfAll`."""
 
-    def configure(self) -> None:
+    def configure(self, config: StreamConfig) -> None:
         """Take over the settings of the newest view."""
-        self._keeper.configure(self._role.view.config.dedup_window_ms, self._context.settings.max_message_ids)
+        self._keeper.configure(config.dedup_window_ms, self._settings.max_message_ids)
         self._count()
 
     @property
     def are_sought(self) -> bool:
         return self._keeper.table.is_on
 
-    def find(self, message_id: bytes) -> Offset | None:
+    def find(self, message_id: bytes, now: float) -> Offset | None:
         """Where the record with that id (in its kept form) lies. An id is forgotten with its record: an answer that
         names a record which was deleted would acknowledge what is not there."""
         if not self.are_sought:
             return None
-        found = self._keeper.table.find(message_id, self._clock.time(self._context.now()))
+        found = self._keeper.table.find(message_id, self._clock.time(now))
         self._count()
-        return None if found is None or found < self._role.first_record else found
+        return None if found is None or found < self._first_record() else found
 
-    def may_hold(self, message_ids: Collection[bytes]) -> bool:
+    def may_hold(self, message_ids: Collection[bytes], now: float) -> bool:
         """False: none of them is in the log."""
-        found = self.are_sought and self._keeper.table.may_hold(message_ids, self._clock.time(self._context.now()))
+        found = self.are_sought and self._keeper.table.may_hold(message_ids, self._clock.time(now))
         self._count()
         return found
 
-    def refuse(self, new: int) -> TidelogError | None:
+    def refuse(self, new: int, now: float) -> TidelogError | None:
         """Why records with `new` ids cannot be stored now."""
         if not self.are_sought or not new:
             return None
         if self._keeper.lacks is not None:
             return self._keeper.lacks
-        most = self._context.settings.max_message_ids_of_all
-        if self._keeper.table.has_room(new) and self._bounds.message_ids.count + new <= most:
+        most = self._settings.max_message_ids_of_all
+        if self._keeper.table.has_room(new) and self._of_all.count + new <= most:
             return None
-        self._keeper.table.go_on_to(self._clock.time(self._context.now()))
+        self._keeper.table.go_on_to(self._clock.time(now))
         self._count()
-        of_all = self._bounds.message_ids.count
+        of_all = self._of_all.count
         if not self._keeper.table.has_room(new):
-            told = f"partition {self._role.view.key} remembers {self._keeper.table.count} message ids"
+            told = f"partition {self._key} remembers {self._keeper.table.count} message ids"
         elif of_all + new > most:
-            told = f"the partitions that {self._context.broker} leads remember {of_all} message ids"
+            told = f"the partitions that {self._broker} leads remember {of_all} message ids"
         else:
             return None
         return TidelogError(
@@ -96,7 +131,7 @@ class Repetitions:
     def last_id(self, end: Offset) -> bytes | None:
         """The message id of the last record of a log that ends there, in its kept form; None also where that record
         was deleted."""
-        return self._keeper.table.last_id(end) if end > self._role.first_record else None
+        return self._keeper.table.last_id(end) if end > self._first_record() else None
 
     def ids_of(self, batch: EncodedBatch) -> list[tuple[int, bytes]]:
         """The ids of a client's batch: (place, id in its kept form)."""
@@ -105,7 +140,7 @@ class Repetitions:
         found = message_ids_of(batch.columns.headers, batch.record_count)
         return [(place, kept_form(message_id)) for place, message_id in found]
 
-    def among(self, ids: list[tuple[int, bytes]], base: Offset) -> dict[int, Offset]:
+    def among(self, ids: Sequence[tuple[int, bytes]], base: Offset, now: float) -> dict[int, Offset]:
         """The places of those that are repetitions, in the log or in the batch itself, which would begin at `base`;
         and the offsets of the originals."""
         if not self.are_sought:
@@ -113,7 +148,7 @@ class Repetitions:
         repeated: dict[int, Offset] = {}
         new: dict[bytes, int] = {}
         for place, message_id in ids:
-            found = self.find(message_id)
+            found = self.find(message_id, now)
             if found is not None:
                 repeated[place] = found
             elif message_id in new:
@@ -122,7 +157,7 @@ class Repetitions:
                 new[message_id] = place
         return repeated
 
-    def left_out(self, ids: list[tuple[int, bytes]], base: Offset, end: Offset) -> dict[int, Offset]:
+    def left_out(self, ids: Sequence[tuple[int, bytes]], base: Offset, end: Offset, now: float) -> dict[int, Offset]:
         """The places of the records that were, or may have been, left out of a batch of the log that is sent again; and
         the offsets of the originals, which lie below the end of that batch. A later record with the same id is no
         original, and may not be committed when the batch is."""
@@ -130,7 +165,7 @@ class Repetitions:
             return {}
         originals: dict[int, Offset] = {}
         for place, message_id in ids:
-            found = self.find(message_id)
+            found = self.find(message_id, now)
             if found is None or found >= end:
                 originals[place] = UNKNOWN_OFFSET
             elif found != base + place:
@@ -139,7 +174,7 @@ class Repetitions:
 
     def _is_whole(self, base: Offset, end: Offset) -> bool:
         """The batch from `base` to `end` has a record at each of its offsets. False also where it is not in memory."""
-        parts = self._role.log.read(base, max_bytes=1, end_offset=end)
+        parts = self._read(base, end)
         if not parts:
             return False
         header = parse_header(parts[0])
@@ -150,15 +185,15 @@ class Repetitions:
         self._leads = True
         self._count()
 
-    def end(self) -> None:
-        """The role ends."""
-        if self._leads and self._keeper.lacks is None:
-            self._keeper.on_led(self._role.log)
+    def end(self) -> bool:
+        """The role ends. Whether the ids of the whole log are known."""
+        knows_all = self._leads and self._keeper.lacks is None
         self._leads = False
-        self._bounds.message_ids.count -= self._counted
+        self._of_all.count -= self._counted
         self._counted = 0
+        return knows_all
 
     def _count(self) -> None:
         count = self._keeper.table.count if self._leads else 0
-        self._bounds.message_ids.count += count - self._counted
+        self._of_all.count += count - self._counted
         self._counted = count
