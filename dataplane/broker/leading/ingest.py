@@ -113,7 +113,7 @@ class Ingest(BulkHandler):
     ) -> None:
         self._publishes = publishes
         self._level: AckLevel | None = None
-        """Of messages that want an acknowledgement."""
+        """The level of messages that want an acknowledgement."""
         self._record_limit = RecordLimit(0)
         self._max_record = 0
         self._max_batch = 0

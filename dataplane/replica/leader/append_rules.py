@@ -142,7 +142,7 @@ class Here(NamedTuple):
 @dataclass(slots=True)
 class Store:
     taken: int = 1
-    """Of a run, the first ones; the quota has no room for the others."""
+    """The first so many records of a run; the quota has no room for the others."""
     over_quota: TidelogError | None = None
     """To those others."""
     ids: Sequence[tuple[int, bytes]] = ()
@@ -193,7 +193,7 @@ class Refuse:
     error: TidelogError
     once: Once = Once.NOT_KNOWN
     end: Offset = Offset(0)
-    """Of the record that took the place, exclusive."""
+    """The end of the record that took the place, exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
