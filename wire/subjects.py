@@ -117,29 +117,9 @@ class Subjects:
         """Leaders tell an idle follower that there are records."""
         return f"{self.namespace}.notify.{broker}"
 
-    def alter_isr(self) -> str:
-        """Leaders propose ISR changes to the controller."""
-        return f"{self.namespace}.metadata.alter_isr"
-
-    def pause(self) -> str:
-        """Leaders ask the controller to pause or to resume their partitions."""
-        return f"{self.namespace}.metadata.pause"
-
-    def cutover(self) -> str:
-        """Leaders tell the controller where the layout before the newest one ends in their partitions."""
-        return f"{self.namespace}.metadata.cutover"
-
-    def retired(self) -> str:
-        """Leaders tell the controller of retired partitions that have no records any more."""
-        return f"{self.namespace}.metadata.retired"
-
-    def report_leader(self) -> str:
-        """Followers report a failed leader to the controller."""
-        return f"{self.namespace}.metadata.report_leader"
-
-    def withdraw(self) -> str:
-        """Brokers tell the controller that a replica of theirs is unsound."""
-        return f"{self.namespace}.metadata.withdraw"
+    def controller(self) -> str:
+        """Brokers send their requests to the controller."""
+        return f"{self.namespace}.metadata.controller"
 
     def probe(self, broker: BrokerId) -> str:
         """The controller asks whether a broker lives."""

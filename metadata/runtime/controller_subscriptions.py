@@ -17,7 +17,7 @@ from metadata.raft.types import RaftError
 from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.namespace import Namespace
 from metadata.runtime.proposals import Proposals
-from wire.messaging.transport import Message, MessageHandler, Subscription
+from wire.messaging.transport import Message, Subscription
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Steps, in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionEpoch
@@ -44,7 +44,7 @@ class ControllerSubscriptions:
         self._run = run
         self._wanted = False
         self._changed = asyncio.Event()
-        self._subscriptions: list[Subscription] = []
+        self._subscription: Subscription | None = None
 
     def start(self) -> None:
         self._context.tasks.spawn(self._keep())
@@ -72,66 +72,34 @@ class ControllerSubscriptions:
                 self._changed.set()
 
     async def _open(self) -> None:
-        subjects = self._context.subjects
-        handlers: tuple[tuple[str, MessageHandler], ...] = (
-            (subjects.alter_isr(), self._on_alter_isr),
-            (subjects.pause(), self._on_pause),
-            (subjects.cutover(), self._on_cutover),
-            (subjects.retired(), self._on_retired),
-            (subjects.report_leader(), self._on_reports),
-            (subjects.withdraw(), self._on_withdraw),
-        )
-        for subject, handler in handlers[len(self._subscriptions) :]:
-            self._subscriptions.append(await self._context.transport.subscribe(subject, handler))
-        await self._context.port.on_controller(True)
+        context = self._context
+        if self._subscription is None:
+            self._subscription = await context.transport.subscribe(context.subjects.controller(), self._on_request)
+        await context.port.on_controller(True)
 
     async def close(self) -> None:
         await self._context.port.on_controller(False)
-        while self._subscriptions:
-            await self._subscriptions.pop().unsubscribe()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
 
-    def _on_alter_isr(self, message: Message) -> None:
-        request = self._context.messages.decode(pb.AlterIsrRequest, message)
-        if request is None or not self._context.is_controller:
+    def _on_request(self, message: Message) -> None:
+        context = self._context
+        request = context.messages.decode(pb.ControllerRequest, message)
+        if (
+            request is None
+            or not context.is_controller
+            or not self._namespace.is_ours(request.cluster_id, request.broker)
+        ):
             return
-        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
-            self._context.tasks.spawn(self._forward(pb.Command(alter_isr=pb.AlterIsr(items=request.items))))
-
-    def _on_pause(self, message: Message) -> None:
-        request = self._context.messages.decode(pb.PauseRequest, message)
-        if request is None or not self._context.is_controller:
-            return
-        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
-            self._context.tasks.spawn(self._forward(pb.Command(alter_paused=pb.AlterPaused(items=request.items))))
-
-    def _on_cutover(self, message: Message) -> None:
-        request = self._context.messages.decode(pb.CutoverRequest, message)
-        if request is None or not self._context.is_controller:
-            return
-        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
-            self._context.tasks.spawn(self._forward(pb.Command(report_cutover=pb.ReportCutover(items=request.items))))
-
-    def _on_retired(self, message: Message) -> None:
-        request = self._context.messages.decode(pb.RetiredRequest, message)
-        if request is None or not self._context.is_controller:
-            return
-        if self._namespace.is_ours(request.cluster_id, next((item.leader for item in request.items), "")):
-            self._context.tasks.spawn(self._forward(pb.Command(remove_retired=pb.RemoveRetired(items=request.items))))
-
-    def _on_withdraw(self, message: Message) -> None:
-        request = self._context.messages.decode(pb.WithdrawRequest, message)
-        if request is None or not self._context.is_controller:
-            return
-        if self._namespace.is_ours(request.cluster_id, next((item.broker for item in request.items), "")):
-            self._context.tasks.spawn(self._forward(pb.Command(withdraw=pb.Withdraw(items=request.items))))
-
-    def _on_reports(self, message: Message) -> None:
-        reports = self._context.messages.decode(pb.LeaderReports, message)
-        if reports is None or not self._context.is_controller:
-            return
-        if not self._namespace.is_ours(reports.cluster_id, next((report.replica for report in reports.items), "")):
-            return
-        self._context.tasks.spawn(in_turns(self._take_reports(reports)))
+        kind = request.WhichOneof("body")
+        if kind is None:
+            context.messages.drop(message.subject, message.data, "it asks for nothing")
+        elif kind == "report_leaders":
+            context.tasks.spawn(in_turns(self._take_reports(request.report_leaders)))
+        else:
+            # The commands have these names, too.
+            context.tasks.spawn(self._forward(pb.Command(**{kind: getattr(request, kind)})))
 
     def _take_reports(self, reports: pb.LeaderReports) -> Steps[None]:
         for part in pieces(reports.items, REPORTS):

@@ -237,20 +237,20 @@ class MetadataService:
 
     def alter_isr(self, change: IsrChange) -> None:
         """Ask for another ISR. A later request for a partition replaces the one on its way. Views tell how it ended."""
-        self._outbound.alter_isr(change)
+        self._outbound.ask(change)
 
     def alter_paused(self, change: PauseChange) -> None:
         """Ask that a partition led here be paused, or resumed; as `alter_isr`."""
-        self._outbound.alter_paused(change)
+        self._outbound.ask(change)
 
     def report_cutover(self, report: CutoverReport) -> None:
         """Tell the controller where the layout before the newest one ends in a partition led here. Repeated until a
         view shows that it is known, or that another leader has to tell."""
-        self._outbound.report_cutover(report)
+        self._outbound.ask(report)
 
     def report_retired(self, report: RetiredReport) -> None:
         """Tell the controller that a retired partition led here has no records any more; as `alter_isr`."""
-        self._outbound.report_retired(report)
+        self._outbound.ask(report)
 
     def report_leader(self, report: LeaderReport) -> None:
         """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
@@ -259,11 +259,11 @@ class MetadataService:
     def report_loss(self, report: LossReport) -> None:
         """Tell the controller that a leader lacks committed records which this broker holds. Repeated until the
         LeaderEpoch is over."""
-        self._outbound.report_loss(report)
+        self._outbound.ask(report)
 
     def withdraw(self, withdrawal: Withdrawal) -> None:
         """Leave the ISR and `eligible` of a partition. Repeated until a view shows that it is done."""
-        self._outbound.withdraw(withdrawal)
+        self._outbound.ask(withdrawal)
 
     def on_request_refused(self) -> None:
         """The API refused a request."""

@@ -221,7 +221,7 @@ async def _permissions(cluster: DevCluster, access: Access, stream: str) -> list
         for subject in ("_INBOX.spark.>", "tidelog.inbox.>", stream):
             await consumer.subscribe(subject, cb=on_message)
             refused.append(await _violation(answers, f"a consumer reads {subject}", subject))
-        for subject in (f"tidelog.{stream}.0.replicate", "tidelog.metadata.alter_isr", stream):
+        for subject in (f"tidelog.{stream}.0.replicate", "tidelog.metadata.controller", stream):
             await consumer.publish(subject, b"forged")
             refused.append(await _violation(answers, f"a consumer publishes to {subject}", subject))
     finally:

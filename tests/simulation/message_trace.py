@@ -67,18 +67,22 @@ def _request(message: Message) -> str | None:
     elif ".notify." in subject:
         notified = pb.PartitionNotification.FromString(data)
         what = f"new data in {notified.stream}/{notified.partition} e{notified.leader_epoch}"
-    elif subject.endswith("alter_isr"):
-        what = "; ".join(
-            f"{item.leader} wants ISR {','.join(life.broker for life in item.new_isr)} at p{item.expected_epoch}"
-            for item in meta.AlterIsrRequest.FromString(data).items
-        )
-    elif subject.endswith("report_leader"):
-        what = "; ".join(
-            f"{item.replica} reports {item.leader}, e{item.leader_epoch} of"
-            f" {item.partition.stream}/{item.partition.partition}"
-            for item in meta.LeaderReports.FromString(data).items
-        )
+    elif subject == _SUBJECTS.controller():
+        what = _controller_request(meta.ControllerRequest.FromString(data))
     return None if what is None else f"<- {subject.removeprefix('tidelog.')}: {what}"
+
+
+def _controller_request(request: meta.ControllerRequest) -> str:
+    changes = [
+        f"{item.leader} wants ISR {','.join(life.broker for life in item.new_isr)} at p{item.expected_epoch}"
+        for item in request.alter_isr.items
+    ]
+    reports = [
+        f"{item.replica} reports {item.leader}, e{item.leader_epoch} of"
+        f" {item.partition.stream}/{item.partition.partition}"
+        for item in request.report_leaders.items
+    ]
+    return "; ".join(changes + reports) or f"{request.broker} asks for {request.WhichOneof('body')}"
 
 
 def _answer(asked: str, message: Message) -> str | None:

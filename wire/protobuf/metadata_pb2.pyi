@@ -1961,108 +1961,70 @@ class ProbeAnswer(_message.Message):
 Global___ProbeAnswer: _TypeAlias = ProbeAnswer  # noqa: Y015
 
 @_typing.final
-class AlterIsrRequest(_message.Message):
-    """Leaders ask for changes of their ISR (R19)."""
+class ControllerRequest(_message.Message):
+    """A broker asks the controller for changes of one kind. It is not answered: the state that is applied shows when a change
+    is made, or cannot be made any more. All but `report_leaders` are commands, which the controller proposes as they are.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ITEMS_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    ALTER_ISR_FIELD_NUMBER: _builtins.int
+    ALTER_PAUSED_FIELD_NUMBER: _builtins.int
+    REPORT_CUTOVER_FIELD_NUMBER: _builtins.int
+    REMOVE_RETIRED_FIELD_NUMBER: _builtins.int
+    WITHDRAW_FIELD_NUMBER: _builtins.int
+    REPORT_LEADERS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.str
+    """that asks"""
     cluster_id: _builtins.str
     """cluster of the broker; requests from another one are not carried out (R41)"""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrAlteration]: ...
-    def __init__(
-        self,
-        *,
-        items: _abc.Iterable[Global___IsrAlteration] | None = ...,
-        cluster_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    def alter_isr(self) -> Global___AlterIsr:
+        """of leaders (R19)"""
 
-Global___AlterIsrRequest: _TypeAlias = AlterIsrRequest  # noqa: Y015
-
-@_typing.final
-class PauseRequest(_message.Message):
-    """Leaders ask that their partitions be paused or resumed (R47)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ITEMS_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    cluster_id: _builtins.str
-    """as above"""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseAlteration]: ...
-    def __init__(
-        self,
-        *,
-        items: _abc.Iterable[Global___PauseAlteration] | None = ...,
-        cluster_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    def alter_paused(self) -> Global___AlterPaused:
+        """of leaders (R47)"""
 
-Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
-
-@_typing.final
-class CutoverRequest(_message.Message):
-    """Leaders tell where the layout before the newest one ends in their partitions (R59)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ITEMS_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    cluster_id: _builtins.str
-    """as above"""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CutoverReport]: ...
-    def __init__(
-        self,
-        *,
-        items: _abc.Iterable[Global___CutoverReport] | None = ...,
-        cluster_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    def report_cutover(self) -> Global___ReportCutover:
+        """of leaders (R59)"""
 
-Global___CutoverRequest: _TypeAlias = CutoverRequest  # noqa: Y015
-
-@_typing.final
-class RetiredRequest(_message.Message):
-    """Leaders tell that their partitions are retired and have no records any more (R60)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ITEMS_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    cluster_id: _builtins.str
-    """as above"""
     @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetiredPartition]: ...
+    def remove_retired(self) -> Global___RemoveRetired:
+        """of leaders (R60)"""
+
+    @_builtins.property
+    def withdraw(self) -> Global___Withdraw:
+        """of replicas that are unsound (R23), or of followers of a leader that lacks committed records (R74)"""
+
+    @_builtins.property
+    def report_leaders(self) -> Global___LeaderReports:
+        """of followers (R27)"""
+
     def __init__(
         self,
         *,
-        items: _abc.Iterable[Global___RetiredPartition] | None = ...,
+        broker: _builtins.str = ...,
         cluster_id: _builtins.str = ...,
+        alter_isr: Global___AlterIsr | None = ...,
+        alter_paused: Global___AlterPaused | None = ...,
+        report_cutover: Global___ReportCutover | None = ...,
+        remove_retired: Global___RemoveRetired | None = ...,
+        withdraw: Global___Withdraw | None = ...,
+        report_leaders: Global___LeaderReports | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "body", b"body", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "report_leaders", b"report_leaders", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "body", b"body", "broker", b"broker", "cluster_id", b"cluster_id", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "report_leaders", b"report_leaders", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["alter_isr", "alter_paused", "report_cutover", "remove_retired", "withdraw", "report_leaders"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
-Global___RetiredRequest: _TypeAlias = RetiredRequest  # noqa: Y015
+Global___ControllerRequest: _TypeAlias = ControllerRequest  # noqa: Y015
 
 @_typing.final
 class LeaderReports(_message.Message):
@@ -2104,10 +2066,7 @@ class LeaderReports(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ITEMS_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
-    cluster_id: _builtins.str
-    """as above"""
     controller_epoch: _builtins.int
     """applied at the broker; reports to another controller do not count (R42)"""
     @_builtins.property
@@ -2118,42 +2077,15 @@ class LeaderReports(_message.Message):
         self,
         *,
         items: _abc.Iterable[Global___LeaderReports.Report] | None = ...,
-        cluster_id: _builtins.str = ...,
         controller_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaderReports: _TypeAlias = LeaderReports  # noqa: Y015
-
-@_typing.final
-class WithdrawRequest(_message.Message):
-    """Brokers withdraw replicas that are unsound (R23)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ITEMS_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
-    cluster_id: _builtins.str
-    """as above"""
-    @_builtins.property
-    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___WithdrawReplica]: ...
-    def __init__(
-        self,
-        *,
-        items: _abc.Iterable[Global___WithdrawReplica] | None = ...,
-        cluster_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "items", b"items"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

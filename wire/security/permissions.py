@@ -263,12 +263,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
     ]
     to_controller = [
         Grant(subjects.cluster(), "to which cluster brokers belong"),
-        Grant(subjects.alter_isr(), "leaders ask the controller for ISR changes"),
-        Grant(subjects.pause(), "leaders pause and resume partitions"),
-        Grant(subjects.cutover(), "leaders tell of cutovers"),
-        Grant(subjects.retired(), "leaders tell of retired partitions without records"),
-        Grant(subjects.report_leader(), "followers report leaders that are silent"),
-        Grant(subjects.withdraw(), "replicas withdraw"),
+        Grant(subjects.controller(), "brokers ask the controller for changes of partitions"),
     ]
 
     def told_to(to: BrokerId) -> list[Grant]:

@@ -271,7 +271,7 @@ async def test_a_probe_of_a_controller_to_come(cluster: DevCluster, client: Clie
 
 async def test_a_forged_withdrawal(cluster: DevCluster, client: Client) -> None:
     """Believed, the partition would be offline for good."""
-    async with attacked(cluster, client, "withdraw") as stranger:
+    async with attacked(cluster, client, "controller") as stranger:
         status = await client.cluster_status()
         items = [
             pb.WithdrawReplica(
@@ -284,9 +284,11 @@ async def test_a_forged_withdrawal(cluster: DevCluster, client: Client) -> None:
             for broker in status["brokers"]
             for epoch in range(1, 6)
         ]
-        request = pb.WithdrawRequest(items=items, cluster_id=status["cluster_id"]).SerializeToString()
+        request = pb.ControllerRequest(
+            broker=status["brokers"][0]["id"], cluster_id=status["cluster_id"], withdraw=pb.Withdraw(items=items)
+        ).SerializeToString()
         for payload in (request, request + bytes(TRAILER_BYTES - 1) + b"\x01"):
-            await stranger.say("tidelog.metadata.withdraw", payload)
+            await stranger.say("tidelog.metadata.controller", payload)
 
 
 async def test_a_forged_drain(cluster: DevCluster, client: Client) -> None:
@@ -309,7 +311,7 @@ async def test_a_forged_drain(cluster: DevCluster, client: Client) -> None:
 
 async def test_forged_isr_changes_and_reports(cluster: DevCluster, client: Client) -> None:
     """Believed, the followers would leave the ISR, or depose their leader."""
-    async with attacked(cluster, client, "alter_isr", "report_leader", "notify") as stranger:
+    async with attacked(cluster, client, "controller", "notify") as stranger:
         status = await client.cluster_status()
         lives = {broker["id"]: broker["incarnation"] for broker in status["brokers"]}
         leader = stranger.partition["leader"]
@@ -322,8 +324,10 @@ async def test_forged_isr_changes_and_reports(cluster: DevCluster, client: Clien
                 new_isr=[pb.BrokerLife(broker=leader, incarnation=lives[leader])],
                 reason="forged",
             )
-            altered = pb.AlterIsrRequest(items=[alteration], cluster_id=status["cluster_id"])
-            await stranger.say("tidelog.metadata.alter_isr", altered.SerializeToString())
+            altered = pb.ControllerRequest(
+                broker=leader, cluster_id=status["cluster_id"], alter_isr=pb.AlterIsr(items=[alteration])
+            )
+            await stranger.say("tidelog.metadata.controller", altered.SerializeToString())
             reports = [
                 pb.LeaderReports.Report(
                     partition=stranger.reference,
@@ -334,8 +338,12 @@ async def test_forged_isr_changes_and_reports(cluster: DevCluster, client: Clien
                 )
                 for follower in stranger.followers
             ]
-            reported = pb.LeaderReports(items=reports, cluster_id=status["cluster_id"], controller_epoch=1)
-            await stranger.say("tidelog.metadata.report_leader", reported.SerializeToString())
+            reported = pb.ControllerRequest(
+                broker=stranger.followers[0],
+                cluster_id=status["cluster_id"],
+                report_leaders=pb.LeaderReports(items=reports, controller_epoch=1),
+            )
+            await stranger.say("tidelog.metadata.controller", reported.SerializeToString())
         for broker in cluster.broker_ids:
             await stranger.say(f"tidelog.notify.{broker}", b"")
 

@@ -66,7 +66,7 @@ OF_BROKERS = [
     "tidelog.notify.b1",
     "tidelog.__audit.0.write", "tidelog.__audit", "tidelog.__audit.0.append",
     "tidelog.metadata.probe.b1", "tidelog.metadata.drain.b1", "tidelog.metadata.status.b1", "tidelog.metadata.cluster",
-    "tidelog.metadata.alter_isr", "tidelog.metadata.report_leader", "tidelog.metadata.withdraw",
+    "tidelog.metadata.controller",
     "tidelog.inbox.b1.x.1", "_INBOX.another.x.1", "$JS.API.INFO", "$SYS.REQ.SERVER.PING",
     "tidelog.metadata.push.orders",
 ]  # fmt: skip

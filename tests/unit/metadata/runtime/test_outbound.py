@@ -72,10 +72,15 @@ def of_isr(cluster: Cluster, number: int, *members: str, reason: str = "lagging"
     )
 
 
+def sent_by(wire: FakeTransport) -> list[pb.ControllerRequest]:
+    assert {subject for subject, *_ in wire.sent} <= {Subjects().controller()}
+    return [pb.ControllerRequest.FromString(data) for _, data, _ in wire.sent]
+
+
 def alterations(wire: FakeTransport) -> list[list[int]]:
     """The partitions of each message."""
-    changes = [data for subject, data, _ in wire.sent if subject == Subjects().alter_isr()]
-    return [[item.partition.partition for item in pb.AlterIsrRequest.FromString(data).items] for data in changes]
+    changes = [sent.alter_isr for sent in sent_by(wire) if sent.HasField("alter_isr")]
+    return [[item.partition.partition for item in change.items] for change in changes]
 
 
 async def test_as_many_requests_as_there_are_partitions_go_out_in_turns() -> None:
@@ -84,7 +89,7 @@ async def test_as_many_requests_as_there_are_partitions_go_out_in_turns() -> Non
     wire = FakeTransport()
     requests = requests_of(cluster, wire, Incarnation(1))
     for number in range(10_000):
-        requests.alter_isr(of_isr(cluster, number, "a"))
+        requests.ask(of_isr(cluster, number, "a"))
         requests.report(
             LeaderReport(
                 key=cluster.key(number),
@@ -101,8 +106,7 @@ async def test_as_many_requests_as_there_are_partitions_go_out_in_turns() -> Non
     sent = alterations(wire)
     assert [len(numbers) for numbers in sent] == [TURN] * (10_000 // TURN)
     assert [number for numbers in sent for number in numbers] == [*range(10_000)]
-    reports = [data for subject, data, _ in wire.sent if subject == Subjects().report_leader()]
-    told = [item.partition.partition for data in reports for item in pb.LeaderReports.FromString(data).items]
+    told = [item.partition.partition for sent in sent_by(wire) for item in sent.report_leaders.items]
     assert told == [*range(10_000)]
     requests.close()
 
@@ -114,18 +118,18 @@ async def test_what_is_replaced_before_it_is_sent_is_not_sent_and_what_is_over_i
     requests = requests_of(cluster, wire, Incarnation(1))
     over = of_isr(cluster, 1, "a", "b")
     cluster.alter(cluster.alteration("a c", number=1))
-    requests.alter_isr(of_isr(cluster, 0, "a", "b"))
-    requests.alter_isr(of_isr(cluster, 0, "a", "b", reason="it lags more"))
-    requests.alter_isr(of_isr(cluster, 0, "a", "b", reason="it lags more"))
-    requests.alter_isr(over)
-    requests.alter_isr(of_isr(cluster, 2, "a", "b"))
+    requests.ask(of_isr(cluster, 0, "a", "b"))
+    requests.ask(of_isr(cluster, 0, "a", "b", reason="it lags more"))
+    requests.ask(of_isr(cluster, 0, "a", "b", reason="it lags more"))
+    requests.ask(over)
+    requests.ask(of_isr(cluster, 2, "a", "b"))
     assert len(requests) == 2
     # Answered before its turn: applied state shows it, and no change was told of.
     cluster.alter(cluster.alteration("a c", number=2))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert alterations(wire) == [[0]]
-    assert [item.reason for item in pb.AlterIsrRequest.FromString(wire.sent[0][1]).items] == ["it lags more"]
+    assert [item.reason for item in sent_by(wire)[0].alter_isr.items] == ["it lags more"]
     assert len(requests) == 1
     requests.close()
 
@@ -135,7 +139,7 @@ async def test_a_request_that_is_not_answered_is_repeated_with_longer_pauses() -
     cluster.create("s", ["a b"])
     wire = TimedTransport()
     requests = requests_of(cluster, wire, Incarnation(1), asyncio.get_running_loop().time)
-    requests.alter_isr(of_isr(cluster, 0, "a"))
+    requests.ask(of_isr(cluster, 0, "a"))
     await until(lambda: len(wire.sent) >= 4)
     pauses = [later - earlier for earlier, later in pairwise(wire.times)]
     shortest = MetadataSettings().retry_interval_s
@@ -158,7 +162,7 @@ async def test_those_who_ask_in_each_turn_of_the_loop_do_not_keep_requests_from_
         nonlocal asked
         if asked < 100:
             loop.call_soon(ask)
-            requests.alter_isr(of_isr(cluster, asked, "a"))
+            requests.ask(of_isr(cluster, asked, "a"))
             asked += 1
 
     ask()
@@ -183,12 +187,12 @@ async def test_requests_that_met_an_error_are_sent_again(monkeypatch: pytest.Mon
         raise ValueError("a bug")
 
     with monkeypatch.context() as broken:
-        broken.setattr(requests._changes, "item", fails)
-        requests.alter_isr(of_isr(cluster, 0, "a"))
+        broken.setattr(requests, "_item", fails)
+        requests.ask(of_isr(cluster, 0, "a"))
         await until(lambda: len(met) == 1)
     with monkeypatch.context() as broken:
-        broken.setattr(requests._changes, "publish", fails)
-        requests.alter_isr(of_isr(cluster, 1, "a"))
+        broken.setattr(wire, "publish", fails)
+        requests.ask(of_isr(cluster, 1, "a"))
         await until(lambda: len(met) == 2)
     await until(lambda: {number for numbers in alterations(wire) for number in numbers} == {0, 1})
     requests.close()
@@ -202,7 +206,7 @@ async def test_many_large_requests_go_out_in_messages_that_are_not_too_large() -
     requests = requests_of(cluster, wire, Incarnation(1))
     for number in range(500):
         partition = cluster.partition(number)
-        requests.alter_isr(
+        requests.ask(
             IsrChange(
                 key=cluster.key(number),
                 leader=BrokerId(brokers[0]),
@@ -213,7 +217,7 @@ async def test_many_large_requests_go_out_in_messages_that_are_not_too_large() -
             )
         )
     await until(lambda: sum(map(len, alterations(wire))) == 500)
-    sent = [item for _, data, _ in wire.sent for item in pb.AlterIsrRequest.FromString(data).items]
+    sent = [item for request in sent_by(wire) for item in request.alter_isr.items]
     assert [item.partition.partition for item in sent] == [*range(500)]
     requests.close()
 
@@ -228,11 +232,11 @@ async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch
     withdrawal = Withdrawal(
         key=cluster.key(), broker=BrokerId("b"), expected_epoch=partition.epoch, reason="a flipped bit"
     )
-    requests.withdraw(withdrawal)
+    requests.ask(withdrawal)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not wire.sent, "it asks for nothing that is not so"
-    requests.withdraw(replace(withdrawal, leader_epoch=LeaderEpoch(1)))
+    requests.ask(replace(withdrawal, leader_epoch=LeaderEpoch(1)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(wire.sent) == len(requests) == 1

@@ -55,7 +55,7 @@ async def test_a_leader_is_heard_until_its_partition_is_resumed() -> None:
         lost: list[str] = []
 
         def lose(subject: str) -> bool:
-            if subject != SUBJECTS.pause() or len(lost) == 3:
+            if subject != SUBJECTS.controller() or len(lost) == 3:
                 return False
             lost.append(subject)
             return True

@@ -82,7 +82,7 @@ async def test_a_retired_partition_without_records_goes() -> None:
         lost: list[str] = []
 
         def lose(subject: str) -> bool:
-            if subject != SUBJECTS.retired() or len(lost) == 3:
+            if subject != SUBJECTS.controller() or len(lost) == 3:
                 return False
             lost.append(subject)
             return True
@@ -117,7 +117,7 @@ async def test_a_cutover_is_told_until_it_is_known() -> None:
         lost: list[str] = []
 
         def lose(subject: str) -> bool:
-            if subject != SUBJECTS.cutover() or len(lost) == 5:
+            if subject != SUBJECTS.controller() or len(lost) == 5:
                 return False
             lost.append(subject)
             return True

@@ -31,7 +31,7 @@ STREAM = "orders"
         (SUBJECTS.topology("orders"), CLIENTS, 2),
         (SUBJECTS.adopt(BrokerId("b1")), CLIENTS, 2),
         (SUBJECTS.probe(BrokerId("b1")), BROKERS, 2),
-        (SUBJECTS.alter_isr(), BROKERS, 2),
+        (SUBJECTS.controller(), BROKERS, 2),
         ("tidelog.orders.0.replicate", BROKERS, 2),
         (QUESTION, CLIENTS, 1),
     ],

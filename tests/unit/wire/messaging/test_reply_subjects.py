@@ -180,7 +180,7 @@ def test_brokers_are_answered_in_inboxes_of_brokers_only() -> None:
         ("tidelog.metadata.adopt", True),
         ("tidelog.metadata.adopt.b1.b2", True),
         ("tidelog.metadata.probe.adopt", True),
-        ("tidelog.metadata.alter_isr", True),
+        ("tidelog.metadata.controller", True),
         ("other.metadata.topology", False),
         ("tidelog.orders.0.append", False),
         ("tidelog.orders.0.fetch", False),

@@ -55,8 +55,7 @@ def of_brokers(stream: StreamName) -> Iterator[str]:
     for broker in (BrokerId("b1"), BrokerId("mine")):
         yield from (SUBJECTS.notify(broker), SUBJECTS.probe(broker), SUBJECTS.drain(broker))
         yield from (SUBJECTS.broker_status(broker), f"{SUBJECTS.broker_inbox(broker)}.x.1")
-    yield from (SUBJECTS.cluster(), SUBJECTS.alter_isr(), SUBJECTS.pause(), SUBJECTS.cutover(), SUBJECTS.retired())
-    yield from (SUBJECTS.report_leader(), SUBJECTS.withdraw())
+    yield from (SUBJECTS.cluster(), SUBJECTS.controller())
 
 
 def of_coordinators(name: str) -> Iterator[str]:

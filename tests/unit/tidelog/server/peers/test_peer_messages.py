@@ -480,11 +480,11 @@ def test_each_subject_of_brokers_has_a_kind() -> None:
         for subject in (
             subjects.replicate(stream, 3), subjects.offset(stream, 3), subjects.snapshot(stream, 3),
             subjects.notify(b), subjects.probe(b), subjects.broker_status(b), subjects.drain(b),
-            subjects.alter_isr(), subjects.report_leader(), subjects.withdraw(), subjects.cluster(),
+            subjects.controller(), subjects.cluster(),
         )
     ] == [
         "replicate", "offset", "checkpoint", "notify", "probe", "status", "drain",
-        "alter_isr", "report_leader", "withdraw", "cluster",
+        "controller", "cluster",
     ]  # fmt: skip
 
 
