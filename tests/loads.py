@@ -132,7 +132,6 @@ OF_COORDINATORS: Mapping[str, str] = {
     group_records.CURSOR: "10000 cursors are set",
     transaction_records.INIT: "transactions, 20000 ids: producers begin",
     **dict.fromkeys(transaction_records.ADDS, "transactions, 20000 ids: each adds 20 partitions"),
-    transaction_records.ADD_ANY: "transactions, 20000 ids: each adds 20 partitions",
     transaction_records.END: "transactions, 20000 ids: half of them end",
     transaction_records.END_FAMILY: f"{OF_FAMILY}: it is committed",
     transaction_records.FAMILY: f"{OF_FAMILY}: it is committed",

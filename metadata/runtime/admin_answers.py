@@ -491,19 +491,13 @@ class Admin:
     async def _ask_status(
         self, broker: BrokerId, stream: Stream, wanted: Sequence[int], story_of: int | None
     ) -> Sequence[ReplicaReport] | TidelogError:
-        """`wanted`: partitions, of which the broker is asked about those that it holds, MAX_ASKED at a time. One of an
-        earlier version tells of all at once. A retired partition may have been removed since they were listed."""
+        """`wanted`: partitions, of which the broker is asked about those that it holds, MAX_ASKED at a time. A retired
+        partition may have been removed since they were listed."""
         there = [(number, stream.partitions[number]) for number in wanted if number in stream.partitions]
         held = [number for number, partition in there if broker in partition.replicas]
-        if not held:
-            return ()
-        first, *others = pieces(held, MAX_ASKED)
-        reports = [await self._ask_about(broker, stream.name, first, story_of)]
-        tells_all = not isinstance(reports[0], TidelogError) and len(reports[0]) > len(first)
-        if not tells_all:
-            reports += await asyncio.gather(
-                *(self._ask_about(broker, stream.name, numbers, story_of) for numbers in others)
-            )
+        reports = await asyncio.gather(
+            *(self._ask_about(broker, stream.name, numbers, story_of) for numbers in pieces(held, MAX_ASKED))
+        )
         found: list[ReplicaReport] = []
         for report in reports:
             if isinstance(report, TidelogError):

@@ -251,8 +251,7 @@ class Registrar:
         return missing
 
     def _as_many(self, ends: Sequence[pb.LogEnds], most_bytes: int) -> list[pb.LogEnds]:
-        """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known, as of those of
-        an earlier version."""
+        """Bounded: a command must not be too large for Raft. Of the logs beyond that nothing is known."""
         told: list[pb.LogEnds] = []
         size = 0
         for logs in ends:

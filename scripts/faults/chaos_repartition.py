@@ -6,7 +6,7 @@ members.
     scripts/chaos --repartition --minutes 3 --interval 5
     scripts/chaos --repartition --broken no-fence             must end in FAIL
 
-One producer is a client of a version without pushes: it learns of another layout when a leader refuses it.
+One producer gets no pushes: it learns of another layout when a leader refuses it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ async def writing(url: str) -> AsyncIterator[list[Writer]]:
 
 
 def forget_pushes(client: tidelog.Client) -> None:
-    """It subscribes to none, and tells nobody what it has applied, as clients of earlier versions."""
+    """Keeps the client from subscribing to pushes, and from reporting what it has applied."""
 
     async def nothing(*_: object) -> None:
         """Of what it does in a client of today."""

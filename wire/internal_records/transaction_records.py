@@ -48,8 +48,6 @@ FAMILY: Final = "family"
 ADDS: Final = (ADD_PARTITIONS, ADD_OFFSETS)
 """Kinds whose subject has a second name: that of the stream or of the group."""
 KINDS: Final = (INIT, *ADDS, END, END_FAMILY, FAMILY)
-ADD_ANY: Final = "add"
-"""How clients of earlier versions add; it is refused, because its subject names neither streams nor groups."""
 
 MAX_PARTICIPANTS: Final = 1000
 """Partitions and groups of one transaction."""

@@ -6,8 +6,7 @@ call, which decode requests and answers by `wire.operations.json_codec`, and the
 are dataclasses; answers are TypedDicts, because users of the client and of `--json` see their JSON.
 
 To add an operation: an entry here, a method of `metadata.runtime.admin_answers` with `@handles`, a method of the
-client, a command, its test. A field that is added to an answer later is NotRequired: a broker of an earlier version
-leaves it out.
+client, a command, its test.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class ReplicaProgress(TypedDict):
     quarantined: Quarantined | None
     stopped: str | None
     """Why it cannot copy from its leader until an operator does something."""
-    bytes_on_disk: NotRequired[int | None]
+    bytes_on_disk: int | None
     """Bytes of the segments of its log; None, as `traffic`, while its broker does not answer."""
-    traffic: NotRequired[Traffic | None]
+    traffic: Traffic | None
 
 
 class WithdrawnReplica(TypedDict):
@@ -118,7 +117,7 @@ class PartitionDescription(TypedDict):
     readonly: bool
     high_watermark: int | None
     """Last committed offset, -1 = none; None while the leader does not answer."""
-    last_stable_offset: NotRequired[int | None]
+    last_stable_offset: int | None
     """Exclusive end of what consumers read, unless they read uncommitted transactions; below the committed end while a
     transaction is open. None where it is not known."""
     log_start_offset: int | None
@@ -126,7 +125,7 @@ class PartitionDescription(TypedDict):
     not_heard: dict[str, list[str]]
     """Subjects of the partition that NATS does not let a broker subscribe to, by broker."""
     replicas_progress: dict[str, ReplicaProgress]
-    bytes_on_disk: NotRequired[int | None]
+    bytes_on_disk: int | None
     """The sum over its replicas whose brokers answer; None: none does."""
 
 
@@ -144,22 +143,22 @@ class StreamDescription(TypedDict):
     subject: str
     incarnation: int
     kind: str
-    partitioner: NotRequired[str]
+    partitioner: str
     """How producers that choose none spread keys."""
     partitioning_version: int
     replication_factor: int
     config: dict[str, str]
     partitions: list[PartitionDescription]
     """Also those that are made ready for the next layout, and those that earlier ones have left behind."""
-    layouts: NotRequired[list[LayoutForm]]
+    layouts: list[LayoutForm]
     """Oldest first."""
-    repartition: NotRequired[RepartitionState | None]
+    repartition: RepartitionState | None
     """None: none is under way."""
     refusals: dict[str, str]
     """Why brokers could not describe their replicas, by broker."""
-    bytes_on_disk: NotRequired[int | None]
+    bytes_on_disk: int | None
     """The sum over all replicas whose brokers answer; None, as `traffic`: no broker does."""
-    traffic: NotRequired[Traffic | None]
+    traffic: Traffic | None
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ class StreamSummary(TypedDict):
 
 class StreamList(TypedDict):
     streams: list[StreamSummary]
-    unanswered: NotRequired[list[str]]
+    unanswered: list[str]
     """Brokers whose replicas are not in `bytes_on_disk` and `traffic`."""
 
 
@@ -367,7 +366,7 @@ class PartitionRef:
 
 class ReplicaEvent(TypedDict):
     seconds_ago: float
-    time: NotRequired[str]
+    time: str
     """ISO-8601, UTC, by the clock that its broker has now."""
     event: str
     """As a sentence."""
@@ -543,9 +542,9 @@ class GroupDescription(GroupSummary):
     details: list[GroupMember]
     offsets: list[GroupOffset]
     """By stream and partition."""
-    pending: NotRequired[list[PendingGroupOffset]]
+    pending: list[PendingGroupOffset]
     """By producer. While there are some, the offsets are neither told to consumers nor reset."""
-    left_out: NotRequired[int]
+    left_out: int
     """Partitions of what the members subscribe to that are beyond the limit of a group: no member gets them."""
 
 
@@ -664,13 +663,13 @@ class BrokerStatus(TypedDict):
     """The failed ones with a damaged log: they are repaired from the others, if there are any."""
     counters: dict[str, int] | None
     """Records and requests that it took in or dropped, since it started."""
-    bytes_on_disk: NotRequired[int | None]
+    bytes_on_disk: int | None
     """Bytes of the segments of all its logs, those of internal streams included."""
-    traffic: NotRequired[Traffic | None]
+    traffic: Traffic | None
     """Without that of internal streams."""
     disk: DiskStatus | None
     space: SpaceStatus | None
-    clock: NotRequired[ClockStatus | None]
+    clock: ClockStatus | None
     publish_gaps: list[PublishGap] | None
     """The newest; the counter of that name has all."""
     refused_messages: dict[str, dict[str, int]] | None
@@ -742,9 +741,9 @@ class ClusterStatus(ClusterDefaults):
     under_replicated_partitions: list[str]
     """As `stream/partition`, the first hundred."""
     unclean_elections: int
-    topology_generation: NotRequired[int]
+    topology_generation: int
     """At which leaders, partitions or layouts of some stream last changed."""
-    repartitions: NotRequired[list[RepartitionStatus]]
+    repartitions: list[RepartitionStatus]
     """The repartitions of the streams that are being repartitioned; the first hundred."""
 
 
@@ -770,7 +769,7 @@ class HeldReplica(TypedDict):
     """"isr", "eligible", "withdrawn" or "out of sync"."""
     isr: list[str]
     min_isr: int
-    bytes_on_disk: NotRequired[int | None]
+    bytes_on_disk: int | None
     """Bytes of the segments of its log; None while the broker does not answer."""
 
 

@@ -34,11 +34,10 @@ _POLY1305_KEY_BYTES: Final = 32
 
 
 def add_batch_proof(request: AppendRequest, key: bytes, target: str, batch: Sequence[Buffer]) -> None:
-    """`key`: of the producer, from `ProducerKeys.key_of`; empty: of a broker of an earlier version, and nothing is
-    added. `target`: `wire.security.tickets.partition_target`. `batch`: the header, and the parts of the body."""
-    if key:
-        request.proof = prove(key, _covered(target, batch[0]))
-        request.body_proof = _tag(key[FINGERPRINT_BYTES:], request.proof, batch[1:])
+    """`key`: of the producer, from `ProducerKeys.key_of`. `target`: `wire.security.tickets.partition_target`. `batch`:
+    the header, and the parts of the body."""
+    request.proof = prove(key, _covered(target, batch[0]))
+    request.body_proof = _tag(key[FINGERPRINT_BYTES:], request.proof, batch[1:])
 
 
 # R76: A producer id is used by whoever was given it. With the id a key is given out, and an AppendRequest whose batch
@@ -54,7 +53,7 @@ def check_batch_proof(
     """`batch`: with its header. Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the producer."""
     key = keys.check(request.proof, producer_id, _covered(target, batch[:HEADER_SIZE]))
     if not request.body_proof:
-        raise unproven(producer_id, "shows no proof of the batch's body: update this client")
+        raise unproven(producer_id, "shows no proof of the batch's body")
     if not hmac.compare_digest(request.body_proof, _tag(key, request.proof, [batch[HEADER_SIZE:]])):
         raise unproven(producer_id, "shows the proof of another body")
 

@@ -312,7 +312,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
                 ),
                 f"{kind} of transactions",
             )
-            for kind in (*transaction_records.KINDS, transaction_records.ADD_ANY)
+            for kind in transaction_records.KINDS
         ),
         Grant(f"{ns}.api.>", "the API"),
         Grant(subjects.topology(), "clients ask for routes of streams"),

@@ -63,10 +63,7 @@ class ProducerKeys:
                     if hmac.compare_digest(proof[FINGERPRINT_BYTES:], _tag(key, covered)):
                         return key
         if not proof:
-            raise unproven(
-                producer_id,
-                "shows no proof that the id is its own: update this client, for an earlier version sends none",
-            )
+            raise unproven(producer_id, "shows no proof that the id is its own; make a new producer")
         raise unproven(
             producer_id,
             "shows a proof that does not hold here: it is of another producer, of other bytes, or of a secret that the"
@@ -79,14 +76,13 @@ class ProducerKeys:
 
 
 def is_key(text: object) -> bool:
-    """In hex, as `producer.init` gives it; empty: of a broker of an earlier version."""
-    return isinstance(text, str) and (not text or _KEY_TEXT.fullmatch(text) is not None)
+    """In hex, as `producer.init` gives it."""
+    return isinstance(text, str) and _KEY_TEXT.fullmatch(text) is not None
 
 
 def prove(key: bytes, covered: Buffer) -> bytes:
-    """The proof by a key that `ProducerKeys.key_of` has made. Empty where there is no key, of a broker of an earlier
-    version."""
-    return key[:FINGERPRINT_BYTES] + _tag(key[FINGERPRINT_BYTES:], covered) if key else b""
+    """The proof by a key that `ProducerKeys.key_of` has made."""
+    return key[:FINGERPRINT_BYTES] + _tag(key[FINGERPRINT_BYTES:], covered)
 
 
 def request_proof_of(use: str, values: Iterable[object]) -> bytes:

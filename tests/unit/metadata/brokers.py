@@ -27,7 +27,7 @@ from tidelog.server.api.json_api import Api
 from tidelog.server.audit.audit_trail import AuditTrail
 from wire.errors import TidelogError
 from wire.messaging.transport import NO_RESPONDERS
-from wire.operations.api_operations import OPERATIONS
+from wire.operations.api_operations import OPERATIONS, ReplicaEvent
 from wire.operations.operation import ALWAYS_POSSIBLE
 from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
 from wire.protobuf import metadata_pb2 as pb
@@ -55,6 +55,8 @@ SUBJECTS = Subjects()
 SETTINGS = MetadataSettings(
     liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.05
 )
+LED: ReplicaEvent = {"seconds_ago": 1.5, "time": "2026-01-01T00:00:00.000+00:00", "event": "leads", "times": 1}
+"""What a fake broker tells of a partition that it leads."""
 CREATE = {"name": "s", "subject": "s", "partitions": 3, "replication_factor": 3, "config": {}}
 
 
@@ -278,7 +280,7 @@ class Broker:
             report["log_end_offset"] = 7
             report["high_watermark"] = 6
             report["replicas_progress"] = {self.id: {"log_end_offset": 7, "in_sync": True}}
-            report["story"] = [{"seconds_ago": 1.5, "event": "leads", "times": 1}] if story_of == key.partition else []
+            report["story"] = [LED] if story_of == key.partition else []
         return report
 
     async def kill(self) -> None:

@@ -51,7 +51,7 @@ def _show(found: BrokerDescription) -> None:
             replica["standing"],
             " ".join(replica["isr"]),
             str(replica["min_isr"]),
-            size(replica.get("bytes_on_disk")),
+            size(replica["bytes_on_disk"]),
         )
     life = "alive" if found["alive"] else "[red]dead[/]"
     role = "voter" if found["voter"] else "observer"
@@ -63,7 +63,7 @@ def _show(found: BrokerDescription) -> None:
         f"{internal}, on disk {size(found.get('bytes_on_disk'))}",
         highlight=False,
     )
-    for line in in_words(found.get("traffic")):
+    for line in in_words(found["traffic"]):
         console().print(line, highlight=False)
     table.show()
     if found["alive"] and (short := [_name(replica) for replica in found["held"] if _stops_commits(replica)]):

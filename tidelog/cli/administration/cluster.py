@@ -202,7 +202,7 @@ def _disk(broker: BrokerStatus) -> str:
 
 def _clock(broker: BrokerStatus) -> str:
     """What an operator has to know of it; empty: nothing."""
-    clock = broker.get("clock")
+    clock = broker["clock"]
     if clock and clock["state"] == "off":
         ahead = clock["ahead_ms"] / 1000
         where = f"{abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'}"

@@ -232,7 +232,7 @@ def _show_description(found: DescribedGroup) -> None:
         f"  coordinator {found['coordinator']} (__groups/{found['partition']})",
         highlight=False,
     )
-    if left_out := found.get("left_out", 0):
+    if left_out := found["left_out"]:
         console().print(
             f"[red]beyond the limit of a group: {counted(left_out, 'partition')} of what is subscribed to, which no"
             " member reads[/]; share the streams among several groups",
@@ -259,7 +259,7 @@ def _show_description(found: DescribedGroup) -> None:
                 _partitions(member["revoking"]),
             )
         members.show()
-    for each in found.get("pending", []):
+    for each in found["pending"]:
         click.echo(
             f"pending: {plain(each['stream'])}/{each['partition']} at {each['offset']}, in a transaction of producer"
             f" {each['producer_id']} (`tidelog transaction list`)"

@@ -96,9 +96,10 @@ def _show_story(found: PartitionStory, zone: tzinfo | None) -> None:
             console().print("  [yellow]it does not answer[/]")
         for event in events or ():
             times = f" ({event['times']} times)" if event["times"] > 1 else ""
-            time = f"{told_time(event['time'], zone)}  " if "time" in event else ""  # a broker of before tells none
             console().print(
-                f"  {time}{event['seconds_ago']:>12.3f} s ago  {event['event']}{times}", highlight=False, markup=False
+                f"  {told_time(event['time'], zone)}  {event['seconds_ago']:>12.3f} s ago  {event['event']}{times}",
+                highlight=False,
+                markup=False,
             )
 
 

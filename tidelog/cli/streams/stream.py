@@ -119,7 +119,7 @@ def list_(internal: bool, server: str | None, namespace: str, as_json: bool) -> 
             _show_list(streams)
         else:
             click.echo("no streams; make one with `tidelog stream create NAME`")
-        if streams and (missing := found.get("unanswered")):
+        if streams and (missing := found["unanswered"]):
             click.echo(
                 f"tidelog: what {', '.join(missing)} has of them is missing in bytes on disk and traffic: no answer",
                 err=True,
@@ -423,16 +423,14 @@ def _show_list(streams: list[StreamSummary]) -> None:
 
 def _show_description(found: StreamDescription) -> None:
     settings = "  ".join(shown(f"{key}={value}") for key, value in sorted(found["config"].items()))
-    partitioner = found.get("partitioner", DEFAULT_PARTITIONER)  # a broker of an older version tells none
     console().print(
         f"stream [bold]{found['name']}[/]  subject {shown(found['subject'])}  partitioner"
-        f" {shown(partitioner)}  on disk {size(found.get('bytes_on_disk'))}\n{settings}",
+        f" {shown(found['partitioner'])}  on disk {size(found['bytes_on_disk'])}\n{settings}",
         highlight=False,
     )
-    for line in traffic_in_words(found.get("traffic")):
+    for line in traffic_in_words(found["traffic"]):
         console().print(line, highlight=False)
-    # A broker of a version without repartitions tells no layouts.
-    layouts, begun = found.get("layouts", []), found.get("repartition")
+    layouts, begun = found["layouts"], found["repartition"]
     has_states = len(layouts) > 1 or begun is not None
     states = ("state",) if has_states else ()
     table = Rows(
@@ -449,7 +447,7 @@ def _show_description(found: StreamDescription) -> None:
         drops=("leader epoch", "log start"),
     )
     for partition in found["partitions"]:
-        last, stable = partition["high_watermark"], partition.get("last_stable_offset")
+        last, stable = partition["high_watermark"], partition["last_stable_offset"]
         committed = None if last is None else last + 1
         waits = committed is not None and stable is not None and stable < committed
         table.add(
@@ -462,7 +460,7 @@ def _show_description(found: StreamDescription) -> None:
             _number(partition["log_start_offset"]),
             _number(committed) + (f"\nstable {_number(stable)}" if waits else ""),
             _number(partition["log_end_offset"]),
-            sizes((name, each.get("bytes_on_disk")) for name, each in partition["replicas_progress"].items()),
+            sizes((name, each["bytes_on_disk"]) for name, each in partition["replicas_progress"].items()),
         )
     table.show()
     show_layouts(layouts)

@@ -114,7 +114,7 @@ async def copy_stream(client: CopyingClient, request: CopyRequest) -> CopiedStre
     before = partitions_spread_over(source)
     count = before if request.partitions is None else request.partitions
     # Records of one key of a stream that was repartitioned are in several partitions.
-    is_repartitioned = len(source.get("layouts", ())) > 1
+    is_repartitioned = len(source["layouts"]) > 1
     there = await _made(client, request, source, count)
     order: Literal["key", "partition"] = "key" if is_repartitioned else "partition"
     async with client.consume(request.source, start=request.start, stop=stop, on_gap="skip", order=order) as consumer:
@@ -160,7 +160,7 @@ async def _made(client: CopyingClient, request: CopyRequest, source: StreamDescr
             partitions=count,
             replication_factor=factor,
             config=config,
-            partitioner=cast("Literal['crc32c', 'murmur2'] | None", source.get("partitioner")),
+            partitioner=cast("Literal['crc32c', 'murmur2']", source["partitioner"]),
         )
     except StreamExists as error:
         raise StreamExists(
@@ -183,7 +183,7 @@ async def _what_is_there(
             " what of it is there can only be told where both have the same number; delete the copy and begin anew"
         )
     for name, described in ((request.source, source), (request.target, target)):
-        if len(described.get("layouts", ())) > 1:
+        if len(described["layouts"]) > 1:
             raise bad(
                 f"stream {name} was repartitioned, so that nothing tells what of the copy {request.target} is there;"
                 " delete the copy and begin anew"

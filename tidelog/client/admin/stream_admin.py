@@ -221,18 +221,12 @@ class Admin:
             if (
                 found["subject"] != wanted
                 or partitions_spread_over(found) != count
-                or _partitioner_of(found) != (partitioner or DEFAULT_PARTITIONER)
+                or found["partitioner"] != (partitioner or DEFAULT_PARTITIONER)
             ):
                 raise
             self._metadata.on_created(stream, found["incarnation"])
             return found
         self._metadata.on_created(stream, made["incarnation"])
-        if partitioner is not None and _partitioner_of(made) != partitioner:
-            raise BadConfig(
-                Code.BAD_CONFIG,
-                f"stream {stream} was created with partitioner={_partitioner_of(made)}: its brokers are of a version"
-                " that gives streams no other one; delete it and upgrade them, or let each producer choose",
-            )
         return made
 
     async def ensure_stream(
@@ -270,7 +264,7 @@ class Admin:
             there = {
                 **found["config"],
                 "subject": found["subject"],
-                "partitioner": _partitioner_of(found),
+                "partitioner": found["partitioner"],
                 "partitions": str(partitions_spread_over(found)),
                 "replication_factor": str(found["replication_factor"]),
             }
@@ -319,11 +313,6 @@ class Admin:
             if found is None or found["leader"] != broker:
                 raise
             return found
-
-
-def _partitioner_of(described: op.StreamDescription) -> str:
-    """A broker of an older version tells none."""
-    return described.get("partitioner", DEFAULT_PARTITIONER)
 
 
 def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:

@@ -50,7 +50,7 @@ class StreamMetadata:
     incarnation: Incarnation
     partitioning_version: int
     routing_generation: int
-    """At which leaders, partitions or layouts last changed; 0: the brokers do not tell."""
+    """At which leaders, partitions or layouts last changed."""
     layouts: tuple[Layout, ...]
     """Oldest first; the last one is that of `partitioning_version`."""
     partitioner: str
@@ -74,7 +74,7 @@ class StreamMetadata:
             subject=routes["subject"],
             incarnation=Incarnation(routes["incarnation"]),
             partitioning_version=routes["partitioning_version"],
-            routing_generation=routes.get("routing_generation", 0),
+            routing_generation=routes["routing_generation"],
             layouts=layouts,
             partitioner=routes["partitioner"],
             replication_factor=routes["replication_factor"],
@@ -100,7 +100,6 @@ class StreamMetadata:
 
 
 def _layouts(routes: StreamRoutes) -> tuple[Layout, ...]:
-    """A broker of a version without repartitions tells none."""
     told = tuple(
         Layout(
             version=form["version"],
@@ -108,7 +107,7 @@ def _layouts(routes: StreamRoutes) -> tuple[Layout, ...]:
             generation=form["generation"],
             starts=tuple(form["starts"]),
         )
-        for form in routes.get("layouts", ())
+        for form in routes["layouts"]
     )
     if any(before.version + 1 != layout.version for before, layout in pairwise(told)):
         raise TidelogError(Code.INTERNAL, f"the layouts of stream {routes['name']!r} do not follow each other")
@@ -116,7 +115,9 @@ def _layouts(routes: StreamRoutes) -> tuple[Layout, ...]:
         raise TidelogError(
             Code.INTERNAL, f"a layout of stream {routes['name']!r} does not have 1 to {_MOST_PARTITIONS} partitions"
         )
-    return told or (Layout(version=routes["partitioning_version"], partitions=len(routes["partitions"])),)
+    if not told:
+        raise TidelogError(Code.INTERNAL, f"stream {routes['name']!r} has no layout")
+    return told
 
 
 def _state(text: str) -> PartitionState:
@@ -304,8 +305,7 @@ def _is_sound(pushed: StreamMetadata) -> bool:
 def partitions_spread_over(described: StreamDescription) -> int:
     """The number of partitions of the newest layout: others are made ready for one to come, or left over from an
     earlier one."""
-    layouts = described.get("layouts")  # a broker of a version without repartitions tells none
-    return layouts[-1]["partitions"] if layouts else len(described["partitions"])
+    return described["layouts"][-1]["partitions"]
 
 
 def stream_name(name: str) -> StreamName:

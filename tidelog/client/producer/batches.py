@@ -59,8 +59,7 @@ class ProducerSession(NamedTuple):
     producer_id: int
     producer_epoch: int
     key: bytes = b""
-    """Proves that the id is this producer's (`wire.security.producer_keys`). Empty: from a broker of an earlier
-    version."""
+    """Proves that the id is this producer's (`wire.security.producer_keys`)."""
 
     @property
     def is_transactional(self) -> bool:

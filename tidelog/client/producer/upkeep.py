@@ -70,7 +70,7 @@ class Upkeep:
             answer = await self._api.call(op.PRODUCER_INIT)
         except TidelogError as error:
             raise named(error, self._stream) from None
-        producer_id, epoch, key = answer["producer_id"], answer["producer_epoch"], answer.get("key", "")
+        producer_id, epoch, key = answer["producer_id"], answer["producer_epoch"], answer["key"]
         if not (0 <= producer_id < 1 << 63 and 0 <= epoch < 1 << 31 and is_key(key)):
             raise TidelogError(
                 Code.INTERNAL, f"the answer to {op.PRODUCER_INIT.name} gives out id {producer_id}, epoch {epoch}"

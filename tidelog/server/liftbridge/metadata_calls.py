@@ -214,6 +214,5 @@ class MetadataCalls:
 
 def _is_made_ready(stream: StreamDescription, partition: PartitionDescription) -> bool:
     """It waits for the cutover to a layout that has it."""
-    layouts = stream.get("layouts")
-    is_beyond = layouts is not None and partition["partition"] >= layouts[-1]["partitions"]
+    is_beyond = partition["partition"] >= stream["layouts"][-1]["partitions"]
     return is_beyond and partition["state"] == PartitionState.ACTIVE.value

@@ -13,7 +13,7 @@ from metadata.cluster.model import Stream
 from metadata.runtime import admin_answers as admin_module
 from metadata.runtime.admin_answers import Admin
 from metadata.runtime.namespace import MAX_PRESENCE_ANSWERS
-from tests.unit.metadata.brokers import CREATE, SUBJECTS, Broker, running, until
+from tests.unit.metadata.brokers import CREATE, LED, SUBJECTS, Broker, running, until
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.operations.reports import StreamReport
 from wire.turns import Steps
@@ -251,7 +251,7 @@ async def test_the_story_of_a_partition_is_that_of_each_replica() -> None:
             (broker, broker == leader, "isr") for broker in "abc"
         }
         told = {each["broker"]: each["events"] for each in form["replicas"]}
-        assert told.pop(leader) == [{"seconds_ago": 1.5, "event": "leads", "times": 1}]
+        assert told.pop(leader) == [LED]
         assert set(told.values()) == {None}, "the fakes of followers report nothing"
         with pytest.raises(TidelogError, match="stream s has no partition 2"):
             await world.api("partition.story", stream="s", partition=2)
@@ -281,23 +281,3 @@ async def test_of_a_large_stream_a_broker_is_asked_about_those_partitions_alone_
         form = await world.api("stream.describe", name="s")
         assert sorted(asked) == sorted([[*range(20)], [*range(20, 30)]] * 3)
         assert [partition["high_watermark"] for partition in form["partitions"]] == [6] * 30
-
-
-async def test_a_broker_of_an_earlier_version_tells_of_all_partitions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running("a", "b", "c") as world:
-        await world.api("stream.create", name="s", partitions=30, replication_factor=3)
-        asked = 0
-        report = Broker.stream_report
-
-        def tells_all(
-            broker: Broker, name: StreamName, _: Collection[int], story_of: int | None
-        ) -> Steps[StreamReport]:
-            nonlocal asked
-            asked += 1
-            return report(broker, name, [], story_of)
-
-        monkeypatch.setattr(Broker, "stream_report", tells_all)
-        monkeypatch.setattr(admin_module, "MAX_ASKED", 20)
-        form = await world.api("stream.describe", name="s")
-        assert [partition["high_watermark"] for partition in form["partitions"]] == [6] * 30
-        assert asked == 3

@@ -17,9 +17,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.unit.tidelog.client.fake_broker import blank
 from tidelog.cli import _ROOM_OF, main
 from tidelog.cli.streams import stream
 from tidelog.cli.terminal import session
+from wire.operations.api_operations import StreamDescription
 from wire.stream_config import SETTINGS
 
 NOWHERE = "nats://127.0.0.1:1"
@@ -299,18 +301,14 @@ def test_the_ends_of_a_partition_are_exclusive(capsys: pytest.CaptureFixture[str
         "leader_epoch": 1,
         "replicas": ["b1"],
         "isr": ["b1"],
+        "last_stable_offset": None,
         "log_start_offset": 3,
         "log_end_offset": 9,
         "replicas_progress": {},
     }
     for high_watermark, shown in ((-1, "0"), (7, "8"), (None, "?")):
-        found = {
-            "name": "s",
-            "subject": "s",
-            "config": {},
-            "partitions": [{**partition, "high_watermark": high_watermark}],
-        }
-        stream._show_description(found)  # type: ignore[arg-type]
+        found: Any = blank(StreamDescription, partitions=[{**partition, "high_watermark": high_watermark}])
+        stream._show_description(found)
         (row,) = [line for line in capsys.readouterr().out.splitlines() if " b1 " in line]
         assert [cell.strip() for cell in row.split("│")][-5:-2] == ["3", shown, "9"]
 
@@ -328,8 +326,8 @@ def test_an_open_transaction_that_holds_consumers_back_is_shown(capsys: pytest.C
         "replicas_progress": {},
     }
     for stable, lines in ((8, ["8"]), (5, ["8", "stable 5"])):
-        found = {"name": "s", "subject": "s", "config": {}, "partitions": [{**partition, "last_stable_offset": stable}]}
-        stream._show_description(found)  # type: ignore[arg-type]
+        found: Any = blank(StreamDescription, partitions=[{**partition, "last_stable_offset": stable}])
+        stream._show_description(found)
         rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.count("│") > 5]
         assert [row[-4].strip() for row in rows if row[-4].strip()] == lines
 

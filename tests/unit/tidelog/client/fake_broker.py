@@ -99,7 +99,8 @@ class FakeBroker:
             "stream.create": self._create,
             "stream.delete": self._delete,
             "stream.list": lambda _: {
-                "streams": [{**routes, "partitions": len(routes["partitions"])} for routes in self.streams.values()]
+                "streams": [{**routes, "partitions": len(routes["partitions"])} for routes in self.streams.values()],
+                "unanswered": [],
             },
             "producer.init": lambda _: self._new_producer(),
             "cluster.id": lambda _: {"cluster_id": CLUSTER},

@@ -59,12 +59,8 @@ def test_another_partition_another_producer_and_another_key() -> None:
     assert refusal(proven(sent(), KEYS.key_of(8)), sent())
 
 
-def test_a_client_that_does_not_prove_the_body_is_to_be_updated() -> None:
+def test_a_batch_without_a_proof_or_without_one_of_its_body_is_refused() -> None:
     request = proven(sent())
     request.ClearField("body_proof")
-    assert "update this client" in refusal(request, sent())
-    assert "update this client" in refusal(AppendRequest(), sent())
-
-
-def test_without_a_key_nothing_is_proven() -> None:
-    assert proven(sent(), b"") == AppendRequest()
+    assert "no proof of the batch's body" in refusal(request, sent())
+    assert "no proof that the id is its own" in refusal(AppendRequest(), sent())

@@ -68,11 +68,11 @@ def of_coordinators(name: str) -> Iterator[str]:
 
 
 def added_by_mine() -> Iterator[str]:
-    """To transactions under the granted id: what the role was not given for, and no name, as earlier versions did."""
+    """To transactions under the granted id: what the role was not given for, and no name."""
     for kind in transaction_records.ADDS:
         for added in ("theirs", "__audit", "__groups", "*", ">"):
             yield transaction_records.coordinator_subject(SUBJECTS, kind, "mine", added)
-    for kind in (*transaction_records.ADDS, transaction_records.ADD_ANY):
+    for kind in transaction_records.ADDS:
         yield transaction_records.coordinator_subject(SUBJECTS, kind, "mine")
         yield transaction_records.coordinator_subject(SUBJECTS, kind, "mine", "mine", "theirs")
 

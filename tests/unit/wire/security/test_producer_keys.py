@@ -44,7 +44,3 @@ def test_keys_last_while_a_secret_takes_the_place_of_another_one() -> None:
         assert holds(by, proof), "a batch may be sent again"
     assert not holds(keys(NEW), proof), "of a broker that has started since"
     assert holds(keys(NEW), prove(by.key_of(7), COVERED))
-
-
-def test_without_a_key_there_is_no_proof() -> None:
-    assert prove(b"", COVERED) == b""

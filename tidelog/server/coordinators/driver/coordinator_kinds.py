@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from tidelog.server.coordinators.shard import Shard
 from wire.errors import Code, TidelogError
@@ -15,8 +15,6 @@ from wire.operations.transaction_operations import TRANSACTION_ABORT, TRANSACTIO
 from wire.protobuf import groups_pb2, transactions_pb2
 from wire.security.producer_keys import ProducerKeys
 from wire.security.transaction_proofs import proven_of, proven_of_member
-
-_CHANGED: Final = "bring the client to this version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,6 @@ def transactional_ids(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Co
         kinds={
             transaction_records.INIT: transactions_pb2.InitRequest.FromString,
             **dict.fromkeys(transaction_records.ADDS, transactions_pb2.AddRequest.FromString),
-            transaction_records.ADD_ANY: _refuse_add,
             transaction_records.END: transactions_pb2.EndRequest.FromString,
             transaction_records.END_FAMILY: transactions_pb2.EndFamilyRequest.FromString,
             transaction_records.FAMILY: transactions_pb2.FamilyRequest.FromString,
@@ -102,7 +99,7 @@ def _heartbeat_without_patterns(data: bytes) -> groups_pb2.HeartbeatRequest:
         raise TidelogError(
             Code.BAD_REQUEST,
             f"a subscription by pattern is sent as {group_records.DISCOVER!r} in place of"
-            f" {group_records.HEARTBEAT!r}, because it needs a permission of its own; {_CHANGED}",
+            f" {group_records.HEARTBEAT!r}, because it needs a permission of its own",
         )
     return request
 
@@ -116,17 +113,6 @@ def _family(request: Any) -> str:
     ends_family = isinstance(request, transactions_pb2.EndFamilyRequest | transactions_pb2.FamilyRequest)
     name: str = request.family if ends_family else request.transactional_id
     return transaction_records.family_of(name)
-
-
-def _refuse_add(data: bytes) -> transactions_pb2.AddRequest:
-    request = transactions_pb2.AddRequest.FromString(data)
-    raise TidelogError(
-        Code.BAD_REQUEST,
-        f"what the transaction of {request.transactional_id!r:.80} takes in is sent as"
-        f" {transaction_records.ADD_PARTITIONS!r} and {transaction_records.ADD_OFFSETS!r} in place of"
-        f" {transaction_records.ADD_ANY!r}, on a subject that names the stream or the group, because each needs a"
-        f" permission of its own; {_CHANGED}",
-    )
 
 
 def _added_streams(request: transactions_pb2.AddRequest) -> set[str]:

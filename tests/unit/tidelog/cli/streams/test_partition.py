@@ -14,7 +14,7 @@ STORY: Any = {
     "stream": "s", "partition": 0, "replicas": [
         {"broker": "b1", "leads": True, "standing": "isr", "events": [
             {"seconds_ago": 38.934, "time": "2026-01-31T12:00:00.250+00:00", "event": "leads", "times": 1},
-            {"seconds_ago": 1.5, "event": "of a broker of before", "times": 2},
+            {"seconds_ago": 1.5, "time": "2026-01-31T12:00:37.684+00:00", "event": "resigns", "times": 2},
         ]},
     ],
 }  # fmt: skip
@@ -25,7 +25,7 @@ def test_events_have_absolute_times_with_their_zone(capsys: pytest.CaptureFixtur
     _show_story(STORY, None)
     assert capsys.readouterr().out.splitlines()[1:] == [
         "  2026-01-31T12:00:00.250Z        38.934 s ago  leads",
-        "         1.500 s ago  of a broker of before (2 times)",
+        "  2026-01-31T12:00:37.684Z         1.500 s ago  resigns (2 times)",
     ]
     _show_story(STORY, timezone(timedelta(hours=1)))
     assert "2026-01-31T13:00:00.250+01:00" in capsys.readouterr().out

@@ -275,11 +275,12 @@ def test_layouts_and_states_are_shown_where_there_was_a_repartition(capsys: pyte
         return {
             "partition": number, "state": of_state, "leader": "b1", "leader_epoch": 1, "isr": ["b1"],
             "replicas": ["b1"], "replicas_progress": {}, "high_watermark": 3, "log_start_offset": 0,
-            "log_end_offset": 4,
+            "log_end_offset": 4, "last_stable_offset": None,
         }  # fmt: skip
 
     found: Any = {
-        "name": "s", "subject": "s", "config": {}, "partitioning_version": 2,
+        "name": "s", "subject": "s", "config": {}, "partitioner": "crc32c", "partitioning_version": 2,
+        "repartition": None, "bytes_on_disk": None, "traffic": None,
         "partitions": [partition(0, "active"), partition(1, "draining"), partition(2, "retired")],
         "layouts": [{"version": 1, "partitions": 2, "generation": 0, "starts": []}],
     }  # fmt: skip

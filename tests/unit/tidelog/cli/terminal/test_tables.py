@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.unit.tidelog.client.fake_broker import blank
 from tidelog.cli.administration import audit
 from tidelog.cli.streams import group, stream, transaction
 from tidelog.cli.terminal import tables
 from tidelog.cli.terminal.tables import Rows
+from wire.operations.api_operations import StreamDescription
 
 TIME_NS = 1_769_860_800_123_456_789
 TIME = "2026-01-31T12:00:00.123456789Z"
@@ -68,7 +70,7 @@ def test_groups_show_members_whole(at: Any, capsys: pytest.CaptureFixture[str], 
     }  # fmt: skip
     found: Any = {
         "name": "billing", "state": "stable", "generation": 3, "coordinator": "b1", "partition": 0,
-        "details": [member], "offsets": [], "pending": [], "progress": [progress, unknown],
+        "details": [member], "offsets": [], "pending": [], "left_out": 0, "progress": [progress, unknown],
     }  # fmt: skip
     group._show_description(found)
     out = capsys.readouterr().out
@@ -110,12 +112,12 @@ def test_a_stream_is_a_table_at_80_columns(
     replicas = ["b1", "b2", "b3"]
     partition = {
         "partition": 0, "leader": "b1", "leader_epoch": 17, "replicas": replicas, "isr": replicas,
-        "high_watermark": 50_000, "log_start_offset": 0, "log_end_offset": 50_001,
+        "high_watermark": 50_000, "last_stable_offset": None, "log_start_offset": 0, "log_end_offset": 50_001,
         "replicas_progress": {
             each: {"bytes_on_disk": 451_000, "damage": None, "quarantined": None} for each in replicas
         },
     }  # fmt: skip
-    found: Any = {"name": "s", "subject": "s", "config": {}, "partitions": [partition]}
+    found: Any = blank(StreamDescription, name="s", subject="s", partitions=[partition])
     stream._show_description(found)
     out = capsys.readouterr().out
     assert_within(out, 80)

@@ -29,6 +29,7 @@ from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.messaging.transport import Message
 from wire.operations.api_operations import (
     ClusterStatus,
+    LayoutForm,
     MovedPartition,
     PartitionDescription,
     StreamDescription,
@@ -149,7 +150,11 @@ def two_clusters(transport: FakeTransport, name: str, *clusters: str) -> list[st
         asked.append(wanted)
         assert message.reply is not None
         for cluster in clusters:
-            form: dict[str, Any] = {"cluster_id": cluster, "streams": [blank(StreamSummary, name=cluster)]}
+            form: dict[str, Any] = {
+                "cluster_id": cluster,
+                "streams": [blank(StreamSummary, name=cluster)],
+                "unanswered": [],
+            }
             headers = {CLUSTER_HEADER: cluster}
             if wanted not in (None, cluster):
                 error = TidelogError(Code.WRONG_CLUSTER, f"this is {cluster}")
@@ -201,7 +206,14 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
     monkeypatch.setattr("tidelog.client.cluster.controller_api._ATTEMPT_TIMEOUT", 0.3)
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
     two = [blank(PartitionDescription, partition=number) for number in range(2)]
-    ours = blank(StreamDescription, name="n", subject="n", partitions=two, partitioner="crc32c")
+    ours = blank(
+        StreamDescription,
+        name="n",
+        subject="n",
+        partitions=two,
+        partitioner="crc32c",
+        layouts=[blank(LayoutForm, partitions=2)],
+    )
     answer(transport, "stream.describe", ours)
     assert (await client.create_stream("n", partitions=2))["subject"] == "n"
     answer(transport, "stream.create", None, refusal(Code.STREAM_EXISTS))
@@ -212,17 +224,6 @@ async def test_a_stream_that_our_own_lost_request_made_is_no_error(
         await client.create_stream("n", partitions=2, partitioner="murmur2")
     answer(transport, "stream.delete", None, refusal(Code.UNKNOWN_STREAM))
     await client.delete_stream("n")
-
-
-async def test_a_partitioner_that_brokers_do_not_know_is_not_taken_for_given(cluster: Cluster) -> None:
-    transport, _, client = cluster
-    of_older_brokers = blank(StreamDescription, name="n", subject="n", partitions=[blank(PartitionDescription)])
-    del of_older_brokers["partitioner"]
-    answer(transport, "stream.create", of_older_brokers, of_older_brokers, of_older_brokers)
-    assert await client.create_stream("n") == of_older_brokers
-    assert await client.create_stream("n", partitioner="crc32c") == of_older_brokers
-    with pytest.raises(BadConfig, match="stream n was created with partitioner=crc32c: its brokers are of a version"):
-        await client.create_stream("n", partitioner="murmur2")
 
 
 async def test_a_move_that_our_own_lost_request_made_is_no_error(

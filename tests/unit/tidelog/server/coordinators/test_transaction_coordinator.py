@@ -24,7 +24,6 @@ from tidelog.server.coordinators.transactions.transaction_shard import Transacti
 from wire.batch import EncodedBatch
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import (
-    ADD_ANY,
     ADD_OFFSETS,
     ADD_PARTITIONS,
     END,
@@ -350,13 +349,3 @@ async def test_an_add_for_another_family_is_refused(world: World) -> None:
     add = AddRequest(transactional_id="u", producer_id=1, partitions=[partition(0)])
     (answer,) = await world.send(ADD_PARTITIONS, add, "s")
     assert refusal(answer) is Code.BAD_REQUEST
-
-
-async def test_a_client_that_adds_without_naming_it_in_the_subject_is_told(world: World) -> None:
-    """As earlier versions did."""
-    producer = await world.opened()
-    answer = await world.add(producer, ADD_ANY, partitions=[partition(1)], groups=["g1"])
-    error = TidelogError.from_headers(answer.headers)
-    assert error is not None
-    assert error.code is Code.BAD_REQUEST
-    assert "bring the client to this version" in error.message
