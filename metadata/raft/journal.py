@@ -26,7 +26,8 @@ Invariants:
   unreadable bytes are not the beginning of a batch that the file's end cuts off. After a power cut damage in the last
   batch cannot be told from its torn end.
 * After a failed write or fdatasync the process ends: the page cache may have dropped the pages that could not be
-  written.
+  written. The next life finds them in the page cache still, and writes and syncs the last batch, and the file's name,
+  before it relies on them.
 * A write that found the disk full is no such failure: the written part is cut off, the records stay pending, and
   the journal is `stalled` until a later `sync` finds room. A node whose journal is stalled is as one that stands
   still: it sends nothing, reads nothing and applies nothing of its own (see engine and transport).
@@ -197,11 +198,11 @@ class Journal:
             return
         if not data.startswith(FILE_MAGIC):
             self._refuse_title(data)
-        position = len(FILE_MAGIC)
+        position, last = len(FILE_MAGIC), 0
         while (batch := _read_batch(data, position)) is not None:
             self._sequence, records = batch
             self._replay(records)
-            position += _BATCH.size + len(records)
+            last, position = position, position + _BATCH.size + len(records)
         self._refuse_damage(data, position, has_snapshot=has_snapshot)
         if position == len(FILE_MAGIC):
             self._sequence = self._begins_after  # nothing was ever synced in this file
@@ -212,8 +213,20 @@ class Journal:
             )
         if position < len(data):
             self._files.truncate(self._handle, position)
+        self._write_again(data[last:position], last)
         self._files.sync_all(self._handle)
+        self._files.sync_directory(self._path.parent)
         self._size = position
+
+    def _write_again(self, batch: bytes, position: int) -> None:
+        """What was read may be in memory only: of a batch whose sync failed the system keeps the bytes and counts them
+        as written, and a kill inside a compaction leaves a new name that was not synced. Such systems write in place,
+        which needs no room."""
+        try:
+            self._files.write(self._handle, (batch,), position)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
 
     def _refuse_title(self, data: bytes) -> NoReturn:
         if data[len(FILE_MAGIC) - 1 : len(FILE_MAGIC)] == FILE_MAGIC[-1:] and _read_batch(data, len(FILE_MAGIC)):

@@ -446,3 +446,29 @@ def test_a_failed_sync_ends_the_process_whatever_the_reason_it_gives(
     journal.add(b"c2", 2, 1)
     with pytest.raises(ProcessEnded):
         journal.sync()
+
+
+def test_the_last_batch_and_the_name_are_on_disk_before_a_life_relies_on_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may know them from its memory only: the sync of that batch failed, or a kill came before that of the
+    folder."""
+    filled(path, 3)
+    content = path.read_bytes()
+    steps: list[str] = []
+    written: list[tuple[bytes, int]] = []
+    pwrite = os.pwrite
+
+    def noted(descriptor: int, data: memoryview, position: int) -> int:
+        steps.append("write")
+        written.append((bytes(data), position))
+        return pwrite(descriptor, data, position)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    monkeypatch.setattr(os, "fsync", recording(steps, "sync", os.fsync))
+    assert indexes(open_journal(path)) == [1, 2, 3]
+    assert steps == ["write", "sync", "sync"], "the batch, the file, the folder"
+    ((data, position),) = written
+    assert content[position:] == data
+    assert data.startswith(b"\xa7RJB")
+    assert path.read_bytes() == content
