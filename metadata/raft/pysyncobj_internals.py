@@ -48,6 +48,7 @@ OVERRIDDEN_METHODS = (
     "_SyncObj__connectedToAnyone",
     "_SyncObj__doApplyCommand",
     "_SyncObj__generateRaftTimeout",
+    "_SyncObj__sendAppendEntries",
     "_applyCommand",
     "_checkCommandsToApply",
     "_onTick",
@@ -60,7 +61,6 @@ CALLED_METHODS = (
     "_SyncObj__getEntries",
     "_SyncObj__loadDumpFile",
     "_SyncObj__onLeaderChanged",
-    "_SyncObj__sendAppendEntries",
     "_SyncObj__setCurrentTerm",
     "_SyncObj__setState",
 )
@@ -143,6 +143,8 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
         self.snapshots = snapshots
         self.poller = poller
         self.monotonic = monotonic
+        self._waiting_for_chunks: dict[Node, int] = {}
+        """Peers that get a snapshot, and whose next chunk has to wait, with their next index."""
         # Line 226 of stock reads every attribute of the class, these properties too, before it sets what they read.
         self._SyncObj__commandsWaitingCommit = {}
         self._SyncObj__newAppendEntriesTime = 0.0
@@ -345,10 +347,26 @@ class SyncObjInternals(SyncObj):  # type: ignore[misc] # PySyncObj ships no type
     def append_entries_time(self, time: float) -> None:
         self._SyncObj__newAppendEntriesTime = time
 
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        """Called when append_entries are due, and by a new leader. For a peer that is to get a snapshot it asks for
+        chunk after chunk (line 1310). Where there is none to send now, it sends a message without one and asks again,
+        for the time of a heartbeat, unless the peer's next index is behind the log meanwhile: see `no_chunk_for`."""
+        super()._SyncObj__sendAppendEntries()
+        waiting, self._waiting_for_chunks = self._waiting_for_chunks, {}
+        for node, index in waiting.items():
+            if node in self.next_index:
+                self.next_index[node] = index
+
     def send_append_entries(self) -> None:
         """To every connected peer: a heartbeat, or all that it lacks, up to a heartbeat's time of sending; moves
         `append_entries_time`."""
         self._SyncObj__sendAppendEntries()
+
+    def no_chunk_for(self, node: Node) -> None:
+        """The message that is being sent to that peer has no chunk of a snapshot: ends the loop of
+        `__sendAppendEntries` for it."""
+        self._waiting_for_chunks[node] = self.next_index[node]
+        self.next_index[node] = self.journal.last.index + 1
 
     @property
     def transport(self) -> HardenedTransport:

@@ -170,6 +170,8 @@ class RaftPort(Protocol):
 
     def send_soon(self) -> None: ...
 
+    def no_chunk_for(self, node: Node) -> None: ...
+
     def peer_connected(self, node: Node) -> None: ...
 
     def peer_disconnected(self, node: Node) -> None: ...
@@ -235,6 +237,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
                 self._engine.journal.sync()
             case "append_entries" if message.get("entries") and not self.may_send(node):
                 return False
+            case "append_entries" if message.get("serialized", self) is None:
+                self._engine.no_chunk_for(node)
         return self._send_now(node, message)
 
     def _send_now(self, node: Node, message: Message) -> bool:

@@ -719,6 +719,23 @@ def test_entries_for_a_peer_that_does_not_read_are_held_back(bench: Bench) -> No
     assert not [message for message in wire.sent if message.get("entries")]
 
 
+def test_a_peer_that_waits_for_a_chunk_of_a_snapshot_gets_one_heartbeat(bench: Bench) -> None:
+    """Stock asks for the chunk again and again, and sends a message each time, for as long as a heartbeat."""
+    bench.lead()
+    bench.compact()
+    bench.engine.submit(REGULAR, b"command", lambda *_: None)
+    bench.engine.next_index[bench.other] = 1
+    bench.wires[bench.other].unsent_bytes = 1 << 30
+    bench.wires[bench.other].sent.clear()
+    bench.engine.send_soon()
+    bench.engine.tick()
+    sent = bench.wires[bench.other].of("append_entries")
+    assert 1 <= len(sent) <= 2, "when the heartbeat is due, and with the command"
+    assert [message["serialized"] for message in sent] == [None] * len(sent)
+    assert bench.engine.next_index[bench.other] == 1
+    assert [message for message in bench.wires[bench.peer].of("append_entries") if message["entries"]]
+
+
 def test_a_commit_is_told_to_the_followers_at_once(bench: Bench) -> None:
     bench.lead()
     bench.engine.submit(REGULAR, b"command", lambda *_: None)
