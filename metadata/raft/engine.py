@@ -53,6 +53,7 @@ from metadata.raft.types import (
     REGULAR,
     ExitProcess,
     RaftConfig,
+    RaftRole,
     RaftStatus,
     StateMachine,
 )
@@ -209,15 +210,22 @@ class RaftEngine(SyncObjInternals):
 
     # ---------------------------------------------------------------------------- status
 
-    def status(self) -> RaftStatus:
+    @property
+    def leadership(self) -> tuple[RaftRole, str | None, bool]:
+        """Role, address of the leader, and whether this node is connected to a majority: the part of `status` that is
+        asked for after every tick."""
         leader = self.leader
+        return self.role, None if leader is None else str(leader.id), bool(self.hasQuorum) and not self.journal.stalled
+
+    def status(self) -> RaftStatus:
+        role, leader, has_quorum = self.leadership
         return RaftStatus(
-            role=self.role,
-            leader=None if leader is None else str(leader.id),
+            role=role,
+            leader=leader,
             term=self.term,
             commit_index=self.commit_index,
             applied_index=self.applied_index,
-            has_quorum=bool(self.hasQuorum) and not self.journal.stalled,
+            has_quorum=has_quorum,
             voters=len(self.voters) + (self.own_node is not None),
             connected=tuple(sorted(node.address for node in self.voters if self.isNodeConnected(node))),
             dropped_introductions=self.transport.dropped_introductions,

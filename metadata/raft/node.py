@@ -126,8 +126,6 @@ class RaftNode:
         loop = asyncio.get_running_loop()
         bind_host = await self._check_addresses(loop)
         resolver = _Resolver(loop)
-        self._ports.files.make_directory(self._config.directory)
-        self._lock()
         make_engine = partial(
             RaftEngine,
             self._config,
@@ -139,14 +137,25 @@ class RaftNode:
             ports=self._ports,
         )
         try:
-            engine = open_or_set_aside(self._config, make_engine, self._ports.files)
-        except BaseException:
-            self._unlock()
-            raise
+            engine = self._open(make_engine)
+        except OSError as error:
+            raise RaftStorageError(
+                f"The Raft files in {self._config.directory} cannot be opened ({error}); repair the disk, or give this"
+                " process access to them."
+            ) from error
         self._loop, self._engine, self._resolver = loop, engine, resolver
         loop.add_reader(engine.poller.fileno(), self._wake)
         self._listens = True
         loop.call_soon(self._wake)
+
+    def _open(self, make_engine: Callable[[], RaftEngine]) -> RaftEngine:
+        self._ports.files.make_directory(self._config.directory)
+        self._lock()
+        try:
+            return open_or_set_aside(self._config, make_engine, self._ports.files)
+        except BaseException:
+            self._unlock()
+            raise
 
     async def close(self) -> None:
         """Leave the group: journal synced, sockets closed. Open proposals end with RaftOutcomeUnknown."""
@@ -234,15 +243,14 @@ class RaftNode:
 
     def _report(self, engine: RaftEngine) -> None:
         """Report the changes since the last report."""
-        status = engine.status()
-        seen = (status.role, status.leader, status.has_quorum)
-        if status.leader is not None:
+        seen = engine.leadership
+        if seen[1] is not None:
             self._leader_known.set()
         else:
             self._leader_known.clear()
         if seen != self._reported:
             self._reported = seen
-            _guarded(self._on_status, status)
+            _guarded(self._on_status, engine.status())
         # A callback may close this node or lose more peers; the changes to report are taken first.
         lost = self._lost.copy()
         self._lost.clear()
