@@ -19,6 +19,10 @@ in, and has all names of PySyncObj's private parts). The rest are overrides of t
   questions for pre-votes that its disk is empty as well. So a group is founded by all of its voters. A majority with
   empty disks waits for the others, whose entries it would make them forget. A voter that has set damaged files aside is
   not new.
+* Such a voter hears no leader before LISTENS_AFTER connection timeouts. A leader that was deposed by a vote, or by an
+  acknowledgement, that the voter has forgotten would go on with its answers, and what it commits with them takes the
+  place of what its successor has committed. A leader that still leads after that time has a majority without this
+  voter. In a new group, as all of its voters say when they connect, there is nothing to forget.
 * A node whose journal has no room (`Journal.stalled`) stands still like a paused process: from the failed write on
   nothing leaves it, a leader applies nothing, and no tick runs until everything pending is durable. What a message
   began when the disk was full is finished in memory first: an exception in the middle of PySyncObj could leave a leader
@@ -84,6 +88,11 @@ LEADERLESS_INTERVAL_S = 5.0
 """A voter without a leader says so often why, and at once when the reason is another."""
 LEADERLESS_PATIENCE_S = 2.0
 """Before that, after its start, it says nothing."""
+
+LISTENS_AFTER = 2
+"""Connection timeouts after its start for which a voter that may have forgotten something hears no leader. By then the
+connections of its earlier life are closed, and a leader that only they kept has stepped down (leaderFallbackTimeout).
+"""
 
 STALLED_RETRY_S = 0.1
 """A journal that found no room is tried again so often."""
@@ -154,7 +163,7 @@ class RaftEngine(SyncObjInternals):
         self._warn_leaderless_at = ports.monotonic() + LEADERLESS_INTERVAL_S + LEADERLESS_PATIENCE_S
         self._said = ""
         """Last, of the reasons for which no leader is elected."""
-        self._last_tick = ports.monotonic()
+        self._started_at = self._last_tick = ports.monotonic()
         self._is_applying = False
         """Committed entries, or what the last one left to do, wait for the next tick."""
         self._said_commit_index = 0
@@ -384,6 +393,11 @@ class RaftEngine(SyncObjInternals):
     def leader_heard(self) -> None:
         self._leader_heard_at = self.monotonic()
 
+    def may_follow(self) -> bool:
+        """False: this voter may have forgotten something, and whoever speaks as leader may lead no more."""
+        listens = self.monotonic() - self._started_at > LISTENS_AFTER * self.conf.connectionTimeout
+        return listens or self.own_node is None or self.may_vote()
+
     # R70: A cluster is founded by all of its voters. A voter is new while its journal has never synchronised, holds no
     # command and was never set aside, and its folder names no cluster. A new voter votes, and grants a pre-vote, only
     # while each other voter is connected and says that it is new as well; otherwise it joins as a follower before it
@@ -425,6 +439,11 @@ class RaftEngine(SyncObjInternals):
             return True
         self._pre_vote = _PreVoteRound(self.term, now + PRE_VOTE_ROUND_S * (1 + self._rng.random()), set())
         self._say_why_leaderless(now)
+        for node in self.voters:
+            self._ask_for_pre_vote(node)
+        return False
+
+    def _ask_for_pre_vote(self, node: Node) -> None:
         last = self.journal.last
         question = {
             "type": "pre_vote",
@@ -433,9 +452,7 @@ class RaftEngine(SyncObjInternals):
             "last_log_term": last.term,
             "is_new": self.is_new,
         }
-        for node in self.voters:
-            self.transport.send(node, question)
-        return False
+        self.transport.send(node, question)
 
     def _say_why_leaderless(self, now: float) -> None:
         words = self.status().why_no_leader()
@@ -485,11 +502,14 @@ class RaftEngine(SyncObjInternals):
 
     def peer_connected(self, node: Node) -> None:
         """A peer's acknowledgement of an earlier life counts again only when the peer repeats it: its disk may have
-        been emptied.
+        been emptied. A new voter says at once that it is: a follower of a new group knows that all are before it hears
+        the group's first leader.
         """
         if node in self.match_index:
             self.match_index[node] = 0
         self.send_soon()
+        if self.is_new and self.own_node is not None:
+            self._ask_for_pre_vote(node)
 
     def peer_disconnected(self, node: Node) -> None:
         """When it was the leader: fail the commands that were forwarded to it and run for leader soon."""

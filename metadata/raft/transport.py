@@ -158,6 +158,8 @@ class RaftPort(Protocol):
 
     def may_vote(self) -> bool: ...
 
+    def may_follow(self) -> bool: ...
+
     def peer_told(self, node: Node, *, is_new: bool) -> None: ...
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None: ...
@@ -311,6 +313,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         engine = self._engine
         if message["term"] < engine.term:
             self._acknowledge(node, next_index=0, success=False)
+            return
+        if not engine.may_follow():
             return
         engine.leader_heard()
         if message.get("prevLogIdx", 0) is None:

@@ -27,7 +27,7 @@ from pysyncobj.node import Node, TCPNode
 
 from metadata.raft import MAX_COMMAND_BYTES, RaftConfig, RaftRole
 from metadata.raft.connection import CONNECTED
-from metadata.raft.engine import APPLIED_PER_TICK, BATCH_BYTES, ApplyFailure, RaftEngine
+from metadata.raft.engine import APPLIED_PER_TICK, BATCH_BYTES, LISTENS_AFTER, ApplyFailure, RaftEngine
 from metadata.raft.ports import RaftPorts
 from metadata.raft.set_aside import set_aside
 from metadata.raft.snapshot import decode_snapshot
@@ -84,6 +84,7 @@ class Bench:
             exit_process=end,
             ports=RaftPorts(rng=Random(1)),
         )
+        self.engine._started_at = -inf
         if joined:
             self.engine.journal.mark_joined()
         self.peer, self.other = TCPNode(PEER), TCPNode(OTHER)
@@ -518,6 +519,32 @@ def test_a_voter_with_an_emptied_disk_votes_only_after_it_has_synchronised(tmp_p
     again = Bench(tmp_path / "raft", joined=False)
     assert vote(again, term=4, last_index=30)
     again.close()
+
+
+def test_a_voter_with_an_emptied_disk_hears_no_leader_at_first(tmp_path: Path) -> None:
+    """One that was deposed by a vote that it has forgotten would go on with its answers, and commit in the place of
+    what its successor has committed."""
+    bench = Bench(tmp_path / "raft", joined=False)
+    bench.engine._started_at = monotonic()
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[b"1"], commit=1)
+    bench.engine.tick()
+    assert bench.wires[bench.peer].of("next_node_idx") == []
+    assert (bench.engine.term, bench.last_index) == (0, 1)
+    bench.engine._started_at -= LISTENS_AFTER * bench.engine.conf.connectionTimeout
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[b"1"], commit=1)
+    bench.engine.tick()
+    assert bench.wires[bench.peer].of("next_node_idx")[-1]["next_node_idx"] == 3
+    bench.close()
+
+
+def test_a_voter_of_a_new_group_hears_its_leader_at_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "raft", joined=False)
+    bench.engine._started_at = monotonic()
+    for node in (bench.peer, bench.other):
+        tells(bench, node, is_new=True)
+    bench.entries(bench.peer, term=1, previous=1, previous_term=0, commands=[b"1"], commit=1)
+    assert bench.last_index == 2
+    bench.close()
 
 
 def tells(bench: Bench, node: Node, *, is_new: bool) -> None:
