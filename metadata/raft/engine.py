@@ -393,6 +393,7 @@ class RaftEngine(SyncObjInternals):
     def leader_heard(self) -> None:
         self._leader_heard_at = self.monotonic()
 
+    # Keeps R77.
     def may_follow(self) -> bool:
         """False: this voter may have forgotten something, and whoever speaks as leader may lead no more."""
         listens = self.monotonic() - self._started_at > LISTENS_AFTER * self.conf.connectionTimeout

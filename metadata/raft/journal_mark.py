@@ -49,7 +49,8 @@ class JournalMark:
     # R77: A voter that has forgotten what it told others does not vote. Beside its Raft directory a node keeps the
     # number of the newest synced batch of its journal, written before anything that depends on the batch leaves the
     # node. A journal that ends before that number is set aside as damaged files are, and the voter neither votes nor
-    # leads before it has synchronised from a leader that others have elected.
+    # leads before it has synchronised from a leader that others have elected. For its first 2 s it hears no leader: one
+    # that was deposed by a vote which the voter has forgotten would go on with its answers.
     # Hazard: An older copy of one voter's Raft directory is put back; it is elected in a term in which it was elected
     # before, and brokers apply two histories of the metadata.
     # Not covered: An older copy of the whole data folder. A loss of power may take the number back to what the

@@ -4,7 +4,8 @@
     scripts/simulate --minutes 60              as many as fit
     scripts/simulate --seed 17                 one, with its trace
     scripts/simulate --seed 17 --shrink        the same with as few faults as still break it
-    scripts/simulate --scenario NAME           seeds with that scenario, some of which no seed draws by itself
+    scripts/simulate --scenario NAME           seeds with that scenario, some of which no seed draws by itself; "the
+                                               metadata group alone" is one of those
     scripts/simulate --mutants                 defects made on purpose: which invariant finds each, after how many seeds
                                                (those that are broken without the defect, too, do not count)
     scripts/simulate --mutants --only TEXT     only the mutants with TEXT in their name
@@ -33,8 +34,8 @@ from typing import NamedTuple
 
 from tests.simulation.faults import Fault
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.run import Result, has_transactions, plan_of, run, scenario_of
-from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
+from tests.simulation.run import Result, has_transactions, plan_of, scenario_of
+from tests.simulation.runs import ASKED, TO_ASK_FOR, run
 
 MAX_SHRUNK = 3
 """Of that many failures the faults that matter are looked for."""
@@ -250,7 +251,7 @@ class Sight(NamedTuple):
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
     mutant = MUTANTS[number]
-    asked = mutant.scenario if mutant.scenario in ASKED_SCENARIOS else None
+    asked = mutant.scenario if mutant.scenario in ASKED else None
     seeds = (
         seed
         for seed in count(1)
@@ -313,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, metavar="M", help="as many seeds as fit into M minutes")
     parser.add_argument("--first", type=int, default=1, metavar="S", help="the first seed (default 1)")
     parser.add_argument("--seed", type=int, metavar="S", help="one seed, with its trace")
-    parser.add_argument("--scenario", choices=sorted(LATER_SCENARIOS | ASKED_SCENARIOS), help="runs with that scenario")
+    parser.add_argument("--scenario", choices=sorted(TO_ASK_FOR), help="runs with that scenario")
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as still break it")
     parser.add_argument("--mutants", action="store_true", help="defects made on purpose: which invariant finds them?")
     parser.add_argument("--only", default="", metavar="TEXT", help="with --mutants: those with TEXT in their name")

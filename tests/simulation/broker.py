@@ -266,7 +266,13 @@ class SimBroker:
         on_peer_lost: Callable[[str], None],
     ) -> RaftMember:
         assert self.process is not None
-        return RaftMember(self.raft, self.process, self.raft_address, state_machine, on_status, on_peer_lost)
+        return self.raft.make_member(
+            self.process, self.raft_address, self.disk, state_machine, on_status, on_peer_lost, self._raft_exits
+        )
+
+    def _raft_exits(self, reason: str) -> None:
+        """The Raft node ends the process; its supervisor starts another."""
+        self.restart_after = 1.0
 
     def _crash(self) -> None:
         """In the middle of a system call: messages sent in the same turn are on their way."""

@@ -176,6 +176,8 @@ class SimDisk:
         """Bytes. A write that does not fit fails with ENOSPC after the part that fits."""
         self.before_call: Callable[[], None] = lambda: None
         """Called at the beginning of every call that changes something."""
+        self.before_sync: Callable[[], None] = lambda: None
+        """Called at the beginning of every call that waits for the disk."""
         self.failing_syncs = 0
         """So many syncs of data fail with EIO."""
         self.has_failed = False
@@ -221,6 +223,18 @@ class SimDisk:
         other.capacity, other._boot = self.capacity, self._boot
         other._folders = {path: folder.copy() for path, folder in self._folders.items()}
         return other
+
+    def is_synced(self, path: Path) -> bool:
+        """All of that file, and its name, outlive a loss of power."""
+        folder = self._folders[path.parent]
+        file = folder.now.get(path.name)
+        return file is not None and not file.pending and folder.synced.get(path.name) is file
+
+    def durable(self, path: Path) -> bytearray | None:
+        """What a loss of power leaves of that file where nothing survives that was not synced; None: no file."""
+        folder = self._folders.get(path.parent)
+        file = None if folder is None else folder.synced.get(path.name)
+        return None if file is None else file.synced
 
     def unsynced(self) -> list[int]:
         """The pieces that a loss of power may take: of each folder with unsynced names the number of their
@@ -408,6 +422,7 @@ class SimDisk:
         pass
 
     def sync_data(self, handle: int) -> None:
+        self.before_sync()
         if self._step():
             raise self._crash
         if self.failing_syncs:

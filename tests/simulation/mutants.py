@@ -75,6 +75,7 @@ from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registrar
+from tests.simulation import raft_mutants
 from tests.simulation.mutation import Edit, Mutant
 from tidelog.client.consumer.subscription_state import SubscriptionState
 from tidelog.client.group import group_partitions
@@ -1047,6 +1048,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rules=("R61",),
         scenario="late source",
     ),
+    *raft_mutants.RAFT_MUTANTS,
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (

@@ -16,6 +16,10 @@ TRANSACTIONS_SHARE = 0.12
 """Of the runs without a scenario: these take ten times as long as others."""
 
 
+SHIPPED_RAFT_SHARE = 0.3
+"""Of the runs without a scenario, which are half of all."""
+
+
 REPARTITIONS_SHARE = 0.5
 """Of the runs without a scenario, of streams that are not compacted."""
 
@@ -69,6 +73,8 @@ class RunPlan:
     """An operator changes the number of the first stream's partitions, producers write keys, and a group reads them in
     their order."""
     adoption_timeout_s: float = 30.0
+    ships_raft: bool = False
+    """The metadata group runs on the shipped Raft, not on a model."""
     tombstone_retention_ms: int = 0
     min_dirty_ratio: float = 0.5
 
@@ -167,6 +173,10 @@ class RunPlan:
         if scenario is not None or self.keys or self.retention or rng.random() >= REPARTITIONS_SHARE:
             return self
         return replace(self, has_repartitions=True, adoption_timeout_s=timeout, duration=max(self.duration, 3.0))
+
+    def shipping(self, rng: Random, scenario: str | None) -> RunPlan:
+        """Some runs without a scenario have the shipped Raft below them; scenarios rely on the model."""
+        return replace(self, ships_raft=scenario is None and rng.random() < SHIPPED_RAFT_SHARE)
 
     def identifying(self, rng: Random) -> RunPlan:
         """Some runs have records with message ids; not where records go, for their ids go with them."""

@@ -1,4 +1,5 @@
-"""A Raft group as its users see it, with everything that may go wrong above the agreement itself.
+"""A Raft group as its users see it, with everything that may go wrong above the agreement itself. The shipped Raft
+takes its place in some runs (`tests.simulation.shipped_group`), and has runs of its own (`tests.simulation.raft_run`).
 
 One log, in which committed commands stay. Around it: leaders that are elected late, that are deposed and do not know it
 yet, nodes that apply late, in several turns, or get a snapshot in place of the commands, commands whose proposer never
@@ -12,12 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 from metadata.cluster.model import Outcome
 from metadata.commands.cluster_state import ClusterState
 from metadata.raft.types import RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, StateMachine
 from tests.simulation.world import Process, World
 from wire.turns import Turns
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import SimDisk
 
 CONNECTION_TIMEOUT = 1.0
 LOOKS = 20
@@ -57,6 +62,19 @@ class RaftGroup:
         self._snapshots: list[tuple[int, bytes]] = [(0, self.truth.snapshot())]
         self._electing = False
         self._last_commit = 0.0
+
+    def make_member(
+        self,
+        process: Process,
+        address: str,
+        disk: SimDisk,
+        state_machine: StateMachine,
+        on_status: Callable[[RaftStatus], None],
+        on_peer_lost: Callable[[str], None],
+        on_exit: Callable[[str], None],
+    ) -> RaftMember:
+        """`on_exit`: called when the node ends its process, which this one never does."""
+        return RaftMember(self, process, address, state_machine, on_status, on_peer_lost)
 
     # ---- leadership
 

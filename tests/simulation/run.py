@@ -48,8 +48,10 @@ from tests.simulation.messaging import Nats, Weather
 from tests.simulation.operators import Operator
 from tests.simulation.plan import WINDOW_MS, RunPlan, draw_transactions
 from tests.simulation.raft import RaftGroup
+from tests.simulation.raft_node import ordered_sets
 from tests.simulation.repartitions import Repartitioner
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
+from tests.simulation.shipped_group import ShippedGroup, small_snapshots
 from tests.simulation.transactors import SimTransactors, small_transactions
 from tests.simulation.turns import short_turns
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
@@ -140,6 +142,7 @@ def _drawn(seed: int, rng: Random, asked: str | None) -> RunPlan:
     plan = plan.grouping(Random(f"group of {seed}"), scenario)
     plan = plan.transacting(_rng_of_transactions(seed), scenario)
     plan = plan.repartitioning(Random(f"repartitions of {seed}"), scenario)
+    plan = plan.shipping(Random(f"Raft of {seed}"), scenario)
     return plan.of_later_scenario(scenario) if scenario in _LATER else plan
 
 
@@ -178,7 +181,8 @@ class Cluster:
         if any(fault.kind == "forger" for fault in self.schedule):
             self.nats.believed = OnlyBrokersAreBelieved(self.world)
         self.subjects = Subjects()
-        self.raft = RaftGroup(self.world, tuple(f"{name}:7400" for name in names))
+        voters = tuple(f"{name}:7400" for name in names)
+        self.raft = ShippedGroup(world, voters) if self.plan.ships_raft else RaftGroup(world, voters)
         self.brokers = {name: SimBroker(self.world, self.nats, self.raft, name, self.subjects) for name in names}
         self.invariants = Invariants(self.world, self.raft, self.brokers)
         self.raft.on_commit = self.invariants.committing
@@ -573,6 +577,8 @@ def run(
         inhabited(world),
         patch.object(derived_state, "STATE_INTERVAL", STATE_INTERVAL),
         short_turns(),
+        ordered_sets(),
+        small_snapshots(),
         small_groups(),
         small_transactions(),
     ):

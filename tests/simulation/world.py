@@ -18,6 +18,7 @@ import contextvars
 import gc
 import logging
 import secrets
+import socket
 import sys
 import time
 import warnings
@@ -160,7 +161,8 @@ class _Handle(asyncio.TimerHandle):
 
 
 class Process(asyncio.AbstractEventLoop):
-    """See the module. `on_crash` is called when the process dies inside a system call."""
+    """See the module. `on_crash` is called when the process dies inside a system call. It has more than thirty methods
+    because it is an event loop of asyncio."""
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, offset: float = 0.0) -> None:
         self.world = world
@@ -180,6 +182,13 @@ class Process(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, _Handle]] = []
         self._arrivals: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         """Messages from outside, by the time at which it can be read."""
+        self.descriptors: dict[int, Callable[[], bool]] = {}
+        """Those that `add_reader` takes, and whether each can be read now."""
+        self._readers: dict[int, Callable[[], object]] = {}
+        self._reading: set[int] = set()
+        """Descriptors whose reader is about to be called."""
+        self.addresses: dict[str, str] = {}
+        """Host name -> IP address."""
         self._wake_at = inf
         """When the next turn is due."""
         self._wakes: list[float] = []
@@ -262,6 +271,41 @@ class Process(asyncio.AbstractEventLoop):
         heappush(self._arrivals, (when, next(self._number), callback, args))
         if when < self._wake_at and self.world.current is not self:
             self._arrange()
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
+        """Called again and again while the descriptor can be read."""
+        assert not args
+        self._readers[fd] = callback
+        if self.descriptors[fd]():
+            self.descriptor_is_ready(fd)
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self._readers.pop(fd, None) is not None
+
+    def descriptor_is_ready(self, descriptor: int) -> None:
+        if descriptor in self._readers and descriptor not in self._reading:
+            self._reading.add(descriptor)
+            self.arrives(self.world.now, self._read, descriptor)
+
+    def _read(self, descriptor: int) -> None:
+        self._reading.discard(descriptor)
+        reader = self._readers.get(descriptor)
+        if reader is not None:
+            reader()
+            if self.alive and self.descriptors[descriptor]():
+                self.descriptor_is_ready(descriptor)
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        """Raises OSError."""
+        if host not in self.addresses:
+            raise OSError(f"{host} is unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (self.addresses[host], port))]
+
+    def jump(self, seconds: float) -> None:
+        """Its clocks are ahead by so much more, as after a machine was suspended."""
+        self._offset += seconds
+        self._wake_at = inf
+        self._arrange()
 
     def _arrange(self) -> None:
         """Ask the world for the next turn."""
@@ -448,7 +492,8 @@ class _Listener(logging.Handler):
             return
         world.say(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.ERROR and world.failure is None:
+        is_bug = error is not None and not isinstance(error, SimulatedCrash) and record.levelno >= logging.ERROR
+        if is_bug and world.failure is None:
             world.failure = InvariantBroken("NoBugs", f"{world.current.name}: {record.getMessage()}: {error!r}")
             world.say(f"BROKEN {world.failure}")
 
