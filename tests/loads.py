@@ -106,7 +106,7 @@ LOADS: Mapping[str, Load] = {
     "stream.delete": Asked(({"name": NEW},)),
     "producer.init": Asked(),
     "partition.move_leader": Asked(({**OF_PARTITION, "broker": "a"},)),
-    "partition.story": Asked((OF_PARTITION,)),
+    "partition.history": Asked((OF_PARTITION,)),
     "partition.unclean_elect": Asked(({**OF_PARTITION, "broker": "a"},)),
     "cluster.id": Asked(),
     "cluster.status": Asked(),

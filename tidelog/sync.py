@@ -590,7 +590,7 @@ class Client:
     describe = _blocking(client.Client.describe)
     move_leader = _blocking(client.Client.move_leader)
     elect_unclean = _blocking(client.Client.elect_unclean)
-    partition_story = _blocking(client.Client.partition_story)
+    partition_history = _blocking(client.Client.partition_history)
     cluster_status = _blocking(client.Client.cluster_status)
     describe_broker = _blocking(client.Client.describe_broker)
     alter_cluster = _blocking(client.Client.alter_cluster)

@@ -29,7 +29,7 @@ DEFAULT_PARTITIONER: Final = "crc32c"
 PARTITIONERS: Final = (DEFAULT_PARTITIONER, "murmur2")
 """Names of the hashes of keys, of which a stream has one for its life: CRC-32C, and MurmurHash2 as Kafka's Java clients
 use it. `tidelog.client.producer.partitioner` computes them."""
-NOT_TOLD: Final = -1
+NOT_REPORTED: Final = -1
 """In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32
 """Layouts of a stream, the newest; older ones are forgotten."""
@@ -45,15 +45,15 @@ class Layout:
     """The generation of the command that began it; 0: the stream's first."""
     starts: tuple[int, ...] = ()
     """By partition, the offset at which it begins there, or where the layout before it ends in partitions that it does
-    not have; NOT_TOLD. Partitions beyond these have no records of earlier layouts."""
+    not have; NOT_REPORTED. Partitions beyond these have no records of earlier layouts."""
 
     def start(self, partition: int) -> int:
         return self.starts[partition] if partition < len(self.starts) else 0
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """All cutovers are known."""
-        return NOT_TOLD not in self.starts
+        return NOT_REPORTED not in self.starts
 
 
 def check_partition_count(partitions: int) -> None:
@@ -111,7 +111,7 @@ def end_of_life(
             break
         else:
             end = None
-    return None if end == NOT_TOLD else end
+    return None if end == NOT_REPORTED else end
 
 
 class KeyOrder:
@@ -135,7 +135,7 @@ class KeyOrder:
         """The newest version of which it is known where its records begin in the partition. A batch of a later one
         (`BatchHeader.partitioning_version`) can be judged when newer metadata are there."""
         for at, layout in enumerate(self._layouts[1:], 1):
-            if self._start(at, partition) == NOT_TOLD:
+            if self._start(at, partition) == NOT_REPORTED:
                 return layout.version - 1
         return self.newest
 
@@ -147,12 +147,12 @@ class KeyOrder:
     # that wait for each other.
     def waits_for(self, partition: int, read_to: Callable[[int], int]) -> tuple[int, Mapping[int, int]] | None:
         """The offset at which reading `partition` has to stop for the time being, and the partitions that have to be
-        read before, up to which offset (NOT_TOLD: it is not known yet). None: nothing has to wait.
+        read before, up to which offset (NOT_REPORTED: it is not known yet). None: nothing has to wait.
 
         `read_to(q)`: where the next record of partition q is that was not read, and processed, yet.
         """
         for at, layout in enumerate(self._layouts[1:], 1):
-            if partition >= layout.partitions or self._start(at, partition) == NOT_TOLD:
+            if partition >= layout.partitions or self._start(at, partition) == NOT_REPORTED:
                 continue
             if self._incarnations.get(partition, 0) > layout.generation:
                 continue  # this life of it was made for a later layout
@@ -175,7 +175,7 @@ class KeyOrder:
                 end = self._start(later, source)
                 if source == partition or source in missing or not self._was_there(source, layout):
                     continue
-                if end == NOT_TOLD or read_to(source) < end:
+                if end == NOT_REPORTED or read_to(source) < end:
                     missing[source] = end
         return missing
 
@@ -186,7 +186,7 @@ class KeyOrder:
             start
             for at, layout in enumerate(self._layouts[1:], 1)
             if partition < len(layout.starts)
-            and (start := self._start(at, partition)) != NOT_TOLD
+            and (start := self._start(at, partition)) != NOT_REPORTED
             and self._was_there(partition, layout)
         ]
 
@@ -227,9 +227,9 @@ def _starts(layouts: Sequence[Layout]) -> list[tuple[int, ...]]:
     lowest: dict[int, int] = {}
     for layout in reversed(layouts):
         starts = tuple(
-            start if start == NOT_TOLD else min(start, lowest.get(number, start))
+            start if start == NOT_REPORTED else min(start, lowest.get(number, start))
             for number, start in enumerate(layout.starts)
         )
-        lowest.update((number, start) for number, start in enumerate(starts) if start != NOT_TOLD)
+        lowest.update((number, start) for number, start in enumerate(starts) if start != NOT_REPORTED)
         corrected.insert(0, starts)
     return corrected

@@ -51,7 +51,7 @@ from dataplane.log.recovery.log_recovery import RecoveryReport
 from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.log_errors import DataDirError, LogDamaged
 from dataplane.replica.derived.producer_table import ProducerLimits, ProducerTable
-from dataplane.replica.story import Story
+from dataplane.replica.history import History
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message, Subscription
 from wire.operations.api_operations import ReplicaEvent, Traffic
@@ -387,10 +387,10 @@ class Broker:
 
     # ------------------------------------------------------------------ status
     def stream_status(
-        self, stream: StreamName, partitions: Collection[int] = (), story_of: int | None = None
+        self, stream: StreamName, partitions: Collection[int] = (), history_of: int | None = None
     ) -> Steps[StreamReport]:
         """State of the replicas of a stream that this broker holds. `partitions`: only of these; none: of all.
-        `story_of`: the partition whose last events are wanted, too."""
+        `history_of`: the partition whose last events are wanted, too."""
         found: list[Replica] = []
         if partitions:
             named = ((stream, number) for number in {*partitions})
@@ -402,13 +402,13 @@ class Broker:
         reports: list[ReplicaReport] = []
         for replica in found:
             report = self._replica_status(replica)
-            if replica.key.partition == story_of:
-                report["story"] = self._told(replica.story)
+            if replica.key.partition == history_of:
+                report["history"] = self._told(replica.history)
             reports.append(report)
             yield _OF_STATUS
         return {"partitions": reports}
 
-    def _told(self, story: Story) -> list[ReplicaEvent]:
+    def _told(self, history: History) -> list[ReplicaEvent]:
         now, wall_ns = self.context.now(), self.context.time_ns()
         return [
             {
@@ -417,7 +417,7 @@ class Broker:
                 "event": event,
                 "times": times,
             }
-            for at, event, times in story.events
+            for at, event, times in history.events
         ]
 
     def _replica_status(self, replica: Replica) -> ReplicaReport:

@@ -40,7 +40,7 @@ from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.broker.roles.role import Role, RoleSetup
 from dataplane.broker.upkeep.housekeeping import Visit
-from dataplane.broker.upkeep.hw_checkpoints import Owed
+from dataplane.broker.upkeep.hw_checkpoints import CheckpointDue
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.recovery.damage import MAX_EVENTS, Quarantine, set_mark
 from dataplane.log.recovery.log_recovery import RecoveryReport
@@ -48,6 +48,7 @@ from dataplane.log.storage.files import REAL_FILES, FileSystem
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.log.storage.manifest import ManifestEntry
 from dataplane.log.storage.pool import LogPool
+from dataplane.replica.history import History
 from dataplane.replica.life import (
     BeginRole,
     EndRole,
@@ -67,7 +68,6 @@ from dataplane.replica.life import (
     WaitToRetry,
     Withdraw,
 )
-from dataplane.replica.story import Story
 from dataplane.replica.traffic import TrafficMeter
 from wire.errors import Code, CorruptData, TidelogError
 from wire.messaging.transport import Message
@@ -133,7 +133,7 @@ class Replica:
         self.directory = directory
         self.life = ReplicaLife(key)
         self.role: Role | None = None
-        self.story = Story()
+        self.history = History()
         self.traffic = TrafficMeter()
         """That of clients with this replica, whatever its roles."""
         self._config = config
@@ -218,14 +218,18 @@ class Replica:
         return self._log.size_bytes if self._log is not None else 0
 
     @property
-    def owed(self) -> Owed:
+    def owed(self) -> CheckpointDue:
         partition_log = self._log
         if partition_log is None or self.life.closing or self.failure is not None:
-            return Owed.NOTHING
+            return CheckpointDue.NOTHING
         if _is_accepted(self.view) and partition_log.needs_sync:
-            return Owed.SYNC
+            return CheckpointDue.SYNC
         durable = min(self.high_watermark, partition_log.durable_end)
-        return Owed.NOTHING if durable == partition_log.checkpointed_high_watermark else Owed.HIGH_WATERMARK
+        return (
+            CheckpointDue.NOTHING
+            if durable == partition_log.checkpointed_high_watermark
+            else CheckpointDue.HIGH_WATERMARK
+        )
 
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
         """Called periodically, in a thread: an `accepted` stream is synced, and unless `syncs_only` the HW is written
@@ -233,7 +237,7 @@ class Replica:
         outcome, on the loop."""
         known = self.high_watermark
         partition_log = self._log
-        if self.owed is not Owed.NOTHING and partition_log is not None:
+        if self.owed is not CheckpointDue.NOTHING and partition_log is not None:
             if not syncs_only:
                 self.checkpoint(known)
             elif _is_accepted(self.view):
@@ -275,7 +279,7 @@ class Replica:
         when no replica relies on it any more."""
         effects = self.life.on_damage(reason)
         if effects:
-            self.story.tell(f"its log is damaged: {reason}", context.now())
+            self.history.tell(f"its log is damaged: {reason}", context.now())
             _log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
             context.counters.damage_found += 1
         self._run(effects, context)
@@ -342,10 +346,10 @@ class Replica:
                     role.give_up_starting()
 
     def _withdraw(self, effect: Withdraw, context: BrokerContext) -> None:
-        self.story.tell(f"withdraws: {effect.reason}", context.now())
+        self.history.tell(f"withdraws: {effect.reason}", context.now())
         _log.error(
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
-            self.key, context.broker, effect.reason, self.story,
+            self.key, context.broker, effect.reason, self.history,
         )  # fmt: skip
         context.counters.withdrawals += 1
         context.metadata.withdraw(
@@ -456,7 +460,7 @@ class Replica:
             partial(self.on_damage, context=context),
             self.life.on_role_failed,
             self._on_quarantined,
-            self.story,
+            self.history,
             self._ids,
             self.traffic,
         )

@@ -99,7 +99,7 @@ class ActivityWatch:
             yield {
                 "event": activity_events.CONTROLLER_CHANGED,
                 "controller": state.controller or "",
-                "office": state.controller_epoch,
+                "controller_epoch": state.controller_epoch,
             }
         for broker in changes.brokers:
             yield from self._of_broker(state.brokers.get(broker), self._brokers.get(broker))

@@ -26,7 +26,7 @@ from math import gcd
 from typing import NamedTuple
 
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.layouts import NOT_TOLD, Layout
+from wire.layouts import NOT_REPORTED, Layout
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.types import (
@@ -203,7 +203,7 @@ class Stream:
     settings: StreamConfig = field(init=False, compare=False)
     """`config`, read, with min ISR filled in."""
     _step: int = field(init=False, compare=False)
-    _untold: frozenset[int] = field(init=False, compare=False)
+    _unreported: frozenset[int] = field(init=False, compare=False)
     """Modulo `_step`, the partitions of the layout before that have not told where it ends."""
 
     def __post_init__(self) -> None:
@@ -212,7 +212,9 @@ class Stream:
         # Of two partitions with keys in common the numbers are equal by this modulus: `wire.layouts.sources`.
         self._step = gcd(before, self.partition_count)
         starts = self.layouts[-1].starts[:before]
-        self._untold = frozenset(source % self._step for source, start in enumerate(starts) if start == NOT_TOLD)
+        self._unreported = frozenset(
+            source % self._step for source, start in enumerate(starts) if start == NOT_REPORTED
+        )
 
     @property
     def min_isr(self) -> int:
@@ -243,7 +245,7 @@ class Stream:
     # Keeps R59.
     def awaits_sources(self, number: int) -> bool:
         """Not all partitions from which keys come to this one in the newest layout have told of its cutover."""
-        return number < self.partition_count and number % self._step in self._untold
+        return number < self.partition_count and number % self._step in self._unreported
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -283,7 +285,7 @@ class Stream:
             purged_end=partition.purged_end,
             partitioning_version=self.partitioning_version,
             partition_count=self.partition_count,
-            awaits_cutover=self.layouts[-1].start(number) == NOT_TOLD,
+            awaits_cutover=self.layouts[-1].start(number) == NOT_REPORTED,
             awaits_sources=self.awaits_sources(number),
             further_subjects=self._further_subjects(number),
         )
@@ -301,7 +303,7 @@ class Stream:
             for other in range(number + count, most, count)
             if (partition := self.partitions.get(other)) is None
             or partition.state is not PartitionState.DRAINING
-            or newest.start(other) != NOT_TOLD
+            or newest.start(other) != NOT_REPORTED
         )
 
 

@@ -200,7 +200,7 @@ def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Steps[Outcome]:
         return ledger.refuse(Code.BAD_REQUEST, wrong)
     ledger.store(key, election.unclean(partition, broker))
     ledger.contents.unclean_elections += 1
-    told = yield from repartition_commands.untell(ledger, key)
+    told = yield from repartition_commands.forget_reports(ledger, key)
     changed = sorted({key, *told}, key=KEY_ORDER)
     return ledger.changed(Changes(partitions=tuple(changed), repartitioned=(key.stream,) if told else ()))
 

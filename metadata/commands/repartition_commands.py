@@ -20,7 +20,7 @@ from metadata.cluster.references import key_of
 from metadata.commands.ledger import PARTITION, Ledger
 from metadata.commands.stream_commands import check_assignments, partitions_of, stream_of
 from wire.errors import Code, TidelogError
-from wire.layouts import MAX_LAYOUTS, NOT_TOLD, Layout, check_partition_count
+from wire.layouts import MAX_LAYOUTS, NOT_REPORTED, Layout, check_partition_count
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
 from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, PartitionState, StreamName
@@ -146,7 +146,7 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
     stream, marker = found
     if marker.phase is not RepartitionPhase.PREPARED:
         return ledger.unchanged(value=marker.version)
-    if not stream.layouts[-1].is_told:
+    if not stream.layouts[-1].is_reported:
         return ledger.refuse(
             Code.STALE_EPOCH, f"not all partitions of stream {stream.name} have told of the last cutover; look again"
         )
@@ -179,11 +179,11 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
 def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
     """The starts of a layout of `count` partitions that follows one of `before`: each partition of that one, and each
     that is used again, has to tell."""
-    starts = [NOT_TOLD] * before
+    starts = [NOT_REPORTED] * before
     for number in range(before, count):
         used_again = stream.partitions[number].state is PartitionState.RETIRED
-        starts.append(NOT_TOLD if used_again else 0)
-    while starts[-1] != NOT_TOLD:
+        starts.append(NOT_REPORTED if used_again else 0)
+    while starts[-1] != NOT_REPORTED:
         starts.pop()
     return tuple(starts)
 
@@ -199,7 +199,7 @@ def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Steps[Outcome]:
             codes.append(Code.UNKNOWN_STREAM)
             continue
         name, number = StreamName(item.partition.stream), item.partition.partition
-        code = _why_not_told(ledger.contents.streams[name], partition, item)
+        code = _why_not_reported(ledger.contents.streams[name], partition, item)
         if code is None and number in told.get(name, ()):
             code = Code.STALE_PARTITIONING
         codes.append(code)
@@ -241,16 +241,19 @@ def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> Steps[li
 # reported.
 # Hazard: A cutover that is not the end of the layout: readers wait for ever, or read the records of a key in another
 # order than they were acknowledged in.
-def _why_not_told(stream: Stream, partition: Partition, item: pb.CutoverReport) -> Code | None:
+def _why_not_reported(stream: Stream, partition: Partition, item: pb.CutoverReport) -> Code | None:
     if partition.leader != BrokerId(item.leader) or item.leader_epoch != partition.leader_epoch:
         return Code.FENCED_LEADER_EPOCH
-    if item.version != stream.partitioning_version or stream.layouts[-1].start(item.partition.partition) != NOT_TOLD:
+    if (
+        item.version != stream.partitioning_version
+        or stream.layouts[-1].start(item.partition.partition) != NOT_REPORTED
+    ):
         return Code.STALE_PARTITIONING
     return None if item.end_offset >= 0 else Code.BAD_REQUEST
 
 
 # Keeps R59.
-def untell(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
+def forget_reports(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
     """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
     committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
     stream = ledger.own(key.stream)
@@ -260,7 +263,7 @@ def untell(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
     # A partition may be retired since an earlier layout. The newest one tells of all up to it.
     others = (_last_start(stream, number) for number in range(len(newest.starts), key.partition + 1))
     _put(ledger, stream, layouts=(*before, replace(newest, starts=(*newest.starts, *others))))
-    return (yield from _tell(ledger, key.stream, {key.partition: NOT_TOLD}))
+    return (yield from _tell(ledger, key.stream, {key.partition: NOT_REPORTED}))
 
 
 def _last_start(stream: Stream, number: int) -> int:
@@ -285,7 +288,7 @@ def finish(ledger: Ledger, command: pb.FinishRepartition) -> Steps[Outcome]:
     if isinstance(found, Outcome):
         return found
     stream, marker = found
-    if marker.phase is not RepartitionPhase.CUTOVER or not stream.layouts[-1].is_told:
+    if marker.phase is not RepartitionPhase.CUTOVER or not stream.layouts[-1].is_reported:
         return ledger.refuse(
             Code.STALE_EPOCH, f"not all partitions of stream {stream.name} have told of the cutover; look again"
         )
@@ -335,7 +338,7 @@ def _may_go(stream: Stream, number: int) -> bool:
     """Whether the partition can be removed when it has no records. One that has to tell of a cutover stays until then:
     nobody else could."""
     is_retired = stream.partitions[number].state is PartitionState.RETIRED
-    return is_retired and stream.repartition is None and stream.layouts[-1].start(number) != NOT_TOLD
+    return is_retired and stream.repartition is None and stream.layouts[-1].start(number) != NOT_REPORTED
 
 
 def _under_way(

@@ -16,7 +16,7 @@ from metadata.commands.cluster_state import ClusterState
 from metadata.commands.partition_commands import why_not_unclean
 from metadata.commands.repartition_commands import missing_partitions, why_not_cancelled, why_not_repartition
 from metadata.commands.stream_commands import why_not_compacted
-from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance, place
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
@@ -44,7 +44,7 @@ class AdminRequests:
         self,
         broker_id: BrokerId,
         state: ClusterState,
-        relief: Relief,
+        rebalancing: LeaderRebalancing,
         chance: Chance,
         settings: MetadataSettings,
         *,
@@ -54,7 +54,7 @@ class AdminRequests:
     ) -> None:
         self._id = broker_id
         self._state = state
-        self._relief = relief
+        self._rebalancing = rebalancing
         self._chance = chance
         self._settings = settings
         self._subjects = Subjects(namespace)
@@ -143,7 +143,7 @@ class AdminRequests:
         """Live brokers, and which of them hold so many new partitions of a stream that has those `beside` them."""
         live = self._live_brokers()
         self._check_enough(factor, live, voters)
-        live = self._relief.with_room(live, factor)
+        live = self._rebalancing.with_room(live, factor)
         placements = yield from place(
             self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance, beside=beside
         )

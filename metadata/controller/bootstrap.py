@@ -1,7 +1,7 @@
 """Whether a cluster may be founded in a namespace: only where no other cluster lives, and by one founder at a time.
 
 The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, one question after the other,
-at distances of `founding_wait_s / QUESTIONS`:
+at distances of `bootstrap_wait_s / QUESTIONS`:
 
     searching ──QUESTIONS questions came back, and no other founder was heard──> decided ──> BeginControllerEpoch
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
@@ -15,7 +15,7 @@ still says that it has decided: that BeginControllerEpoch may be committed later
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
 which comes late; it has not heard the founders of that time, and asks all its questions again. While a process stands
-still for less than that, no other founder with the same `founding_wait_s` gets through its questions. Where strangers
+still for less than that, no other founder with the same `bootstrap_wait_s` gets through its questions. Where strangers
 send so much that brokers are busy with it, a cluster that lives may answer late: while that lasts, silence proves
 nothing either.
 
@@ -45,7 +45,7 @@ class Claim:
     decided: bool = False
 
 
-class Founding:
+class Bootstrap:
     """See the module. `candidate`: the id that the cluster will have; no other founder has the same."""
 
     def __init__(self, candidate: str, wait_s: float, *, is_proposed: bool = False) -> None:
@@ -94,13 +94,13 @@ class Founding:
             self._is_flooded = True
 
     # R41: A namespace has one cluster. A Raft leader whose group has no cluster id asks on `<ns>.metadata.cluster`
-    # until five of its questions have come back, one after the other, over `founding_wait_s`; every broker that knows
+    # until five of its questions have come back, one after the other, over `bootstrap_wait_s`; every broker that knows
     # its cluster answers, and an answer of another cluster stops it. Of two founders the one that has decided, then
     # the smaller candidate id, goes first. Every message names its cluster, and those of another one are not carried
     # out.
     # Hazard: Two controllers that lead, probe and create in one namespace.
     # Not covered: A BeginControllerEpoch whose proposer died may be committed by its group after another group has
-    # founded; two founders with different `founding_wait_s`, of which the one with the longer wait stands still for
+    # founded; two founders with different `bootstrap_wait_s`, of which the one with the longer wait stands still for
     # less than half of it.
     def on_claim(self, claim: Claim) -> None:
         """Another broker has asked or answered."""

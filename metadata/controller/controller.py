@@ -6,13 +6,13 @@
                                     ^---- another controller epoch ------+
 
 A command BeginControllerEpoch starts a controller epoch. A controller whose group has no cluster id yet founds a
-cluster: it asks first whether another one lives in the namespace, and starts no epoch if one does (see `founding`).
+cluster: it asks first whether another one lives in the namespace, and starts no epoch if one does (see `bootstrap`).
 
 Nothing is decided before its own BeginControllerEpoch is applied: until then the state here may lack what an earlier
 controller committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is
 refused when it arrives.
 
-`failover` replaces failed leaders, `relief` moves leaderships away from brokers that cannot do a leader's work,
+`failover` replaces failed leaders, `rebalancing` moves leaderships away from brokers that cannot do a leader's work,
 `repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
 """
 
@@ -27,7 +27,7 @@ from metadata.cluster.model import Changes, Outcome
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.admin_requests import AdminRequests
 from metadata.controller.agreed_time import ClockSurvey
-from metadata.controller.bootstrap import Claim, Founding
+from metadata.controller.bootstrap import Bootstrap, Claim
 from metadata.controller.controller_effects import (
     AskForClusters,
     BecomeController,
@@ -41,7 +41,7 @@ from metadata.controller.controller_effects import (
     SendProbe,
 )
 from metadata.controller.failover import DECISION_RETRY_S, Failover
-from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.liveness import Liveness
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance
@@ -97,12 +97,12 @@ class ControllerCore:
         self._controller_epoch = 0
         self._epoch_ticket: int | None = None
         self._epoch_retry_at = -inf
-        self._founding: Founding | None = None
+        self._bootstrap: Bootstrap | None = None
         self._ticket = 0
         self._handed_over = False
         self._go_on_at = inf
         """When the next decision is due, because the last one did not come to all that there is to decide."""
-        self._relief = Relief(state)
+        self._rebalancing = LeaderRebalancing(state)
         self._failover = Failover(state, settings, self._liveness, self._propose)
         self.repartitioning = Repartitioning(
             state,
@@ -115,7 +115,7 @@ class ControllerCore:
         self.requests = AdminRequests(
             broker_id,
             state,
-            self._relief,
+            self._rebalancing,
             chance,
             settings,
             namespace=namespace,
@@ -133,9 +133,9 @@ class ControllerCore:
         return self._controller_epoch if self._phase is Phase.ACTIVE else 0
 
     @property
-    def founding(self) -> Founding | None:
+    def bootstrap(self) -> Bootstrap | None:
         """The search for other clusters, while this controller is about to found one."""
-        return self._founding
+        return self._bootstrap
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
@@ -160,39 +160,39 @@ class ControllerCore:
         """The NATS connection that probes use was lost or made."""
         self._connected_at = now if connected else inf
         self._liveness.on_connection(connected, now)
-        if self._founding is not None:
-            self._founding.on_connection()
-        return [*self._go_on_founding(now), *self._decide(now)]
+        if self._bootstrap is not None:
+            self._bootstrap.on_connection()
+        return [*self._go_on_bootstrapping(now), *self._decide(now)]
 
     def on_public_connection(self, connected: bool, now: float) -> list[Effect]:
         """The NATS connection over which clients ask and founders are heard was lost or made."""
         self._unheard_since = inf if connected else now
         if connected:
             self._unheard_patience = self._settings.unheard_timeout_s
-        if self._founding is not None:
-            self._founding.on_connection()
-        return [*self._go_on_founding(now), *self._decide(now)]
+        if self._bootstrap is not None:
+            self._bootstrap.on_connection()
+        return [*self._go_on_bootstrapping(now), *self._decide(now)]
 
     def on_own_question(self, now: float) -> list[Effect]:
         """The question of this broker to all others was delivered to itself, too."""
-        if self._founding is not None:
-            self._founding.on_own_question()
-        return self._go_on_founding(now)
+        if self._bootstrap is not None:
+            self._bootstrap.on_own_question()
+        return self._go_on_bootstrapping(now)
 
     def on_claim(self, claim: Claim, now: float) -> list[Effect]:
         """Another broker told to which cluster it belongs, or that it is about to found one."""
-        if self._founding is not None:
-            self._founding.on_claim(claim)
-        return self._go_on_founding(now)
+        if self._bootstrap is not None:
+            self._bootstrap.on_claim(claim)
+        return self._go_on_bootstrapping(now)
 
     def on_applied(self, changes: Changes, now: float) -> list[Effect]:
         """The state has changed."""
         if changes.controller and self._phase is Phase.ACTIVE and not self._holds(self._controller_epoch):
             effects = [*self._stand_by(), *self._start_epoch(now)]
             return effects + self._decide(now)
-        if self._founding is not None and self._state.cluster_id:
+        if self._bootstrap is not None and self._state.cluster_id:
             # The group had a cluster already, or has been given one by this controller.
-            self._founding = None
+            self._bootstrap = None
             if self._phase is Phase.STARTING and self._epoch_ticket is None:
                 return self._start_epoch(now)
         if self._phase is not Phase.ACTIVE:
@@ -210,7 +210,7 @@ class ControllerCore:
             return []
         if outcome is not None and outcome.code is None and self._holds(outcome.value):
             self._phase = Phase.ACTIVE
-            self._founding = None
+            self._bootstrap = None
             self._failover.controller_epoch = self._controller_epoch = outcome.value
             self._liveness.restart(now, self._connected_at)
             self.clocks.restart()
@@ -224,14 +224,14 @@ class ControllerCore:
                 BecomeController(self._controller_epoch),
                 *self._decide(now),
             ]
-        if outcome is None and self._founding is not None:
+        if outcome is None and self._bootstrap is not None:
             # It may never be committed. By the time of the next one another cluster may have been founded.
-            self._founding = self._new_founding(is_proposed=self._founding.is_proposed)
+            self._bootstrap = self._new_bootstrap(is_proposed=self._bootstrap.is_proposed)
         if outcome is not None and outcome.code is Code.NOT_CONTROLLER:
             # A controller epoch was applied that was not known here when this one was proposed. It is now.
             return self._start_epoch(now)
-        if outcome is not None and outcome.code is not None and self._founding is not None:
-            taken_by = self._founding.taken_by
+        if outcome is not None and outcome.code is not None and self._bootstrap is not None:
+            taken_by = self._bootstrap.taken_by
             if taken_by is not None and not self._state.cluster_id:
                 # The group has answered, too: it has no cluster that the claim could have been of.
                 self._epoch_retry_at = inf
@@ -271,16 +271,16 @@ class ControllerCore:
         self, broker: BrokerId, *, room: Room, disk_hangs: bool, has_master_key: bool, now: float
     ) -> list[Effect]:
         """A broker told of its disk and its keys, in an answer to a probe."""
-        self._relief.on_room(broker, room)
-        self._relief.on_disk(broker, disk_hangs)
-        self._relief.on_master_key(broker, has_master_key)
+        self._rebalancing.on_room(broker, room)
+        self._rebalancing.on_disk(broker, disk_hangs)
+        self._rebalancing.on_master_key(broker, has_master_key)
         if self._phase is not Phase.ACTIVE:
             return []
-        return [MoveLeader(move) for move in self._relief.due(now)]
+        return [MoveLeader(move) for move in self._rebalancing.due(now)]
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         """A `MoveLeader` was carried out, or failed."""
-        self._relief.on_ended(move, moved, now)
+        self._rebalancing.on_ended(move, moved, now)
 
     def on_hand_over_refused(self, now: float) -> list[Effect]:
         """No other voter can take over. A controller that is cut off from most brokers goes on like a new one, which
@@ -300,14 +300,14 @@ class ControllerCore:
         if self._phase is Phase.STARTING and self._epoch_ticket is None and now >= self._epoch_retry_at:
             return self._start_epoch(now)
         if self._phase is Phase.STARTING:
-            return self._go_on_founding(now)
+            return self._go_on_bootstrapping(now)
         return [*self._failover.count_witnesses(now), *self._decide(now)]
 
     def next_deadline(self) -> float:
         if self._phase is Phase.STARTING:
             hears = self._connected_at < inf and self._unheard_since == inf
             searches = hears and self._epoch_retry_at == inf
-            search_at = self._founding.next_deadline() if self._founding is not None and searches else inf
+            search_at = self._bootstrap.next_deadline() if self._bootstrap is not None and searches else inf
             return min(search_at, self._epoch_retry_at if self._epoch_ticket is None else inf)
         if self._phase is Phase.ACTIVE and self._has_quorum:
             return min(self._liveness.next_deadline(), self._go_on_at)
@@ -346,9 +346,9 @@ class ControllerCore:
         was = self._phase
         self._phase = Phase.STANDBY
         self._epoch_ticket = None
-        self._founding = None
+        self._bootstrap = None
         self._failover.end()
-        self._relief.clear()
+        self._rebalancing.clear()
         self.repartitioning.end()
         if was is not Phase.ACTIVE:
             return []
@@ -360,13 +360,13 @@ class ControllerCore:
             return []
         self._phase = Phase.STARTING
         if not self._state.cluster_id:
-            if self._founding is None:
-                self._founding = self._new_founding(is_proposed=False)
-            if not self._founding.is_over:
+            if self._bootstrap is None:
+                self._bootstrap = self._new_bootstrap(is_proposed=False)
+            if not self._bootstrap.is_over:
                 self._epoch_retry_at = inf
-                return self._go_on_founding(now)
+                return self._go_on_bootstrapping(now)
         self._epoch_retry_at = now + DECISION_RETRY_S
-        founds = self._founding is None or self._founding.taken_by is None
+        founds = self._bootstrap is None or self._bootstrap.taken_by is None
         proposal = self._propose(
             pb.Command(
                 begin_controller_epoch=pb.BeginControllerEpoch(
@@ -382,16 +382,16 @@ class ControllerCore:
         self._epoch_ticket = proposal.ticket
         return [proposal]
 
-    def _new_founding(self, *, is_proposed: bool) -> Founding:
-        return Founding(self._new_cluster_id, self._settings.founding_wait_s, is_proposed=is_proposed)
+    def _new_bootstrap(self, *, is_proposed: bool) -> Bootstrap:
+        return Bootstrap(self._new_cluster_id, self._settings.bootstrap_wait_s, is_proposed=is_proposed)
 
-    def _go_on_founding(self, now: float) -> list[Effect]:
+    def _go_on_bootstrapping(self, now: float) -> list[Effect]:
         """While it searches: ask, or start an epoch when the search is over."""
-        founding = self._founding
-        if founding is None or self._epoch_ticket is not None or self._epoch_retry_at < inf:
+        bootstrap = self._bootstrap
+        if bootstrap is None or self._epoch_ticket is not None or self._epoch_retry_at < inf:
             return []
-        asks = self._connected_at < inf and self._unheard_since == inf and founding.tick(now)
-        if founding.is_over:
+        asks = self._connected_at < inf and self._unheard_since == inf and bootstrap.tick(now)
+        if bootstrap.is_over:
             return self._start_epoch(now)
         return [AskForClusters()] if asks else []
 

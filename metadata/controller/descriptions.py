@@ -14,7 +14,7 @@ from metadata.cluster.model import Partition, Repartition, RepartitionPhase, Str
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.repartition_commands import missing_partitions
 from metadata.controller.admin_requests import unknown_stream
-from metadata.controller.repartitions import Repartitioning, concerned, not_told
+from metadata.controller.repartitions import Repartitioning, concerned, unreported_sources
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
 from wire.layouts import MAX_LAYOUTS, sources
@@ -112,7 +112,7 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
     if marker.phase is RepartitionPhase.PREPARED:
         of, waiting = len(concerned(stream, marker)), driver.not_ready(stream)
     else:
-        of, waiting = _have_to_tell(stream, marker), not_told(stream)
+        of, waiting = _have_to_tell(stream, marker), unreported_sources(stream)
     return {
         "version": marker.version,
         "partitions": marker.partitions,
@@ -122,7 +122,7 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
         "of": of,
         "waiting": waiting[:MAX_LISTED],
         "adopted": driver.adopted(stream.name),
-        "done_for_s": driver.told_for_s(stream.name, now),
+        "done_for_s": driver.seconds_since_reports(stream.name, now),
         "adoption_timeout_s": driver.timeout_s,
     }
 
@@ -396,7 +396,7 @@ def loss_form(
         {
             "broker": replica,
             "alive": state.is_alive(replica),
-            "standing": standing(partition, replica),
+            "state": replica_state(partition, replica),
             "log_end_offset": held.get(replica, {}).get("log_end_offset"),
         }
         for replica in partition.replicas
@@ -406,7 +406,7 @@ def loss_form(
         "stream": key.stream,
         "partition": key.partition,
         "broker": chosen,
-        "standing": standing(partition, chosen),
+        "state": replica_state(partition, chosen),
         "log_start_offset": own.get("log_start_offset"),
         "log_end_offset": own.get("log_end_offset"),
         "high_watermark": own.get("high_watermark"),
@@ -416,7 +416,7 @@ def loss_form(
     }
 
 
-def standing(partition: Partition, replica: BrokerId) -> str:
+def replica_state(partition: Partition, replica: BrokerId) -> str:
     """ "isr", "eligible", "withdrawn" or "out of sync"."""
     if partition.is_withdrawn(replica):
         return "withdrawn"
@@ -427,7 +427,7 @@ def standing(partition: Partition, replica: BrokerId) -> str:
 
 def _loss(chosen: BrokerId, own: ReplicaReport, others: Sequence[op.OtherReplica], *, has_other_folder: bool) -> str:
     holders = [
-        f"{other['broker']} ({other['standing']}, {'alive' if other['alive'] else 'dead'}"
+        f"{other['broker']} ({other['state']}, {'alive' if other['alive'] else 'dead'}"
         + (f", log to offset {other['log_end_offset']})" if other["log_end_offset"] is not None else ")")
         for other in others
     ]
@@ -558,7 +558,7 @@ def cluster_form(
     return {
         "cluster_id": state.cluster_id,
         "controller": state.controller,
-        "office": state.controller_epoch,
+        "controller_epoch": state.controller_epoch,
         "other_clusters": list(other_clusters),
         "generation": state.generation,
         **defaults_form(state),
@@ -635,7 +635,7 @@ def broker_description(
                             "stream": name,
                             "partition": number,
                             "leads": partition.leader == broker,
-                            "standing": standing(partition, broker),
+                            "state": replica_state(partition, broker),
                             "isr": [*partition.isr],
                             "min_isr": stream.min_isr,
                             "bytes_on_disk": used.get(str(number)),

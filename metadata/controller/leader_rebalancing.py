@@ -51,7 +51,7 @@ class _Failed:
     again_at: float
 
 
-class Relief:
+class LeaderRebalancing:
     """`state` is read only."""
 
     def __init__(self, state: ClusterState) -> None:

@@ -1,31 +1,31 @@
-"""Which brokers live, as the controller's probes tell it.
+"""Which brokers are alive, by the controller's probes.
 
 Probes go over NATS to each live broker every `heartbeat_interval`, and to the controller itself: their results for
 others count only while the controller's own come back. A broker is
 
-- heard     it answered lately;
+- answered  it answered lately;
 - refused   NATS answered that no process listens on its probe subject (503). Asked again `probe_confirm_delay` later.
             Anybody who sees a probe can say that, so it proves nothing alone; an answer to the same probe counts more;
-- gone      refused, and its Raft connection has closed since it was last heard, or it has answered nothing for
-            `probe_timeout` since it was asked, and the controller has read what came until it was refused;
+- gone      refused, and its Raft connection has closed since its last answer, or it has answered nothing for
+            `probe_timeout` since it was asked, and the controller has read all messages until it was refused;
 - fallen    gone, and refused twice in a row with the controller's own probe answered after the first; or silent for
             `broker_silence_timeout`; and it has no live Raft connection with the controller.
 
 A fallen broker is dead, unless the fault may be the controller's own: its connection is not settled, its own probes do
 not come back, its process stood still, or less than half of the live brokers answered since (as when the NATS server
-restarts and all fall at once). In the last case it waits; brokers that it had heard in this controller epoch make it
-hand the leadership of the Raft group over after `broker_silence_timeout`; when even a controller that never heard them
-sees them fallen for twice that time while its own probes come back, they are dead. A controller that has had no
-connection, or has not heard itself, for `broker_silence_timeout` hands it over too.
+restarts and all fall at once). In the last case it waits; brokers that had answered in this controller epoch make it
+hand the leadership of the Raft group over after `broker_silence_timeout`; when even a controller that never had an
+answer of them sees them fallen for twice that time while its own probes come back, they are dead. A controller that has
+had no connection, or no answer of itself, for `broker_silence_timeout` hands it over too.
 
-A voter that keeps its Raft connection and has not been heard for `leader_lease` is not dead, but cut off from NATS: it
+A voter that keeps its Raft connection and has not answered for `leader_lease` is not dead, but cut off from NATS: it
 can serve no client, and its lease has ended.
 
 A connection is settled when it is `liveness_grace` old: after a restart of the NATS server others may come back later
 than this controller, and a refusal proves nothing until they had the time. A controller that has just been started need
 not wait where another broker vouches: it answers a probe over a connection that has lasted for `liveness_grace`, with
-the same process of the NATS server. That process has not restarted lately, and the others are connected with it if they
-live. A controller that has been reconnected waits: the fault that cut it off may have cut off others.
+the same process of the NATS server. That process has not restarted lately, and live brokers are connected with it. A
+controller that has been reconnected waits: the fault that cut it off may have cut off others.
 
 Pure: the caller sends the probes, and passes their results and the time.
 """
@@ -52,14 +52,14 @@ class ProbeOrder:
     broker: BrokerId
     number: int
     answered: int
-    """The newest probe of this broker's life whose answer has come; 0: none yet."""
+    """The newest probe of this broker's incarnation whose answer has come; 0: none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     dead: tuple[tuple[BrokerId, Incarnation], ...] = ()
     behind: tuple[BrokerId, ...] = ()
-    """They answer, but have not applied state that is `leader_lease` old."""
+    """Brokers that answer, but have not applied state that is `leader_lease` old."""
     cut_off: tuple[BrokerId, ...] = ()
     """Voters whose Raft connection stands, but that have answered no probe for `leader_lease`."""
     hand_over: bool = False
@@ -68,28 +68,28 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Watch:
-    """The facts known of one life of one broker."""
+    """The facts known of one incarnation of one broker."""
 
     incarnation: Incarnation
     since: float
     heard_at: float = -inf
     asked_at: float = inf
-    """When the first probe was sent since it was last heard; inf: none was."""
+    """When the first probe after its last answer was sent; inf: none was."""
     answered: int = 0
     """Number of the newest probe that was answered."""
     generation: Generation | None = None
     begun: Generation | None = None
     refused_at: float | None = None
-    """First refusal since it was last heard."""
+    """First refusal since its last answer."""
     confirmed: bool = False
     """Refused again, by a probe sent at least the delay later."""
     probe_at: float = -inf
-    """Next probe is due."""
+    """When the next probe is due."""
     suspected_at: float = -inf
 
 
 class Liveness:
-    """See the module. `restart` begins a new controller epoch."""
+    """The probes' results by broker, and the verdicts. `restart` begins a new controller epoch."""
 
     def __init__(self, broker_id: BrokerId, settings: MetadataSettings) -> None:
         self._self = broker_id
@@ -105,7 +105,7 @@ class Liveness:
         self._connection_changed_at = -inf
         self._is_first_connection = True
         self._vouched = False
-        """Another broker has told that this connection's NATS server has not restarted lately."""
+        """Another broker has reported that this connection's NATS server has not restarted lately."""
         self._own_heard_at = -inf
         self._own_sent_heard = -inf
         self._own_probe_at = -inf
@@ -115,7 +115,7 @@ class Liveness:
         self._generations: deque[tuple[float, Generation]] = deque()
 
     def restart(self, now: float, connected_at: float) -> None:
-        """Forget everything: a new controller epoch, or a Raft majority heard again. `connected_at`: inf = not
+        """Forget everything: a new controller epoch, or a Raft majority was regained. `connected_at`: inf = not
         connected."""
         self._watches.clear()
         self._outstanding.clear()
@@ -151,12 +151,12 @@ class Liveness:
                 del self._raft_lost_at[broker]
 
     def on_peer_lost(self, broker: BrokerId, now: float) -> None:
-        """The Raft connection with it has closed, which it alone can bring about, or the network."""
+        """The Raft connection with it has closed: its process or the network ended it."""
         self._raft_lost_at[broker] = now
         self.suspect(broker, now)
 
     def suspect(self, broker: BrokerId, now: float) -> None:
-        """Ask it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: a probe
+        """Probe it at once, and again every `probe_confirm_delay` until something comes back, for a heartbeat: a probe
         that NATS hands to a process that has just been killed is neither answered nor refused."""
         watch = self._watches.get(broker)
         if watch is not None and watch.refused_at is None:
@@ -173,9 +173,9 @@ class Liveness:
         begun: Generation | None = None,
         vouches: bool = False,
     ) -> None:
-        """`generation`: applied there. `begun`: up to which the roles there know that they lead, or lead no more; None:
-        it is no other. `vouches`: it has been connected for `liveness_grace`, with the same server as this controller.
-        """
+        """`generation`: applied there. `begun`: the generation up to which its roles have taken up and given up their
+        leaderships; None: the same. `vouches`: it has been connected for `liveness_grace`, with the same server as this
+        controller."""
         sent = self._outstanding.pop(number, None)
         if sent is None or sent[0] != broker:
             return
@@ -187,7 +187,7 @@ class Liveness:
         elif vouches and self._is_first_connection:
             self._vouched = True
         if sent[1] > self._raft_lost_at.get(broker, inf):
-            del self._raft_lost_at[broker]  # it lives
+            del self._raft_lost_at[broker]  # its process runs
         watch = self._watches.get(broker)
         if watch is None or number < watch.answered:
             return
@@ -214,7 +214,7 @@ class Liveness:
     # ---- decisions -------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, brokers: Mapping[BrokerId, Broker], generation: Generation) -> list[ProbeOrder]:
-        """Probes that are due. `brokers`: as registered; `generation`: of the state applied here."""
+        """Returns the probes that are due. `brokers`: as registered; `generation`: of the state applied here."""
         settings = self._settings
         if now - self._last_tick > 5 * settings.heartbeat_interval_s:
             # This process stood still: answers may lie unread, silence proves nothing.
@@ -241,7 +241,7 @@ class Liveness:
         return orders
 
     def next_deadline(self) -> float:
-        """When `tick` has something to do, or `verdict` may say something else."""
+        """When `tick` has something to do, or `verdict` may change."""
         if self._connected_at == inf:
             return self._last_tick + self._settings.heartbeat_interval_s
         return min(
@@ -263,7 +263,7 @@ class Liveness:
 
     # Keeps R42.
     def is_gone(self, broker: BrokerId, now: float) -> bool:
-        """Whether it was refused, and something else than the 503 says so, too."""
+        """Whether it was refused, and a fact other than the 503 confirms it."""
         watch = self._watches.get(broker)
         if watch is None or watch.refused_at is None:
             return False
@@ -279,8 +279,8 @@ class Liveness:
         return 0 if watch is None else watch.answered
 
     def begun_generation(self, broker: BrokerId) -> Generation | None:
-        """Up to which that broker leads what it is to lead, by its newest answer in this controller epoch; None: no
-        answer."""
+        """The generation up to which that broker has taken up its leaderships, by its newest answer in this controller
+        epoch; None: no answer."""
         watch = self._watches.get(broker)
         return watch.begun if watch is not None else None
 
@@ -295,7 +295,7 @@ class Liveness:
     # heard since. Otherwise the controller suspects itself.
     # Hazard: A restart of NATS that is taken for the death of all brokers.
     def verdict(self, now: float) -> Verdict:
-        """Brokers to declare dead, as far as is known now. The verdict stays the same until an event changes it."""
+        """Returns the brokers to declare dead by now. The verdict stays the same until an event changes it."""
         if not self.is_trusted(now):
             return Verdict(hand_over=self._deaf(now))
         fallen = [broker for broker in sorted(self._watches) if self._fallen(broker, now)]
@@ -359,18 +359,18 @@ class Liveness:
         )
 
     def _silent_for(self, watch: _Watch, now: float) -> float:
-        """Only the time in which results of probes were believed."""
+        """Seconds without an answer, of the time in which results of probes were believed."""
         return now - max(watch.heard_at, watch.since, self._trusted_since)
 
     def _most_stand(self, fallen: BrokerId, now: float) -> bool:
-        """Whether at least half of the live brokers, this one included, were heard since `fallen` was not."""
+        """Whether at least half of the live brokers, this one included, answered since `fallen` did not."""
         refused_at = self._watches[fallen].refused_at
         since = now - 3 * self._settings.heartbeat_interval_s if refused_at is None else refused_at
-        standing = [broker for broker, watch in self._watches.items() if watch.heard_at >= since]
-        return 2 * len(standing) >= len(self._watches)
+        heard = [broker for broker, watch in self._watches.items() if watch.heard_at >= since]
+        return 2 * len(heard) >= len(self._watches)
 
     def _deaf(self, now: float) -> bool:
-        """There has been no connection for long, or one that seems to stand and brings no own probes back."""
+        """There has been no connection for long, or one that seems up and brings no own probes back."""
         since = max(self._own_heard_at, self._connection_changed_at, self._began_at)
         return now - since >= self._settings.broker_silence_timeout_s
 

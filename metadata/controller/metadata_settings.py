@@ -48,7 +48,7 @@ class MetadataSettings:
     repartition_adoption_timeout_s: float = 30.0
     """A repartition is finished so long after all partitions have told of the cutover, if clients have not told
     before that they know of it (R60)."""
-    founding_wait_s: float = 2.0
+    bootstrap_wait_s: float = 2.0
     """A cluster is founded when the founder has asked for so long, its questions have come back from NATS, and no other
     cluster or founder of the namespace was heard (R41). Brokers that have much to do answer late. The same for all
     founders of a namespace."""

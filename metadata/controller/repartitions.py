@@ -29,7 +29,7 @@ from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller_effects import Effect, Note, Propose
 from metadata.controller.failover import DECISION_RETRY_S
 from metadata.controller.metadata_settings import MetadataSettings
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, StreamName
 
@@ -94,7 +94,7 @@ class Repartitioning:
         told = [self._adoption[broker] for broker in self._live() if broker in self._adoption]
         return min((generations[stream] for generations in told if stream in generations), default=None)
 
-    def told_for_s(self, stream: StreamName, now: float) -> float | None:
+    def seconds_since_reports(self, stream: StreamName, now: float) -> float | None:
         """For how long this controller has known all cutovers of the stream's repartition; None: it does not."""
         watched = self._watched.get(stream)
         return None if watched is None or watched.told_at == inf else max(0.0, now - watched.told_at)
@@ -106,7 +106,7 @@ class Repartitioning:
         after the cutover."""
         marker = stream.repartition
         assert marker is not None
-        untold = {*not_told(stream)}
+        untold = {*unreported_sources(stream)}
         return [
             number
             for number in concerned(stream, marker)
@@ -130,7 +130,7 @@ class Repartitioning:
             if stream is None or stream.repartition != watched.marker:
                 continue
             looked_at += len(stream.partitions)
-            if watched.marker.phase is RepartitionPhase.CUTOVER and stream.layouts[-1].is_told:
+            if watched.marker.phase is RepartitionPhase.CUTOVER and stream.layouts[-1].is_reported:
                 watched.told_at = min(watched.told_at, now)
             if now < watched.retry_at:
                 continue
@@ -180,9 +180,9 @@ class Repartitioning:
 def concerned(stream: Stream, marker: Repartition) -> list[int]:
     """Partitions without which the cutover cannot be: those of both layouts, and any that has still to tell of the last
     one."""
-    return sorted({*range(max(stream.partition_count, marker.partitions)), *not_told(stream)})
+    return sorted({*range(max(stream.partition_count, marker.partitions)), *unreported_sources(stream)})
 
 
-def not_told(stream: Stream) -> list[int]:
+def unreported_sources(stream: Stream) -> list[int]:
     """Partitions whose leaders have to report the newest cutover."""
-    return [number for number, start in enumerate(stream.layouts[-1].starts) if start == NOT_TOLD]
+    return [number for number, start in enumerate(stream.layouts[-1].starts) if start == NOT_REPORTED]

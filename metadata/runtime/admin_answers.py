@@ -32,8 +32,8 @@ from metadata.controller.descriptions import (
     metadata_form,
     partition_form,
     plan_form,
+    replica_state,
     report_of_leader,
-    standing,
     status_form,
 )
 from metadata.controller.master_key_reports import check_encryption
@@ -377,20 +377,20 @@ class Admin:
                 return partition_form(stream, number, said)
             await asyncio.sleep(0.01)
 
-    @handles(op.PARTITION_STORY)
-    async def partition_story(self, request: op.PartitionRef) -> op.PartitionStory:
+    @handles(op.PARTITION_HISTORY)
+    async def partition_history(self, request: op.PartitionRef) -> op.PartitionHistory:
         """The events of the partition's replicas; brokers that do not answer in STATUS_TIMEOUT_S have none in it."""
         number = request.partition
         stream = find_stream(self._context.state, request.stream)
         partition = find_partition(stream, number)
-        said = await self._ask_replicas(stream, partition.replicas, partitions=[number], story_of=number)
+        said = await self._ask_replicas(stream, partition.replicas, partitions=[number], history_of=number)
         told = said.get(number, {})
-        replicas: list[op.ReplicaStory] = [
+        replicas: list[op.ReplicaHistory] = [
             {
                 "broker": broker,
                 "leads": partition.leader == broker,
-                "standing": standing(partition, broker),
-                "events": told.get(broker, {}).get("story"),
+                "state": replica_state(partition, broker),
+                "events": told.get(broker, {}).get("history"),
             }
             for broker in partition.replicas
         ]
@@ -472,14 +472,14 @@ class Admin:
         refusals: dict[BrokerId, TidelogError] | None = None,
         *,
         partitions: Collection[int] = (),
-        story_of: int | None = None,
+        history_of: int | None = None,
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
         """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
-        could not answer. `partitions`: those that are asked about; none: all are. `story_of`: the partition whose last
+        could not answer. `partitions`: those that are asked about; none: all are. `history_of`: the partition whose last
         events are wanted, too."""
         live = [broker for broker in brokers if self._context.state.is_alive(broker)]
         wanted = sorted({*partitions} & stream.partitions.keys() if partitions else stream.partitions)
-        answers = await asyncio.gather(*(self._ask_status(broker, stream, wanted, story_of) for broker in live))
+        answers = await asyncio.gather(*(self._ask_status(broker, stream, wanted, history_of) for broker in live))
         told: dict[BrokerId, Sequence[ReplicaReport]] = {}
         for broker, answer in zip(live, answers, strict=True):
             if not isinstance(answer, TidelogError):
@@ -489,14 +489,14 @@ class Admin:
         return await in_turns(by_partition(stream, told))
 
     async def _ask_status(
-        self, broker: BrokerId, stream: Stream, wanted: Sequence[int], story_of: int | None
+        self, broker: BrokerId, stream: Stream, wanted: Sequence[int], history_of: int | None
     ) -> Sequence[ReplicaReport] | TidelogError:
         """`wanted`: partitions, of which the broker is asked about those that it holds, MAX_ASKED at a time. A retired
         partition may have been removed since they were listed."""
         there = [(number, stream.partitions[number]) for number in wanted if number in stream.partitions]
         held = [number for number, partition in there if broker in partition.replicas]
         reports = await asyncio.gather(
-            *(self._ask_about(broker, stream.name, numbers, story_of) for numbers in pieces(held, MAX_ASKED))
+            *(self._ask_about(broker, stream.name, numbers, history_of) for numbers in pieces(held, MAX_ASKED))
         )
         found: list[ReplicaReport] = []
         for report in reports:
@@ -506,11 +506,11 @@ class Admin:
         return found
 
     async def _ask_about(
-        self, broker: BrokerId, stream: StreamName, partitions: Sequence[int], story_of: int | None
+        self, broker: BrokerId, stream: StreamName, partitions: Sequence[int], history_of: int | None
     ) -> Sequence[ReplicaReport] | TidelogError:
         request: dict[str, Any] = {"stream": stream, "partitions": partitions}
-        if story_of is not None:
-            request["story_of"] = story_of
+        if history_of is not None:
+            request["history_of"] = history_of
         report = await self._ask(broker, request, StreamReport)
         if isinstance(report, TidelogError):
             return report

@@ -195,10 +195,10 @@ class ControllerRequests:
         port = self._context.port
         match request:
             case {"stream": str(stream)}:
-                story_of, partitions = request.get("story_of"), request.get("partitions")
-                story = story_of if isinstance(story_of, int) else None
+                history_of, partitions = request.get("history_of"), request.get("partitions")
+                history = history_of if isinstance(history_of, int) else None
                 numbers = [each for each in partitions if isinstance(each, int)] if isinstance(partitions, list) else []
-                return lambda: port.stream_report(StreamName(stream), numbers, story)
+                return lambda: port.stream_report(StreamName(stream), numbers, history)
             case {"usage": True}:
                 return port.usage_report
             case dict() if not request:

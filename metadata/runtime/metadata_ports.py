@@ -72,9 +72,9 @@ class BrokerPort(Protocol):
         """How far the logs of this broker reach, as they are now."""
 
     def stream_report(
-        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+        self, stream: StreamName, partitions: Collection[int], history_of: int | None
     ) -> Steps[StreamReport]:
-        """The state of this broker's replicas of a stream, with the last events of the partition `story_of`.
+        """The state of this broker's replicas of a stream, with the last events of the partition `history_of`.
         `partitions`: only of these; none: all."""
 
     def usage_report(self) -> Steps[UsageReport]:

@@ -1,4 +1,4 @@
-"""Planned moves of leaders: a request of an operator, or of a controller that relieves a broker (`relief`).
+"""Planned moves of leaders: a request of an operator, or of a controller that relieves a broker (`rebalancing`).
 
     operator            controller                          leader
       │ move_leader ──────> │ checks; drain(target) ──────────> │ sequences nothing more

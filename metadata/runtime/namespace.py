@@ -1,7 +1,7 @@
 """Messages about the clusters in a namespace: there should be one.
 
 Every broker answers the question to which cluster it belongs, so that no second one is founded beside it
-(`founding`). A controller says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
+(`bootstrap`). A controller says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
 and controllers carries a cluster id. A message of another cluster is not carried out; it is counted, and the other
 cluster is told to operators. Two clusters in one namespace come about where NATS was divided when one of them was
 founded. Neither stops by itself, for both may hold data.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from metadata.controller.bootstrap import Claim, Founding
+from metadata.controller.bootstrap import Bootstrap, Claim
 from metadata.controller.controller_effects import Effect
 from metadata.runtime.driver_context import MetadataContext
 from wire.echo import one_line
@@ -25,7 +25,7 @@ from wire.protobuf import metadata_pb2 as pb
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_INTERVAL_S = 0.2
-"""A founder listens for `founding_wait_s`, so it hears a controller whose answers stand behind a flood all the same:
+"""A founder listens for `bootstrap_wait_s`, so it hears a controller whose answers stand behind a flood all the same:
 announcements leave by the connection that no flood reaches."""
 REMEMBERED_S = 60.0
 """A cluster that has not been heard for so long is not told of any more; while it is heard, the log repeats it so
@@ -113,19 +113,19 @@ class Namespace:
         return cluster_id == self.cluster_id
 
     def ask(self, inbox: str) -> None:
-        """Ask all brokers of the namespace to which cluster they belong, before founding one. Answers: `on_claim`."""
-        founding = self._context.core.founding
-        if founding is not None and founding.asked % LOGGED_QUESTIONS == 0:
-            _log.warning("broker %s founds no cluster yet: %s", self._context.broker_id, self.founding_obstacle)
+        """Ask all brokers of the namespace to which cluster they belong, before bootstrap one. Answers: `on_claim`."""
+        bootstrap = self._context.core.bootstrap
+        if bootstrap is not None and bootstrap.asked % LOGGED_QUESTIONS == 0:
+            _log.warning("broker %s founds no cluster yet: %s", self._context.broker_id, self.bootstrap_obstacle)
         self._context.transport.publish_claim(
             self._context.subjects.cluster(), self._claim().SerializeToString(), reply=inbox
         )
 
     @property
-    def founding_obstacle(self) -> str:
+    def bootstrap_obstacle(self) -> str:
         """Why this broker, which is about to found a cluster, still asks; empty: it is not about to."""
-        founding = self._context.core.founding
-        return founding.obstacle(self._context.subjects.cluster()) if founding is not None else ""
+        bootstrap = self._context.core.bootstrap
+        return bootstrap.obstacle(self._context.subjects.cluster()) if bootstrap is not None else ""
 
     def announce(self) -> None:
         """Say the own cluster, if this broker is the controller and the time has come."""
@@ -139,9 +139,9 @@ class Namespace:
 
         A claim is news for operators to a broker that founds no cluster, and nothing else. A question is answered all
         the same, with others. A founder looks into each message: it hears every other founder and every cluster."""
-        founding = self._context.core.founding
-        if founding is not None:
-            self._count_at(founding)
+        bootstrap = self._context.core.bootstrap
+        if bootstrap is not None:
+            self._count_at(bootstrap)
             return False
         now = self._context.monotonic()
         if reply is None:
@@ -155,9 +155,9 @@ class Namespace:
         self.dropped_claims += 1
         return True
 
-    def _count_at(self, founding: Founding) -> None:
+    def _count_at(self, bootstrap: Bootstrap) -> None:
         if not self._at_founder.take(self._context.monotonic(), FLOOD):
-            founding.on_flood()
+            bootstrap.on_flood()
 
     def _answer_together(self) -> None:
         self._shared_answer = None
@@ -174,7 +174,7 @@ class Namespace:
         so, and nothing more. That this broker's own question came back is proved, or it did not.
 
         A broker that founds no cluster asks for no proof, and does not wake its core: a claim changes nothing there."""
-        founds = self._context.core.founding is not None
+        founds = self._context.core.bootstrap is not None
         now = self._context.monotonic()
         if claim.life_id == self._context.life_id:
             if founds and reply is not None and is_proved():
@@ -201,9 +201,9 @@ class Namespace:
 
     def on_presence(self, _: bytes, reply: str | None, __: Callable[[], bool]) -> None:
         """A client that finds no controller asks which brokers are connected."""
-        founding = self._context.core.founding
-        if founding is not None:
-            self._count_at(founding)
+        bootstrap = self._context.core.bootstrap
+        if bootstrap is not None:
+            self._count_at(bootstrap)
         if reply is not None:
             if not self._presence.take(self._context.monotonic(), MAX_PRESENCE_ANSWERS):
                 self.dropped_presence += 1
@@ -221,13 +221,13 @@ class Namespace:
         ]
 
     def _claim(self) -> pb.ClusterClaim:
-        founding = self._context.core.founding if not self.cluster_id else None
+        bootstrap = self._context.core.bootstrap if not self.cluster_id else None
         return pb.ClusterClaim(
             broker=self._context.broker_id,
             life_id=self._context.life_id,
             cluster_id=self.cluster_id,
-            candidate=founding.candidate if founding is not None else "",
-            decided=founding is not None and founding.is_proposed,
+            candidate=bootstrap.candidate if bootstrap is not None else "",
+            decided=bootstrap is not None and bootstrap.is_proposed,
         )
 
     def _hear(self, cluster_id: str, broker: str) -> None:

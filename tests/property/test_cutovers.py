@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, rule
 
 from metadata.cluster.model import Stream
 from tests.property.test_partition_machine import PartitionMachine, _is_network, picks
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.types import CutoverReport
 
 
@@ -68,7 +68,7 @@ class CutoverMachine(PartitionMachine):
         cluster = self.world.cluster
         starts = self._stream.layouts[-1].starts
         for number, start in enumerate(starts):
-            if number and start == NOT_TOLD:
+            if number and start == NOT_REPORTED:
                 cluster.report_cutover(cluster.cutover_at(number, 0))
         self.world.spread()
 
@@ -76,7 +76,7 @@ class CutoverMachine(PartitionMachine):
     def a_cutover_separates_the_layouts(self) -> None:
         for layout in self._stream.layouts[1:]:
             start = layout.start(0)
-            if start == NOT_TOLD:
+            if start == NOT_REPORTED:
                 continue
             for offset, (_, value) in self.committed.items():
                 version = self.named[value]
@@ -88,14 +88,14 @@ class CutoverMachine(PartitionMachine):
     @invariant()
     def nothing_of_a_version_is_stored_before_all_is_told(self) -> None:
         layouts = self._stream.layouts
-        untold = {layout.version for layout in layouts if not layout.is_told and layout.start(0) == NOT_TOLD}
+        untold = {layout.version for layout in layouts if not layout.is_reported and layout.start(0) == NOT_REPORTED}
         for broker in self.world.brokers.values():
             for offset, _, value in broker.records():
                 assert self.named[value] not in untold, f"{broker.name} holds the record at {offset} too early"
 
     def _healed(self) -> bool:
         layouts = self._stream.layouts
-        return super()._healed() and layouts[-1].start(0) != NOT_TOLD
+        return super()._healed() and layouts[-1].start(0) != NOT_REPORTED
 
 
 TestCutovers = CutoverMachine.TestCase

@@ -85,7 +85,7 @@ from metadata.controller.controller_effects import (
 from metadata.controller.metadata_settings import MetadataSettings
 from tests.datadriven import Command, ScriptError
 from tests.unit.metadata.cluster_bench import Cluster
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.protobuf import metadata_pb2 as pb
 from wire.types import (
     BrokerId,
@@ -203,7 +203,7 @@ class MetadataScript:
             BrokerId(controller),
             f"{controller}-life",
             self._cluster.state,
-            MetadataSettings(founding_wait_s=0.5),
+            MetadataSettings(bootstrap_wait_s=0.5),
             Random(1),
             namespace="tidelog",
             new_cluster_id=command.options.get("candidate", "new"),
@@ -212,8 +212,8 @@ class MetadataScript:
         self._perform(self._core.on_connection(True, float(command.options.get("connected", "0"))))
 
     def _flood(self, _: Command) -> None:
-        assert self.core.founding is not None
-        self.core.founding.on_flood()
+        assert self.core.bootstrap is not None
+        self.core.bootstrap.on_flood()
 
     def _claim(self, command: Command) -> None:
         command.check_options("cluster", "candidate")
@@ -390,7 +390,7 @@ class MetadataScript:
     def _routes(self, command: Command) -> None:
         stream = self.cluster.state.streams[StreamName(command.words[0])]
         for layout in stream.layouts:
-            starts = ",".join(str(start) if start != NOT_TOLD else "?" for start in layout.starts)
+            starts = ",".join(str(start) if start != NOT_REPORTED else "?" for start in layout.starts)
             self._lines.append(
                 f"version {layout.version}: {layout.partitions} partitions, generation {layout.generation}"
                 f"{f', starts {starts}' if starts else ''}"
@@ -511,7 +511,7 @@ class MetadataScript:
                         self._perform(self.core.on_hand_over_refused(self._now))
                 case AskForClusters():
                     self._asked += 1
-                    self._asked_as_decided = self.core.founding is not None and self.core.founding.is_proposed
+                    self._asked_as_decided = self.core.bootstrap is not None and self.core.bootstrap.is_proposed
                     self._questions_out += 1
                     self._deliver_questions()
                 case RefuseToFound(error):

@@ -364,7 +364,7 @@ class ReplicationScript:
                 self._lines.insert(before, stamp)
                 last_stamp = stamp
             if len(self._lines) > MOST_DELIVERIES:
-                raise ScriptError("too long a story")
+                raise ScriptError("too long a history")
         world.pass_to(end)
 
     def _sleep(self, command: Command) -> None:

@@ -36,7 +36,7 @@ from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
 from tidelog.client.consumer.reading_options import Order
 from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream, SubscriptionState
 from wire.batch import BatchBuilder, RecordBatch
-from wire.layouts import NOT_TOLD, Layout
+from wire.layouts import NOT_REPORTED, Layout
 from wire.stream_config import StreamConfig
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, StreamName
 
@@ -193,7 +193,7 @@ def _described(assigned: AssignedPartition) -> str:
 
 def _sources(sources: object) -> str:
     assert isinstance(sources, dict)
-    return " ".join(f"{number}@{'?' if end == NOT_TOLD else end}" for number, end in sorted(sources.items()))
+    return " ".join(f"{number}@{'?' if end == NOT_REPORTED else end}" for number, end in sorted(sources.items()))
 
 
 def _records(assigned: AssignedPartition, offsets: list[int]) -> str:
@@ -211,7 +211,7 @@ def _metadata(options: dict[str, str]) -> StreamMetadata:
     layouts = []
     for version, text in enumerate(options["layouts"].split(";"), 1):
         count, _, starts = text.partition("@")
-        begins = tuple(NOT_TOLD if start == "?" else int(start) for start in starts.split(",") if start)
+        begins = tuple(NOT_REPORTED if start == "?" else int(start) for start in starts.split(",") if start)
         layouts.append(Layout(version=version, partitions=int(count), generation=10 * (version - 1), starts=begins))
     partitions = {}
     for text in options["partitions"].split(","):

@@ -64,10 +64,10 @@ from metadata.commands import broker_commands, partition_commands, repartition_c
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import Ledger
 from metadata.controller.admin_requests import AdminRequests
-from metadata.controller.bootstrap import Founding
+from metadata.controller.bootstrap import Bootstrap
 from metadata.controller.controller import ControllerCore
 from metadata.controller.failover import Failover
-from metadata.controller.leader_rebalancing import Relief
+from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.lease import Lease
 from metadata.controller.liveness import Liveness
 from metadata.controller.repartitions import Repartitioning
@@ -512,7 +512,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "return True or (",
         ),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness._most_stand, "return 2 * len(heard) >=", "return True or 2 * len(heard) >="),
         (Liveness.is_gone, "return unanswered >=", "return True or unanswered >="),
         rules=("R25",),
         scenario="nats restarts",
@@ -521,7 +521,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a controller that has just started declares brokers dead without a witness",
         (Liveness.is_trusted, "(self._vouched or", "(True or"),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness._most_stand, "return 2 * len(heard) >=", "return True or 2 * len(heard) >="),
         rules=("R25",),
         scenario="nats restarts and the controller too",
     ),
@@ -533,7 +533,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "and told.connected_ms >= 0",
         ),
         (Liveness._fallen, "broker == self._self or broker in self._raft_peers", "broker == self._self"),
-        (Liveness._most_stand, "return 2 * len(standing) >=", "return True or 2 * len(standing) >="),
+        (Liveness._most_stand, "return 2 * len(heard) >=", "return True or 2 * len(heard) >="),
         rules=("R25",),
         scenario="nats restarts and the controller too",
     ),
@@ -664,7 +664,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader whose disk hangs keeps its leadership",
-        (Relief._is_to_move, "or leader in self._hanging", ""),
+        (LeaderRebalancing._is_to_move, "or leader in self._hanging", ""),
         rules=("R40",),
         scenario="hung leader",
     ),
@@ -676,7 +676,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a replica whose disk hangs is not relieved at once",
-        (Relief._moves, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
+        (LeaderRebalancing._moves, "disk_hangs=partition.leader in self._hanging", "disk_hangs=False"),
         (IsrKeeper._drop_hanging, "if follower.disk_hangs", "if False"),
         rules=("R40",),
         scenario="hung leader",
@@ -982,7 +982,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a repartition is finished before all cutovers are known",
         (Repartitioning._next_step, "if watched.told_at == inf:", "if False:"),
-        (repartition_commands.finish, " or not stream.layouts[-1].is_told", ""),
+        (repartition_commands.finish, " or not stream.layouts[-1].is_reported", ""),
         rules=("R60",),
         in_repartitions=True,
     ),
@@ -1038,7 +1038,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "the newest version is taken before all sources have told",
-        (Stream.awaits_sources, "number % self._step in self._untold", "False"),
+        (Stream.awaits_sources, "number % self._step in self._unreported", "False"),
         rules=("R59",),
         scenario="late source",
     ),
@@ -1490,7 +1490,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a layout follows one that is not told",
-            (repartition_commands.cut_over, "if not stream.layouts[-1].is_told:", "if False:"),
+            (repartition_commands.cut_over, "if not stream.layouts[-1].is_reported:", "if False:"),
             rules=("R58",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
@@ -1498,7 +1498,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a cutover is told by a leader of another LeaderEpoch",
-            (repartition_commands._why_not_told, "item.leader_epoch != partition.leader_epoch", "False"),
+            (repartition_commands._why_not_reported, "item.leader_epoch != partition.leader_epoch", "False"),
             rules=("R59",),
         ),
         "metadata/cutovers_are_told_by_leaders",
@@ -1507,8 +1507,8 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a cutover is told twice",
             (
-                repartition_commands._why_not_told,
-                "stream.layouts[-1].start(item.partition.partition) != NOT_TOLD",
+                repartition_commands._why_not_reported,
+                "stream.layouts[-1].start(item.partition.partition) != NOT_REPORTED",
                 "item.partition.partition >= len(stream.layouts[-1].starts)",
             ),
             rules=("R59",),
@@ -1518,7 +1518,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "an old report counts for a later cutover",
-            (repartition_commands._why_not_told, "item.version != stream.partitioning_version", "False"),
+            (repartition_commands._why_not_reported, "item.version != stream.partitioning_version", "False"),
             rules=("R59",),
         ),
         "metadata/cutovers_are_told_by_leaders",
@@ -1526,7 +1526,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "after an unclean election the old cutover stays",
-            (repartition_commands.untell, "if _last_start(stream, key.partition) <= 0:", "if True:"),
+            (repartition_commands.forget_reports, "if _last_start(stream, key.partition) <= 0:", "if True:"),
             rules=("R59",),
         ),
         "metadata/a_cutover_is_told_anew_after_a_loss",
@@ -1554,7 +1554,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a repartition is finished before all have told",
-            (repartition_commands.finish, "or not stream.layouts[-1].is_told", ""),
+            (repartition_commands.finish, "or not stream.layouts[-1].is_reported", ""),
             rules=("R60",),
         ),
         "metadata/cutovers_are_told_by_leaders",
@@ -1883,7 +1883,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder counts its questions whether they come back or not",
-            (Founding.tick, "self._out += 1", "self._came_back += 1"),
+            (Bootstrap.tick, "self._out += 1", "self._came_back += 1"),
             rules=("R41",),
         ),
         "metadata/a_founder_that_nats_does_not_serve",
@@ -1891,7 +1891,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "questions that come back all at once count one by one",
-            (Founding.on_own_question, "if self._out:", "if True:"),
+            (Bootstrap.on_own_question, "if self._out:", "if True:"),
             rules=("R41",),
         ),
         "metadata/a_founder_whose_questions_come_late",
@@ -1899,7 +1899,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder relies on silence in a flood",
-            (Founding.on_flood, "if not self.is_over:", "if False:"),
+            (Bootstrap.on_flood, "if not self.is_over:", "if False:"),
             rules=("R41",),
         ),
         "metadata/a_founder_in_a_flood",
@@ -1907,7 +1907,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder that slept relies on the silence of that time",
-            (Founding.tick, "if -inf < self._due < now - self._late_s:", "if False:"),
+            (Bootstrap.tick, "if -inf < self._due < now - self._late_s:", "if False:"),
             rules=("R41",),
         ),
         "metadata/a_founder_that_slept",
@@ -1915,7 +1915,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder whose BeginControllerEpoch was lost proposes the next one without asking",
-            (ControllerCore.on_outcome, "if outcome is None and self._founding is not None:", "if False:"),
+            (ControllerCore.on_outcome, "if outcome is None and self._bootstrap is not None:", "if False:"),
             rules=("R41",),
         ),
         "metadata/a_founder_whose_first_epoch_is_lost",
@@ -1923,19 +1923,19 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a founder whose BeginControllerEpoch may be committed still gives way to one that only asks",
-            (ControllerCore.on_outcome, "is_proposed=self._founding.is_proposed", "is_proposed=False"),
+            (ControllerCore.on_outcome, "is_proposed=self._bootstrap.is_proposed", "is_proposed=False"),
             rules=("R41",),
         ),
         "metadata/a_founder_whose_first_epoch_may_be_committed",
     ),
     (
-        _mutant("of two founders both go on", (Founding.on_claim, "self._begin_anew()", "pass"), rules=("R41",)),
+        _mutant("of two founders both go on", (Bootstrap.on_claim, "self._begin_anew()", "pass"), rules=("R41",)),
         "metadata/founders_that_ask_at_once",
     ),
     (
         _mutant(
             "a cluster is founded beside a living one",
-            (Founding.on_claim, "self.taken_by = self.taken_by or claim", "pass"),
+            (Bootstrap.on_claim, "self.taken_by = self.taken_by or claim", "pass"),
             rules=("R41",),
         ),
         "metadata/nobody_founds_beside_a_living_cluster",

@@ -101,6 +101,6 @@ class Repartitioner:
         stream = self.stream
         if stream is not None and stream.repartition is not None:
             return f"a repartition is not finished: {stream.repartition}, layouts {stream.layouts}"
-        if stream is not None and not stream.layouts[-1].is_told:
+        if stream is not None and not stream.layouts[-1].is_reported:
             return f"cutovers are not known: {stream.layouts}"
         return None

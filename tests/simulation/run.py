@@ -76,7 +76,7 @@ QUICK = ReplicaSettings(
     alter_isr_retry=0.2,
     late_tick=0.3,
 )
-USUAL_METADATA = MetadataSettings(founding_wait_s=0.5, clock_settle_s=0.5)
+USUAL_METADATA = MetadataSettings(bootstrap_wait_s=0.5, clock_settle_s=0.5)
 QUICK_METADATA = replace(
     USUAL_METADATA, broker_silence_timeout_s=0.5, liveness_grace_s=0.2, witness_window_s=1.5, leader_lease_s=2.1
 )

@@ -257,7 +257,7 @@ def test_a_seed_that_is_broken_without_the_mutant_proves_nothing(monkeypatch: py
         assert scenario is None
         asked.append(seed)
         is_broken = seed == 2 or (seed == 4 and asked.count(4) == 1)
-        return Result(seed, InvariantBroken("AckedIsCommitted", "a story") if is_broken else None)
+        return Result(seed, InvariantBroken("AckedIsCommitted", "a history") if is_broken else None)
 
     monkeypatch.setattr(simulate, "run", judged)
     assert simulate.hunt((number, 10)) == simulate.Sight(number, "AckedIsCommitted", 4, [2])

@@ -256,11 +256,11 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             op.PARTITION_UNCLEAN_ELECT, stream_name(stream), partition, broker, accept_loss=accept_loss
         )
 
-    async def partition_story(self, stream: str, partition: int) -> op.PartitionStory:
+    async def partition_history(self, stream: str, partition: int) -> op.PartitionHistory:
         """The last events of each replica of a partition, for finding out what happened to it. Raises UnknownStream,
         BadRequest (no such partition), NoServer."""
         self._check_open()
-        return await self._api.call(op.PARTITION_STORY, stream_name(stream), partition)
+        return await self._api.call(op.PARTITION_HISTORY, stream_name(stream), partition)
 
     async def cluster_status(self) -> op.ClusterStatus:
         """Brokers, controller, streams in numbers, partitions that are offline or lack replicas. Raises NoServer."""

@@ -349,7 +349,7 @@ class Node:
             self.fatal.result()
         if not registered.done():
             registered.cancel()
-            if obstacle := runtime.metadata.namespace.founding_obstacle:
+            if obstacle := runtime.metadata.namespace.bootstrap_obstacle:
                 raise TidelogError(
                     Code.UNAVAILABLE,
                     f"{config.broker} could not found a cluster within {REGISTRATION_TIMEOUT:.0f} s: {obstacle}",

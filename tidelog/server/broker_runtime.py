@@ -327,9 +327,9 @@ class BrokerRuntime:
         return self.broker.log_ends()
 
     def stream_report(
-        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+        self, stream: StreamName, partitions: Collection[int], history_of: int | None
     ) -> Steps[StreamReport]:
-        return self.broker.stream_status(stream, partitions, story_of)
+        return self.broker.stream_status(stream, partitions, history_of)
 
     def usage_report(self) -> Steps[UsageReport]:
         return self.broker.usage()

@@ -45,8 +45,8 @@ NATS_STEADY = 30.0
 """A nats-server that has run for so many seconds is started again at once when it ends."""
 NATS_GIVE_UP = 15.0
 """Seconds for which nats-server may refuse to start before the cluster ends."""
-FOUNDING_WAIT_S = 0.5
-"""`founding_wait_s` of the brokers: no busy cluster is on a nats-server that has just begun."""
+BOOTSTRAP_WAIT_S = 0.5
+"""`bootstrap_wait_s` of the brokers: no busy cluster is on a nats-server that has just begun."""
 STOP_TIMEOUT = 15.0
 """Seconds that a broker has to end by itself before it is killed."""
 
@@ -331,7 +331,7 @@ class DevCluster:
             sections = {key: value for key, value in own.items() if isinstance(value, Mapping)}
             lines += _assignments({key: value for key, value in own.items() if key not in sections})
             sections = {**self._settings, **sections}
-            sections["metadata"] = {"founding_wait_s": FOUNDING_WAIT_S, **sections.get("metadata", {})}
+            sections["metadata"] = {"bootstrap_wait_s": BOOTSTRAP_WAIT_S, **sections.get("metadata", {})}
             for section, values in sections.items():
                 lines += [f"[{section}]", *_assignments(values)]
             self.config_file(broker).write_text("\n".join(lines) + "\n")

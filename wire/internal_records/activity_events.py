@@ -65,7 +65,7 @@ class ActivityEvent(TypedDict, total=False):
     broker: str
     incarnation: int
     controller: str
-    office: int
+    controller_epoch: int
     """The controller epoch."""
     subject: str
     partition_count: int

@@ -65,7 +65,7 @@ class AuditRecord(TypedDict):
     message: str | None
     """Why it was refused, or why the outcome is unknown."""
     controller: str
-    office: int
+    controller_epoch: int
     """The controller epoch."""
     nats: NatsIdentity | None
     claimed: str | None
@@ -112,7 +112,7 @@ def audit_record(
         "code": None if error is None else _code_of(error).name,
         "message": None if error is None else cut(_words_of(error)),
         "controller": controller,
-        "office": controller_epoch,
+        "controller_epoch": controller_epoch,
         "nats": nats_identity((headers or {}).get(REQUEST_INFO_HEADER)),
         "claimed": None if claimed is None else cut(claimed),
         "connection": None if not reply else cut(reply.rpartition(".")[0] or reply),

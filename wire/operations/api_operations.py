@@ -374,25 +374,25 @@ class ReplicaEvent(TypedDict):
     """How often it happened, with no other event in between."""
 
 
-class ReplicaStory(TypedDict):
+class ReplicaHistory(TypedDict):
     broker: str
     leads: bool
-    standing: str
+    state: str
     """"isr", "eligible", "withdrawn" or "out of sync"."""
     events: list[ReplicaEvent] | None
     """The last fifty in this life of the broker, oldest first; None when the broker does not answer."""
 
 
-class PartitionStory(TypedDict):
+class PartitionHistory(TypedDict):
     stream: str
     partition: int
-    replicas: list[ReplicaStory]
+    replicas: list[ReplicaHistory]
 
 
-PARTITION_STORY = Operation(
-    name="partition.story",
+PARTITION_HISTORY = Operation(
+    name="partition.history",
     request=PartitionRef,
-    answer=PartitionStory,
+    answer=PartitionHistory,
     help="the last events of each replica: roles, changes of the ISR, cuts, failures",
     writes=False,
     stream="stream",
@@ -411,7 +411,7 @@ class UncleanElectionRequest:
 class OtherReplica(TypedDict):
     broker: str
     alive: bool
-    standing: str
+    state: str
     """"isr", "eligible", "withdrawn" or "out of sync"."""
     log_end_offset: int | None
 
@@ -420,7 +420,7 @@ class Loss(TypedDict):
     stream: str
     partition: int
     broker: str
-    standing: str
+    state: str
     log_start_offset: int | None
     log_end_offset: int | None
     """The log end offset of the replica that is chosen, as `high_watermark` (inclusive, -1 = none); None when it does
@@ -725,7 +725,7 @@ class ClusterStatus(ClusterDefaults):
     cluster_id: str
     other_clusters: list[OtherCluster]
     controller: str | None
-    office: int
+    controller_epoch: int
     generation: int
     brokers: list[BrokerStatus]
     streams: int
@@ -765,7 +765,7 @@ class HeldReplica(TypedDict):
     stream: str
     partition: int
     leads: bool
-    standing: str
+    state: str
     """"isr", "eligible", "withdrawn" or "out of sync"."""
     isr: list[str]
     min_isr: int

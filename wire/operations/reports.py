@@ -58,7 +58,7 @@ class ReplicaReport(TypedDict, total=False):
     bytes_on_disk: int
     """Bytes of the segments of its log."""
     traffic: Traffic
-    story: list[ReplicaEvent]
+    history: list[ReplicaEvent]
     """Its last events, oldest first, where they were asked for."""
 
 

@@ -2153,7 +2153,7 @@ class ClusterClaim(_message.Message):
     candidate: _builtins.str
     """cluster that it is about to found; empty: none"""
     decided: _builtins.bool
-    """it has asked for founding_wait_s, and founds"""
+    """it has asked for bootstrap_wait_s, and founds"""
     def __init__(
         self,
         *,

@@ -94,7 +94,7 @@ class FollowerDriver(ReadableRole):
             now=context.now(),
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
-            story=self.story,
+            history=self.history,
         )
 
     # ------------------------------------------------------------------ life

@@ -276,7 +276,7 @@ class LeaderDriver(ReadableRole):
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
             shared=context.the(BoundsOfAll).uncommitted,
-            story=self.story,
+            history=self.history,
         )
         self._appending = Appending(self, self.core, self.ids, self._run)
         self._append_requests = AppendRequests(self, self.core, self._appending, self._run)
@@ -304,7 +304,7 @@ class LeaderDriver(ReadableRole):
             view.key, view.leader_epoch, self.core.epoch_start, self.core.high_watermark, ",".join(view.isr),
         )  # fmt: skip
         for subject in context.not_permitted(self.subjects()):
-            self.story.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
+            self.history.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
         self._is_heard = True
         context.on_led(self._own)
         self._run([*self.core.announce(), *self.core.tick(context.now())])

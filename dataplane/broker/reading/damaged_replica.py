@@ -48,7 +48,7 @@ class DamagedReplica(ReadableRole):
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
         )  # fmt: skip
-        self.story.tell(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
+        self.history.tell(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
         self.spawn(self._examine())
         ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
         await self._subscriptions.make(

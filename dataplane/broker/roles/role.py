@@ -15,7 +15,7 @@ from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
-from dataplane.replica.story import Story
+from dataplane.replica.history import History
 from dataplane.replica.traffic import TrafficMeter
 from wire.errors import InvariantViolation
 from wire.messaging.transport import BulkHandler, GuardedBulk, Message, MessageHandler, Subscription
@@ -228,7 +228,7 @@ class RoleSetup:
     """The role has failed, and ends by itself."""
     on_quarantined: Callable[[dict[str, Any]], None]
     """Records of the log were put aside; the report of that."""
-    story: Story
+    history: History
     ids: IdKeeper = field(default_factory=IdKeeper)
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
 
@@ -247,7 +247,7 @@ class Role(ABC):
         self.on_damage = setup.on_damage
         self._on_failure = setup.on_failure
         self.on_quarantined = setup.on_quarantined
-        self.story = setup.story
+        self.history = setup.history
         self.ids = setup.ids
         self.traffic = setup.traffic
         self.ended = False
@@ -386,10 +386,10 @@ class Role(ABC):
         """This replica is unsound: it leaves the ISR, and does nothing more in this life of the process."""
         if self.failed is not None:
             return
-        self.story.tell(f"withdraws: {reason}", self.context.now())
+        self.history.tell(f"withdraws: {reason}", self.context.now())
         _log.error(
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
-            self.view.key, self.context.broker, reason, self.story,
+            self.view.key, self.context.broker, reason, self.history,
         )  # fmt: skip
         self.context.counters.withdrawals += 1
         self.context.metadata.withdraw(

@@ -48,7 +48,7 @@ CHECKPOINTS_AT_ONCE = 4
 """Threads of `BrokerContext.checkpoints`."""
 
 
-class Owed(Enum):
+class CheckpointDue(Enum):
     """What a periodic checkpoint is to do."""
 
     NOTHING = "nothing"
@@ -65,7 +65,7 @@ class Checkpointed(Protocol):
     def key(self) -> PartitionKey: ...
 
     @property
-    def owed(self) -> Owed: ...
+    def owed(self) -> CheckpointDue: ...
 
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset: ...
     def on_checkpoint(self, outcome: Offset | Exception, context: BrokerContext) -> None: ...
@@ -112,10 +112,10 @@ class HighWatermarkCheckpoints:
 
     def _look(self) -> Steps[None]:
         self._keep_manifest()
-        owed: dict[Checkpointed, Owed] = {}
+        owed: dict[Checkpointed, CheckpointDue] = {}
         for replicas in pieces([*self._replicas.values()], _PIECE):
-            found = ((replica, _owed_by(replica)) for replica in replicas if replica not in self._asked)
-            owed.update((replica, what) for replica, what in found if what is not Owed.NOTHING)
+            found = ((replica, _due_of(replica)) for replica in replicas if replica not in self._asked)
+            owed.update((replica, what) for replica, what in found if what is not CheckpointDue.NOTHING)
             yield len(replicas)
         count = max(HIGH_WATERMARKS, -(-len(owed) // LONGEST_TURN))
         turns = {*nsmallest(count, owed, key=lambda replica: self._last.get(replica, -1))}
@@ -123,7 +123,7 @@ class HighWatermarkCheckpoints:
         self._last.update(dict.fromkeys(turns, self._rounds))
         yield len(owed)
         for replica, what in owed.items():
-            if replica in turns or what is Owed.SYNC:
+            if replica in turns or what is CheckpointDue.SYNC:
                 self._asked.add(replica)
                 checkpoint = _Checkpoint(replica, syncs_only=replica not in turns)
                 self._context.checkpoints.request(checkpoint, partial(self._written, replica))
@@ -147,9 +147,9 @@ class HighWatermarkCheckpoints:
             _log.error("%s; it is tried again", outcome)
 
 
-def _owed_by(replica: Checkpointed) -> Owed:
+def _due_of(replica: Checkpointed) -> CheckpointDue:
     try:
         return replica.owed
     except Exception:  # noqa: BLE001 - it is logged, and the other logs get their checkpoints
         _log.exception("partition %s: whether it owes a checkpoint is not known; it is asked again", replica.key)
-        return Owed.NOTHING
+        return CheckpointDue.NOTHING

@@ -23,7 +23,7 @@ from dataplane.replica.follower.follower_states import (
     Leaderless,
     Reconciling,
 )
-from dataplane.replica.story import Story
+from dataplane.replica.history import History
 from wire.errors import InvariantViolation, require
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
 
@@ -47,17 +47,17 @@ class Followership:
     was_notified: bool = False
     """A notification has come since the last fetch left, or since the last question that was due."""
     state: FollowerState = field(default_factory=Leaderless)
-    story: Story
+    history: History
 
     def enter(self, state: FollowerState, now: float) -> None:
         before, after = type(self.state), type(state)
         if after not in TRANSITIONS[before]:
             raise InvariantViolation(
-                f"{self.view.key}: a follower cannot go from {self.state} to {state}\n{self.story}"
+                f"{self.view.key}: a follower cannot go from {self.state} to {state}\n{self.history}"
             )
         self.state = state
         if before is not after and not (before in COPYING and after in COPYING):
-            self.story.tell(
+            self.history.tell(
                 f"{after.__name__}, log end {self.log_end_offset}, committed end {self.high_watermark}", now
             )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
+from dataplane.replica.history import History
 from dataplane.replica.replica_effects import ReportLeader
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.story import Story
 from wire.types import BrokerId, LeaderReport, PartitionView
 
 
@@ -34,14 +34,14 @@ class Backoff:
 
 
 class LeaderContact:
-    def __init__(self, settings: ReplicaSettings, story: Story, *, connected_since: float, now: float) -> None:
+    def __init__(self, settings: ReplicaSettings, history: History, *, connected_since: float, now: float) -> None:
         self.has_answered = False
         """The leader has answered in this LeaderEpoch."""
         self.no_responders = False
         """NATS answered the request that is out with 503: it is sent again soon, and no slow answer is to be waited
         for."""
         self._settings = settings
-        self._story = story
+        self._history = history
         self._connected_since = connected_since
         self._last_good = now
         self._suspected = False
@@ -96,7 +96,7 @@ class LeaderContact:
         if not self._suspected or now - self._reported_at < settings.report_interval:
             return []
         self._reported_at = now
-        self._story.tell(f"it reports {view.leader}, its leader, as dead or silent", now)
+        self._history.tell(f"it reports {view.leader}, its leader, as dead or silent", now)
         report = LeaderReport(
             key=view.key,
             replica=broker,

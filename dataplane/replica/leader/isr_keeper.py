@@ -57,7 +57,7 @@ class IsrKeeper:
                 state.followers[member].outside_fetch_at = -math.inf
         proposed = state.isr
         if proposed.maximal != members or proposed.members != members:
-            state.story.tell(f"ISR {','.join(sorted(members))}, partition epoch {view.epoch}", now)
+            state.history.tell(f"ISR {','.join(sorted(members))}, partition epoch {view.epoch}", now)
         state.isr = CommittedIsr(members)
         if isinstance(proposed, PendingExpandIsr) and proposed.added not in members:
             refused = state.followers.get(proposed.added)
@@ -226,7 +226,9 @@ class IsrKeeper:
     # ------------------------------------------------------------------ proposals
     def _propose(self, change: IsrChange, now: float, out: list[LeaderEffect]) -> None:
         names = ",".join(member.broker for member in change.new_isr)
-        self._state.story.tell(f"proposes ISR {names} at partition epoch {change.expected_epoch}: {change.reason}", now)
+        self._state.history.tell(
+            f"proposes ISR {names} at partition epoch {change.expected_epoch}: {change.reason}", now
+        )
         out.append(ProposeIsr(change))
 
     # Keeps R19.

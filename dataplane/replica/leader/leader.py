@@ -55,6 +55,7 @@ from __future__ import annotations
 from dataplane.replica.consumers import ConsumerFetch, Consumers
 from dataplane.replica.derived.epochs import LeaderEpochCache
 from dataplane.replica.derived.transaction_table import TransactionTable
+from dataplane.replica.history import History
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.admission import Admission
 from dataplane.replica.leader.commits import Commits, Uncommitted
@@ -77,7 +78,6 @@ from dataplane.replica.replica_effects import (
 )
 from dataplane.replica.replica_refusals import before_log, deletions_gone, fenced
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.story import Story
 from wire.echo import one_line
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError, require
@@ -195,7 +195,7 @@ class Cutover:
         if state.high_watermark < self._end or not state.have_cut_to_this_log():
             return
         self._is_reported = True
-        state.story.tell(f"reports that version {self._version} begins at {self._end}", now)
+        state.history.tell(f"reports that version {self._version} begins at {self._end}", now)
         report = CutoverReport(
             key=state.view.key,
             leader=state.broker,
@@ -213,7 +213,7 @@ class Cutover:
         self._version = version
         if version:
             self._end = state.log_end_offset
-            state.story.tell(f"the layout before version {version} ends at {self._end}", now)
+            state.history.tell(f"the layout before version {version} ends at {self._end}", now)
 
 
 class Leader:
@@ -234,9 +234,9 @@ class Leader:
         no_space: bool = False,
         disk_hangs: bool = False,
         shared: Uncommitted | None = None,
-        story: Story | None = None,
+        history: History | None = None,
     ) -> None:
-        """`shared`: the uncommitted bytes of all partitions that this broker leads. `story`: that of the replica."""
+        """`shared`: the uncommitted bytes of all partitions that this broker leads. `history`: that of the replica."""
         if view.leader != broker:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
         self.leader_epoch = view.leader_epoch
@@ -263,9 +263,9 @@ class Leader:
             no_space=no_space,
             disk_hangs=disk_hangs,
             followers={r: FollowerProgress(caught_up_at=now) for r in view.replicas if r != broker},
-            story=story or Story(),
+            history=history or History(),
         )
-        state.story.tell(
+        state.history.tell(
             f"leads LeaderEpoch {view.leader_epoch} from offset {log_end_offset}, committed end {state.high_watermark},"
             f" ISR {','.join(view.isr)}, partition epoch {view.epoch}",
             now,
@@ -379,12 +379,12 @@ class Leader:
             follower = state.followers[fetch.replica] = FollowerProgress(
                 incarnation=fetch.incarnation, caught_up_at=follower.caught_up_at
             )
-            state.story.tell(f"{fetch.replica} fetches in life {fetch.incarnation}, from offset {fetch.offset}", now)
+            state.history.tell(f"{fetch.replica} fetches in life {fetch.incarnation}, from offset {fetch.offset}", now)
         if fetch.sequence <= follower.sequence:
             return []  # late or repeated
         follower.sequence = fetch.sequence
         if fetch.offset > state.log_end_offset:
-            state.story.tell(f"{fetch.replica} asks for {fetch.offset}, the log ends at {state.log_end_offset}", now)
+            state.history.tell(f"{fetch.replica} asks for {fetch.offset}, the log ends at {state.log_end_offset}", now)
             return [
                 Refuse(
                     fetch.inbox,
@@ -399,7 +399,7 @@ class Leader:
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         follower.on_fetch(fetch, state.log_end_offset, to_sync, now, is_durable=state.is_durable)
         if fetch.refused_batch:
-            state.story.tell(
+            state.history.tell(
                 f"{fetch.replica} refuses the batch at {fetch.offset}: {one_line(fetch.refused_batch)}", now
             )
             out.append(VerifyOwnCopy(fetch.offset, one_line(fetch.refused_batch)))
@@ -519,7 +519,7 @@ class Leader:
         """This replica's disk has no room for records any more, or has some again."""
         out: list[LeaderEffect] = []
         self._state.no_space = no_space
-        self._state.story.tell("its disk is full" if no_space else "its disk has room", now)
+        self._state.history.tell("its disk is full" if no_space else "its disk has room", now)
         self._isr_keeper.drop_for_their_disks(now, out)
         return out
 
@@ -527,7 +527,7 @@ class Leader:
         """This replica's disk has begun to hang, or answers again."""
         out: list[LeaderEffect] = []
         self._state.disk_hangs = hangs
-        self._state.story.tell("its disk hangs" if hangs else "its disk answers", now)
+        self._state.history.tell("its disk hangs" if hangs else "its disk answers", now)
         self._isr_keeper.drop_for_their_disks(now, out)
         self._draining.look(now, out)
         return out
@@ -535,7 +535,7 @@ class Leader:
     def on_connection(self, connected: bool, now: float) -> None:
         """Lag clocks stand while our own connection is down and begin anew when it is back."""
         self._state.is_connected = connected
-        self._state.story.tell("it is connected" if connected else "it has lost its connection", now)
+        self._state.history.tell("it is connected" if connected else "it has lost its connection", now)
         if connected:
             self._state.restart_lag_clocks(now)
 
@@ -544,7 +544,7 @@ class Leader:
         out: list[LeaderEffect] = []
         settings = self.settings
         if now - self._last_tick > max(settings.late_tick, self._tick_interval + settings.late_tick):
-            self._state.story.tell(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
+            self._state.history.tell(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
             self._state.restart_lag_clocks(now)
         self._last_tick = now
         self._pausing.tick(now, self._consumers.has_waiting, out)
@@ -581,7 +581,7 @@ class Leader:
         """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
         elsewhere."""
         out: list[LeaderEffect] = []
-        self._state.story.tell(f"resigns: {reason}", now)
+        self._state.history.tell(f"resigns: {reason}", now)
         self._commits.resign(reason, out)
         out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
         self._draining.end(reason, now, out)
@@ -597,7 +597,7 @@ class Leader:
             newest = self._epochs.latest
             require(newest is None or newest <= self.leader_epoch, "no record is of a later LeaderEpoch", self._epochs)
         except InvariantViolation as broken:
-            raise InvariantViolation(f"{self.view.key}, leader: {broken}\n{self._state.story}") from broken
+            raise InvariantViolation(f"{self.view.key}, leader: {broken}\n{self._state.history}") from broken
 
     @property
     def has_waiting_follower(self) -> bool:

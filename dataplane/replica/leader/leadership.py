@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from dataplane.replica.consumers import Readable
 from dataplane.replica.derived.transaction_table import TransactionTable
+from dataplane.replica.history import History
 from dataplane.replica.leader.isr import IsrState
 from dataplane.replica.leader.isr import validate as validate_isr
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.story import Story
 from wire.echo import echo
 from wire.errors import Code, TidelogError, require
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionView
@@ -165,7 +165,7 @@ class Leadership:
     """This replica can sync no records at present."""
     is_connected: bool = True
     followers: dict[BrokerId, FollowerProgress] = field(default_factory=dict)
-    story: Story
+    history: History
 
     @property
     def last_stable_offset(self) -> Offset:

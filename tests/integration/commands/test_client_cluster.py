@@ -125,14 +125,14 @@ async def test_a_publisher_on_a_pipe_that_is_interrupted_says_what_it_has_publis
 async def until_taken(producer: tidelog.Producer, partition: int, *, is_taken: bool) -> None:
     """A record of 5000 bytes, or until it is refused: a leader may hear of new settings some time later."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         try:
             await producer.send(b"x" * 5000, partition=partition)
         except tidelog.RecordTooLarge:
             return not is_taken
         return is_taken
 
-    await until(is_told, "the new limit of records")
+    await until(is_reported, "the new limit of records")
 
 
 async def test_a_stream_that_is_there_is_left_as_it_is(cluster: DevCluster) -> None:

@@ -43,7 +43,7 @@ class MetadataCluster:
             "raft": self.raft,
             "directory": str(directory),
             "voter": voter,
-            "settings": {"founding_wait_s": 0.5, **self.settings},
+            "settings": {"bootstrap_wait_s": 0.5, **self.settings},
         }
         self.processes[broker] = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -184,11 +184,11 @@ def publish(partition: int, value: bytes = b"x", **more: Any) -> pb.PublishReque
 async def until_port_knows(port: Stub, partitions: dict[int, bool]) -> None:
     """Until clients hear of these, by number whether they are read-only."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         (stream,) = (await port.call(pb.FetchMetadataRequest(streams=["lift"]))).streamMetadata
         return {number: partition.readonly for number, partition in stream.partitions.items()} == partitions
 
-    await until(is_told, f"metadata of {partitions}")
+    await until(is_reported, f"metadata of {partitions}")
 
 
 async def test_liftbridges_clients(cluster: DevCluster, client: tidelog.Client) -> None:

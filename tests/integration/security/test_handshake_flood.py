@@ -100,7 +100,7 @@ async def test_a_broker_registers_and_the_controller_stays_while_handshakes_are_
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
-        assert (after["controller"], after["office"]) == (before["controller"], before["office"])
+        assert (after["controller"], after["controller_epoch"]) == (before["controller"], before["controller_epoch"])
 
 
 def ports(cluster: DevCluster) -> list[int]:

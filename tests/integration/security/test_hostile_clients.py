@@ -318,7 +318,10 @@ async def test_many_connections_that_ask_the_same(cluster: DevCluster) -> None:
 
         for pairs in await asyncio.gather(*(ask() for _ in range(connections))):
             for status, described in pairs:
-                assert (status["cluster_id"], status["office"]) == (before["cluster_id"], before["office"])
+                assert (status["cluster_id"], status["controller_epoch"]) == (
+                    before["cluster_id"],
+                    before["controller_epoch"],
+                )
                 assert {broker["id"] for broker in status["brokers"]} == {*cluster.broker_ids}
                 assert (described["name"], described["config"]) == ("asked", expected["config"])
                 assert [partition["replicas"] for partition in described["partitions"]] == [
@@ -328,7 +331,7 @@ async def test_many_connections_that_ask_the_same(cluster: DevCluster) -> None:
         requests = 2 * connections * each
         print(f"{questions} questions between brokers for {requests} requests")
         assert questions < requests / 4, "three for each request, if none shared an answer"
-        assert (await target.client.cluster_status())["office"] == before["office"]
+        assert (await target.client.cluster_status())["controller_epoch"] == before["controller_epoch"]
 
 
 async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
@@ -337,7 +340,7 @@ async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
     count = 5_000
     async with under_load(cluster, "unknown") as target:
         status = await target.client.cluster_status()
-        epoch = status["office"]
+        epoch = status["controller_epoch"]
         codes: Counter[str] = Counter()
         clusters: Counter[str] = Counter()
 
@@ -358,7 +361,7 @@ async def test_more_requests_than_may_wait(cluster: DevCluster) -> None:
         assert {*codes} <= {"UNKNOWN_STREAM", "BACKPRESSURE"}
         assert {*clusters} == {status["cluster_id"]}, "a client of another cluster would take it for its own's answer"
         assert await target.counted("dropped_api_requests") >= codes["BACKPRESSURE"]
-        assert (await target.client.cluster_status())["office"] == epoch
+        assert (await target.client.cluster_status())["controller_epoch"] == epoch
 
 
 async def _past_backpressure(stranger: NatsClient, subject: str, body: bytes) -> Msg:

@@ -119,8 +119,8 @@ async def test_a_permission_that_the_broker_itself_lacks_is_named(cluster: DevCl
         await until(named)
         (partition,) = (await described(admin, "a"))["partitions"]
         assert partition["not_heard"] == {"b1": ["tidelog.a.0.append"]}
-        story = await admin.partition_story("a", 0)
-        assert "does not hear 'tidelog.a.0.append'" in str(story)
+        history = await admin.partition_history("a", 0)
+        assert "does not hear 'tidelog.a.0.append'" in str(history)
     assert "subscribe to 'tidelog.a.0.append'" in "\n".join(errors(cluster))
 
 

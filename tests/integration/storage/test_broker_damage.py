@@ -100,7 +100,7 @@ async def test_a_follower_is_repaired_without_a_restart(
         assert whole_log(b) == truth
         assert read_mark(REAL_FILES, b.replica.directory) is None
         (said,) = finished(b.broker.stream_status(KEY.stream, [KEY.partition], KEY.partition))["partitions"]
-        told = [event["event"] for event in said["story"]]
+        told = [event["event"] for event in said["history"]]
         assert "its log is damaged: somebody found it" in told
         assert any(event.startswith("follows a in LeaderEpoch 2, log end 10") for event in told), told
         assert said["quarantined"]["events"] == 1

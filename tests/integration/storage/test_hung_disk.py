@@ -116,7 +116,7 @@ async def test_while_the_disk_of_a_leader_hangs_another_one_acknowledges(
                 print(f"\n{kind}: acknowledged again {time.monotonic() - began:.2f} s after the disk began to hang")
                 await until_led_by_another(client, "s", hung)
                 if kind == "syncs":
-                    await is_told(client, hung)
+                    await is_reported(client, hung)
                 await asyncio.sleep(2.0)
                 assert hung not in (await partition(client, "s"))["isr"]
                 cluster.let_hang(hung, False)
@@ -154,7 +154,7 @@ async def test_a_broker_whose_disk_hangs_ends_when_it_is_told_to(tmp_path: Path)
             await assert_nothing_lost(url, ledger, processes.data_dirs)
 
 
-async def is_told(client: tidelog.Client, hung: str) -> None:
+async def is_reported(client: tidelog.Client, hung: str) -> None:
     async def is_named() -> bool:
         brokers = (await status_of_all(client))["brokers"]
         return any(each["id"] == hung and each["disk"] is not None and each["disk"]["hangs"] for each in brokers)

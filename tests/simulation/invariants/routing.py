@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tests.simulation.invariants.base import Commit, Invariant, Scene
 from tests.simulation.invariants.history import rows
 from wire.batch import parse_header
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.types import NO_PRODUCER, StreamName
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def layout_at(stream: Stream, partition: int, offset: int) -> int:
     for place, layout in enumerate(stream.layouts):
         was_there = stream.partitions[partition].incarnation < layout.generation
         start = layout.start(partition) if was_there else 0
-        if start == NOT_TOLD or offset < start:
+        if start == NOT_REPORTED or offset < start:
             break
         found = place
     return found
@@ -185,7 +185,7 @@ class CutoversAreExact(Invariant):
             for layout in stream.layouts:
                 for partition, start in enumerate(layout.starts):
                     told = self._told.setdefault((stream.incarnation, layout.version, partition), start)
-                    if told == NOT_TOLD:
+                    if told == NOT_REPORTED:
                         self._told[stream.incarnation, layout.version, partition] = start
                     elif told != start:
                         self.broken(f"{stream.name}/{partition}: version {layout.version} began at {told}, now {start}")
@@ -222,7 +222,7 @@ class RepartitionsFinishWhenTold(Invariant):
         if commit.kind != "finish_repartition" or commit.outcome.code is not None:
             return
         finished = self.raft.truth.streams.get(StreamName(commit.message.finish_repartition.name))
-        if finished is not None and not finished.layouts[-1].is_told:
+        if finished is not None and not finished.layouts[-1].is_reported:
             self.broken(f"the repartition of {finished.name} is finished, and layouts are {finished.layouts}")
 
 

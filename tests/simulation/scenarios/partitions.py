@@ -44,7 +44,7 @@ def repartitioned_under_kills(run: ScenarioRun) -> Steps:
         elif victim is not None:
             yield rng.random()
             run.start(victim)
-        yield Until(lambda: run.stream.layouts[-1].is_told, 10.0)
+        yield Until(lambda: run.stream.layouts[-1].is_reported, 10.0)
         yield Until(lambda: run.stream.repartition is None, 12.0)
     other = run.leader_of(rng.choice(sorted(run.stream.partitions)))
     if other is not None:
@@ -83,7 +83,7 @@ def late_source(run: ScenarioRun) -> Steps:
     yield 0.2 + rng.random() * 0.3
     over()
     learns()
-    yield Until(lambda: run.stream.layouts[-1].is_told, 10.0)
+    yield Until(lambda: run.stream.layouts[-1].is_reported, 10.0)
 
 
 def tail_behind_the_cutover(run: ScenarioRun) -> Steps:
@@ -155,7 +155,7 @@ def repartitioned_while_records_go(run: ScenarioRun) -> Steps:
         if victim is not None:
             yield rng.random() * 0.5
             run.start(victim)
-        yield Until(lambda: run.stream.layouts[-1].is_told, 10.0)
+        yield Until(lambda: run.stream.layouts[-1].is_reported, 10.0)
         for partition in range(before):
             if rng.random() < 0.7:
                 run.delete_records(partition, run.stream.layouts[-1].start(partition) + rng.choice((-1, 0, 0, 3)))
@@ -172,7 +172,7 @@ def repartitioned_while_records_go(run: ScenarioRun) -> Steps:
     run.flood(0.5)
     before = run.stream.partition_count
     cluster.repartitioner.ask_for(before + rng.choice((1, before)), cancels=False)
-    yield Until(lambda: run.stream.partition_count != before and run.stream.layouts[-1].is_told, 10.0)
+    yield Until(lambda: run.stream.partition_count != before and run.stream.layouts[-1].is_reported, 10.0)
     ends = {partition: run.stream.layouts[-1].start(partition) for partition in range(before)}
     run.flood(0.5)
     for partition, end in ends.items():

@@ -16,7 +16,7 @@ from dataplane.broker.upkeep.compaction_job import Compaction
 from dataplane.log.storage.checkpoints import CompactionPoint
 from tests.simulation.broker import SimBroker
 from wire.internal_streams import GROUPS
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.operations.api_operations import METADATA
 from wire.protobuf import metadata_pb2 as pb
 from wire.types import PartitionKey, StreamName
@@ -210,7 +210,7 @@ class ScenarioRun:
 
     def untold(self) -> list[int]:
         """Partitions whose leaders have not reported where the layout before the newest ends."""
-        return [number for number, start in enumerate(self.stream.layouts[-1].starts) if start == NOT_TOLD]
+        return [number for number, start in enumerate(self.stream.layouts[-1].starts) if start == NOT_REPORTED]
 
     @property
     def is_alone(self) -> bool:

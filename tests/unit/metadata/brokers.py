@@ -53,7 +53,7 @@ from wire.types import (
 
 SUBJECTS = Subjects()
 SETTINGS = MetadataSettings(
-    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, founding_wait_s=0.05
+    liveness_grace_s=0.001, heartbeat_interval_s=0.02, retry_interval_s=0.01, bootstrap_wait_s=0.05
 )
 LED: ReplicaEvent = {"seconds_ago": 1.5, "time": "2026-01-01T00:00:00.000+00:00", "event": "leads", "times": 1}
 """What a fake broker tells of a partition that it leads."""
@@ -256,18 +256,18 @@ class Broker:
         return self.logs
 
     def stream_report(
-        self, stream: StreamName, partitions: Collection[int], story_of: int | None
+        self, stream: StreamName, partitions: Collection[int], history_of: int | None
     ) -> Steps[StreamReport]:
         if self.reports is not None:
             return {"partitions": self.reports}
         reports: list[ReplicaReport] = []
         for key, view in [*self.views.items()]:
             if key.stream == stream and (not partitions or key.partition in partitions):
-                reports.append(self._report(key, view, story_of))
+                reports.append(self._report(key, view, history_of))
             yield 2
         return {"partitions": reports}
 
-    def _report(self, key: PartitionKey, view: PartitionView, story_of: int | None) -> ReplicaReport:
+    def _report(self, key: PartitionKey, view: PartitionView, history_of: int | None) -> ReplicaReport:
         report: ReplicaReport = {
             "partition": key.partition,
             "incarnation": key.partition_incarnation,
@@ -280,7 +280,7 @@ class Broker:
             report["log_end_offset"] = 7
             report["high_watermark"] = 6
             report["replicas_progress"] = {self.id: {"log_end_offset": 7, "in_sync": True}}
-            report["story"] = [LED] if story_of == key.partition else []
+            report["history"] = [LED] if history_of == key.partition else []
         return report
 
     async def kill(self) -> None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.layouts import NOT_TOLD, KeyOrder, Layout, end_of_life, sources, takes_in_place
+from wire.layouts import NOT_REPORTED, KeyOrder, Layout, end_of_life, sources, takes_in_place
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1 << 32))
@@ -54,12 +54,12 @@ def test_fewer_partitions_wait_for_all_from_which_keys_come() -> None:
 
 def test_what_is_not_told_yet_is_waited_for() -> None:
     order = KeyOrder(
-        [Layout(version=1, partitions=2), Layout(version=2, partitions=3, generation=9, starts=(4, NOT_TOLD))],
+        [Layout(version=1, partitions=2), Layout(version=2, partitions=3, generation=9, starts=(4, NOT_REPORTED))],
         {0: 1, 1: 1, 2: 8},
     )
     assert order.known_version(0) == 2
     assert order.known_version(1) == 1
-    assert order.waits_for(0, lambda _: 100) == (4, {1: NOT_TOLD})
+    assert order.waits_for(0, lambda _: 100) == (4, {1: NOT_REPORTED})
     assert order.waits_for(1, lambda _: 100) is None  # its batches of version 2 wait for newer metadata
 
 
@@ -164,7 +164,7 @@ def test_a_life_ends_at_the_cutover_of_the_layout_that_leaves_it_out() -> None:
     assert end_of_life(LEFT_OUT, 1, 1) == 7
     assert end_of_life(LEFT_OUT, 0, 1) is None, "the newest layout has it"
     assert end_of_life(LEFT_OUT[:1], 1, 1) is None
-    untold = [LEFT_OUT[0], Layout(version=2, partitions=1, generation=9, starts=(4, NOT_TOLD))]
+    untold = [LEFT_OUT[0], Layout(version=2, partitions=1, generation=9, starts=(4, NOT_REPORTED))]
     assert end_of_life(untold, 1, 1) is None
     again = [*LEFT_OUT, Layout(version=3, partitions=1, generation=19, starts=(5,))]
     assert end_of_life(again, 1, 1) == 7, "a second layout without it tells nothing of it"

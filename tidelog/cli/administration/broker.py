@@ -43,12 +43,12 @@ def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) 
 
 
 def _show(found: BrokerDescription) -> None:
-    table = Rows("partition", "leads", "standing", "in sync", "min ISR", "on disk", folds=("in sync",))
+    table = Rows("partition", "leads", "state", "in sync", "min ISR", "on disk", folds=("in sync",))
     for replica in found["held"]:
         table.add(
             _name(replica),
             "yes" if replica["leads"] else "",
-            replica["standing"],
+            replica["state"],
             " ".join(replica["isr"]),
             str(replica["min_isr"]),
             size(replica["bytes_on_disk"]),
@@ -80,4 +80,4 @@ def _name(replica: HeldReplica) -> str:
 
 def _stops_commits(replica: HeldReplica) -> bool:
     """Whether the ISR falls below min ISR, or to nothing, without this member of it."""
-    return replica["standing"] == "isr" and len(replica["isr"]) - 1 < replica["min_isr"]
+    return replica["state"] == "isr" and len(replica["isr"]) - 1 < replica["min_isr"]

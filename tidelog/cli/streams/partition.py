@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from tidelog.client.client import Client
-    from wire.operations.api_operations import PartitionStory
+    from wire.operations.api_operations import PartitionHistory
 
 _PARTITION = click.IntRange(min=0)
 
@@ -65,7 +65,7 @@ def move_leader(stream: str, number: int, broker: str, server: str | None, names
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @time_zone_option
 @cluster_options
-def story(stream: str, number: int, zone: tzinfo | None, server: str | None, namespace: str, as_json: bool) -> None:
+def history(stream: str, number: int, zone: tzinfo | None, server: str | None, namespace: str, as_json: bool) -> None:
     """Show the last events of each replica: its roles, changes of the ISR, cuts of its log, failures.
 
     Each broker keeps the last fifty since it was started. The leader is first; the newest event is last. Times are
@@ -73,23 +73,23 @@ def story(stream: str, number: int, zone: tzinfo | None, server: str | None, nam
 
     \b
     Example, to see why a replica left the ISR:
-      tidelog partition story flights 0
+      tidelog partition history flights 0
     """
 
     async def work(client: Client) -> None:
-        found = await client.partition_story(stream, number)
+        found = await client.partition_history(stream, number)
         if as_json:
             print_json(found)
         else:
-            _show_story(found, zone)
+            _show_history(found, zone)
 
     run(server, namespace, work)
 
 
-def _show_story(found: PartitionStory, zone: tzinfo | None) -> None:
+def _show_history(found: PartitionHistory, zone: tzinfo | None) -> None:
     for replica in sorted(found["replicas"], key=lambda replica: not replica["leads"]):
         console().print(
-            f"[bold]{replica['broker']}[/]  {'leads' if replica['leads'] else replica['standing']}", highlight=False
+            f"[bold]{replica['broker']}[/]  {'leads' if replica['leads'] else replica['state']}", highlight=False
         )
         events = replica["events"]
         if events is None:

@@ -49,7 +49,7 @@ from tidelog.client.consumer.fetcher import PartitionFetcher
 from tidelog.client.consumer.reading_options import Order
 from wire.batch import RecordBatch
 from wire.internal_records.group_records import StreamPartition
-from wire.layouts import NOT_TOLD, KeyOrder
+from wire.layouts import NOT_REPORTED, KeyOrder
 from wire.types import Offset
 
 AHEAD = 2
@@ -112,7 +112,7 @@ class Limit(NamedTuple):
     offset: int
     """Nothing from here on is handed out."""
     sources: Mapping[int, int]
-    """By partition that has to be read before, up to which offset; NOT_TOLD: that is not known yet."""
+    """By partition that has to be read before, up to which offset; NOT_REPORTED: that is not known yet."""
 
 
 @dataclass(slots=True)
@@ -374,7 +374,7 @@ class AssignedStream:
     @property
     def waiting(self) -> dict[AssignedPartition, Mapping[StreamPartition, int]]:
         """By partition whose position has come to its limit, those that it waits for, and up to which offset each has
-        to be read; NOT_TOLD: that is not known yet."""
+        to be read; NOT_REPORTED: that is not known yet."""
         return {
             assigned: {self.of(number): end for number, end in assigned.limit.sources.items()}
             for assigned in self.limited
@@ -384,7 +384,7 @@ class AssignedStream:
     @property
     def lacks_cutover(self) -> bool:
         """Whether a partition waits for another one whose cutover is not known yet."""
-        return any(NOT_TOLD in sources.values() for sources in self.waiting.values())
+        return any(NOT_REPORTED in sources.values() for sources in self.waiting.values())
 
     def on_group_committed(self, number: int, incarnation: int, offset: int) -> None:
         """The group has committed that incarnation of a partition up to `offset`, or its log begins there."""

@@ -25,7 +25,7 @@ from tidelog.client.consumer.subscription_state import AssignedPartition, Assign
 from tidelog.client.group.group_commits import GroupCommits, Mark
 from wire.errors import TidelogError
 from wire.internal_records.group_records import StreamPartition
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.protobuf.groups_pb2 import CommittedOffset
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class GroupGate:
         sources: dict[StreamPartition, int] = {}
         for ends in waiting.values():
             for of, end in ends.items():
-                if end != NOT_TOLD:
+                if end != NOT_REPORTED:
                     sources[of] = max(end, sources.get(of, 0))
         if not sources and not own:
             return
@@ -174,7 +174,7 @@ class GroupGate:
 
 def _listed(sources: Mapping[StreamPartition, int]) -> str:
     listed = [
-        f"{of} up to {'its cutover, which its leader has not told yet' if end == NOT_TOLD else end}"
+        f"{of} up to {'its cutover, which its leader has not told yet' if end == NOT_REPORTED else end}"
         for of, end in sorted(sources.items())
     ]
     more = f", and {len(listed) - _MOST_REPORTED} more" if len(listed) > _MOST_REPORTED else ""

@@ -165,7 +165,7 @@ class Routes(Generic[_T]):
                 batch.state = BatchState.RESOLVED
                 moved.effects.append(Failed(batch, expectation_is_void(self.stream, batch.expected_offset)))
             else:
-                _Mover(self, batch, target.partition, moved).move()
+                _Rerouting(self, batch, target.partition, moved).move()
         for goal in moved.targets:
             goal.core.gathering.seal()
         return moved
@@ -177,7 +177,7 @@ class Routes(Generic[_T]):
         if run.is_pinned:
             batch.pin(len(run.values))
         moved: Moved[_T] = Moved()
-        _Mover(self, batch, run.target.partition, moved).move()
+        _Rerouting(self, batch, run.target.partition, moved).move()
         return moved
 
     def not_routed(self, partition: int) -> TidelogError:
@@ -195,7 +195,7 @@ class _Record(NamedTuple):
         return size_of(self.value, self.key, self.headers)
 
 
-class _Mover(Generic[_T]):
+class _Rerouting(Generic[_T]):
     """Takes the records of one batch of `partition` to other targets."""
 
     def __init__(self, routes: Routes[_T], batch: PendingBatch, partition: int, moved: Moved[_T]) -> None:

@@ -48,7 +48,7 @@ from tidelog.client.producer.partitioner import KEY_HASHES, KeyHash, Partitioner
 from tidelog.client.producer.pipe import Pipe, PipeMaker
 from tidelog.client.producer.producer_layouts import ProducerLayouts, tell_epochs
 from tidelog.client.producer.receipts import Receipts, all_of
-from tidelog.client.producer.runs import Rooms, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
+from tidelog.client.producer.runs import BatchSpace, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.producer.send_buffer import SendBuffer
 from tidelog.client.producer.upkeep import Upkeep
 from wire.batch import Compression, GivenHeaders
@@ -588,15 +588,15 @@ class Producer(Generic[K, V]):
     def _runs(
         self, values: Values, keys: Values | None, headers: Values | None, partition: int | None
     ) -> Iterator[Run[Pipe]]:
-        rooms: Rooms[Pipe] = Rooms(lambda pipe, size: pipe.core.gathering.room_for(size), self._check_size)
+        space: BatchSpace[Pipe] = BatchSpace(lambda pipe, size: pipe.core.gathering.room_for(size), self._check_size)
         if partition is None:
             if keys is None:
-                return unkeyed_runs(values, self._sticky_pipe, rooms, headers)
-            return keyed_runs(values, keys, self._target_of_keys(), rooms, headers)
+                return unkeyed_runs(values, self._sticky_pipe, space, headers)
+            return keyed_runs(values, keys, self._target_of_keys(), space, headers)
         chosen = self._chosen(partition)
         if keys is None:
-            return unkeyed_runs(values, lambda: chosen, rooms, headers, is_pinned=True)
-        return keyed_runs(values, keys, lambda _: chosen, rooms, headers, is_pinned=True)
+            return unkeyed_runs(values, lambda: chosen, space, headers, is_pinned=True)
+        return keyed_runs(values, keys, lambda _: chosen, space, headers, is_pinned=True)
 
     def _target_of_keys(self) -> Callable[[bytes | None], Pipe]:
         sticky = self._sticky_pipe()

@@ -42,15 +42,15 @@ class Receipts:
                 waiting.set_result(BatchReceipt(partition, offset, batch.timestamp, indices, found))
 
     def fail(self, batch: PendingBatch, error: TidelogError) -> None:
-        is_told = False
+        is_reported = False
         for _, indices, waiting in batch.claims:
             for future in waiting if indices is None else [waiting]:
                 if future.done():
                     continue
                 future.set_exception(error)
-                is_first = indices is None and not is_told
+                is_first = indices is None and not is_reported
                 if is_first:
-                    is_told = True
+                    is_reported = True
                     if self._first_failure is None and future not in self.awaited:
                         self._first_failure = error
                 if not is_first or self.is_quiet:

@@ -36,7 +36,7 @@ class Run(NamedTuple, Generic[_T]):
     """The program has chosen the partition."""
 
 
-class Rooms(NamedTuple, Generic[_T]):
+class BatchSpace(NamedTuple, Generic[_T]):
     """The producer's targets as the runs need them. All sizes in bytes."""
 
     room_for: Callable[[_T, int], int]
@@ -68,7 +68,7 @@ def check_bytes(values: Values, keys: Values | None) -> None:
 def unkeyed_runs(
     values: Values,
     target: Callable[[], _T],
-    rooms: Rooms[_T],
+    space: BatchSpace[_T],
     headers: Values | None = None,
     *,
     is_pinned: bool = False,
@@ -81,13 +81,13 @@ def unkeyed_runs(
         sizes += np.fromiter((len(each or b"") for each in headers), np.int64, len(values))
         most = MAX_MESSAGE_IDS
     if len(values):
-        rooms.check_size(int(sizes.max()))
+        space.check_size(int(sizes.max()))
     ends = np.cumsum(sizes)
     at = before = 0
     """The first `at` values are taken, `before` bytes of records."""
     while at < len(values):
         goal = target()
-        room = rooms.room_for(goal, int(sizes[at]))
+        room = space.room_for(goal, int(sizes[at]))
         end = max(min(int(np.searchsorted(ends, before + room, "right")), at + most), at + 1)
         size = int(ends[end - 1]) - before
         yield Run(goal, values[at:end], None, headers and headers[at:end], size, range(at, end), is_pinned)
@@ -98,7 +98,7 @@ def keyed_runs(
     values: Values,
     keys: Values,
     target: Callable[[bytes | None], _T],
-    rooms: Rooms[_T],
+    space: BatchSpace[_T],
     headers: Values | None = None,
     *,
     is_pinned: bool = False,
@@ -119,12 +119,12 @@ def keyed_runs(
         room = 0
         for index in indices:
             each = size_of(values[index], keys[index], None if headers is None else headers[index])
-            rooms.check_size(each)
+            space.check_size(each)
             if run and (size + each > room or len(run) >= most):
                 yield cut(run, size)
                 run, size = [], 0
             if not run:
-                room = rooms.room_for(goal, each)
+                room = space.room_for(goal, each)
             run.append(index)
             size += each
         yield cut(run, size)

@@ -4,7 +4,7 @@
     READY        no transaction is open
     OPEN         records and offsets are taken
     CLOSING      it is to be committed or prepared: nothing more is taken, and what was taken is waited for
-    DOOMED       it can only be aborted: a record was not written, or the coordinator has aborted it; nothing is taken
+    ABORT_ONLY       it can only be aborted: a record was not written, or the coordinator has aborted it; nothing is taken
     COMMITTING   the coordinator is asked to commit, or was asked and did not answer: it may be committed
     ABORTING     the coordinator is asked to abort, or was asked and did not answer: it will not be committed
     PREPARED     all is written; others commit or abort it, and this producer has ended
@@ -13,7 +13,7 @@
     NEW ── init ──> READY ── begin ──> OPEN ── commit ──> CLOSING ── all is written ──> COMMITTING ──> READY
                       ^                  │ a record fails    │ a record fails              │ the coordinator
                       │                  v                   │                             │ had aborted it
-                      │                DOOMED                │                             │
+                      │                ABORT_ONLY                │                             │
                       │                  │ abort, commit     v                             v
                       └───────────────── └──────────────> ABORTING <───────────────────────┘
 
@@ -27,7 +27,7 @@ Rules:
    the matter: the ticket was too old (it gives a new one), the transaction was open for longer than its timeout
    (TRANSACTION_ABORTED, and the producer goes on with the next one), or a newer producer is there (PRODUCER_FENCED).
 3. Sequences count from 0 in each transaction, in its own epoch. A partition whose sequence is broken cannot go on under
-   another id, as an idempotent producer's can: the transaction is doomed.
+   another id, as an idempotent producer's can: the transaction is abort only.
 4. A transaction of which a record or an offset failed is never committed, whatever the program does then.
 5. What was not acknowledged when a transaction is aborted is given up at once. Copies that arrive later belong to the
    aborted transaction, or, behind its marker, to an epoch that is over.
@@ -82,7 +82,7 @@ class State(Enum):
     READY = "ready"
     OPEN = "open"
     CLOSING = "closing"
-    DOOMED = "doomed"
+    ABORT_ONLY = "abort only"
     COMMITTING = "committing"
     ABORTING = "aborting"
     PREPARED = "prepared"
@@ -208,7 +208,7 @@ class Transactions:
         match self.state:
             case State.OPEN:
                 return None
-            case State.FENCED | State.DOOMED:
+            case State.FENCED | State.ABORT_ONLY:
                 return self.failure
             case State.CLOSING | State.COMMITTING:
                 return self.being_committed()
@@ -242,7 +242,7 @@ class Transactions:
                 return []
             case State.CLOSING | State.PREPARED:
                 raise NotInTransaction(Code.NOT_IN_TRANSACTION, _prepared(self.name))
-            case State.DOOMED:
+            case State.ABORT_ONLY:
                 return self._abort()
             case State.COMMITTING:
                 self.failure = None
@@ -265,7 +265,7 @@ class Transactions:
                 return []
             case State.PREPARED:
                 return []
-            case State.DOOMED:
+            case State.ABORT_ONLY:
                 return self._abort()
             case State.FENCED if self.failure is not None:
                 raise self.failure
@@ -282,10 +282,10 @@ class Transactions:
         prepared."""
         match self.state:
             case State.OPEN:
-                return [*self.doom(None), *self._abort()]
+                return [*self.require_abort(None), *self._abort()]
             case State.CLOSING:
-                return self.doom(None)
-            case State.DOOMED | State.ABORTING:
+                return self.require_abort(None)
+            case State.ABORT_ONLY | State.ABORTING:
                 return self._abort()
             case State.COMMITTING:
                 raise BadRequest(
@@ -298,13 +298,13 @@ class Transactions:
             case State.NEW | State.READY | State.FENCED:
                 return []
 
-    def doom(self, cause: TidelogError | None, failure: TidelogError | None = None) -> Effects:
+    def require_abort(self, cause: TidelogError | None, failure: TidelogError | None = None) -> Effects:
         """It cannot be committed any more, for that reason. None: the program aborts it. `failure`: what the program is
         told, where it is not that nothing is committed."""
         if not self.is_taking:
             return []
         is_closing = self.state is State.CLOSING
-        self.state = State.DOOMED
+        self.state = State.ABORT_ONLY
         if failure is None:
             why = "its program has aborted it" if cause is None else cause.message
             failure = TransactionAborted(
@@ -322,7 +322,7 @@ class Transactions:
         """Records wait to be sent to the partition, or offsets to the group."""
         if isinstance(participant, PartitionLife) and participant in self._tickets:
             name = f"{participant.stream}/{participant.partition}"
-            return self.doom(
+            return self.require_abort(
                 TidelogError(Code.OUT_OF_ORDER_SEQUENCE, f"records to {name} cannot go on in this transaction")
             )
         return self._want(participant)
@@ -356,7 +356,7 @@ class Transactions:
         if not self._is_of_present(add.session):
             return []
         if len(tickets) != len(add.participants):
-            return self.doom(
+            return self.require_abort(
                 TidelogError(
                     Code.INTERNAL,
                     f"the coordinator gave {len(tickets)} tickets for {len(add.participants)} participants",
@@ -372,8 +372,8 @@ class Transactions:
         if not self._is_of_present(add.session):
             return []
         if error.code is Code.TRANSACTION_COMMITTED:
-            return self.doom(error, _committed_by_others(error))
-        return self._fence(error, "not_written") if error.code is Code.PRODUCER_FENCED else self.doom(error)
+            return self.require_abort(error, _committed_by_others(error))
+        return self._fence(error, "not_written") if error.code is Code.PRODUCER_FENCED else self.require_abort(error)
 
     # How it ends
 

@@ -241,7 +241,7 @@ class TransactionWork(Generic[K, V]):
 
     def on_settled(self, failure: TidelogError | None) -> None:
         if failure is not None:
-            self._carry_out(self._machine.doom(failure))
+            self._carry_out(self._machine.require_abort(failure))
         self._on_progress()
 
     # ----

@@ -111,7 +111,7 @@ class TransactionalProducer(Generic[K, V]):
     def in_transaction(self) -> bool:
         """A transaction is open, which `commit` or `abort` ends: also one that can only be aborted, because a record
         or an offset was not written, and one whose commit is waited for."""
-        return self._machine.state in (State.OPEN, State.DOOMED, State.CLOSING, State.COMMITTING)
+        return self._machine.state in (State.OPEN, State.ABORT_ONLY, State.CLOSING, State.COMMITTING)
 
     async def start(self, *, fences: bool = True) -> None:
         """Get a producer id, abort what an earlier producer of this transactional id has left open, and fence it. What
@@ -143,10 +143,10 @@ class TransactionalProducer(Generic[K, V]):
         try:
             yield
         except BaseException:
-            if machine.number == number and machine.state in (State.OPEN, State.CLOSING, State.DOOMED):
+            if machine.number == number and machine.state in (State.OPEN, State.CLOSING, State.ABORT_ONLY):
                 await self._session.try_to_abort()
             raise
-        if machine.number == number and machine.state in (State.OPEN, State.DOOMED, State.FENCED):
+        if machine.number == number and machine.state in (State.OPEN, State.ABORT_ONLY, State.FENCED):
             await self.commit()
 
     async def begin(self) -> None:
@@ -310,7 +310,7 @@ class TransactionalProducer(Generic[K, V]):
             except BaseException as error:
                 is_wrong_use = commit is None and isinstance(error, BadRequest)
                 if self._machine.number == number and not is_wrong_use:
-                    self._session.carry_out(self._machine.doom(_cause(error, name)))
+                    self._session.carry_out(self._machine.require_abort(_cause(error, name)))
                 raise
 
     async def flush(self) -> None:
@@ -332,7 +332,7 @@ class TransactionalProducer(Generic[K, V]):
         self._home.check()
         self._closed = True
         try:
-            if self._machine.state in (State.OPEN, State.DOOMED):
+            if self._machine.state in (State.OPEN, State.ABORT_ONLY):
                 await self._session.try_to_abort()
             elif self._machine.is_ending:
                 await self._session.wait_for_outcome()

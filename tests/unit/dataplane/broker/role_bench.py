@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.role import RoleSetup
 from dataplane.log.partition_log import LogConfig, PartitionLog
+from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.story import Story
 from tests.fake_nats import FakeTransport
 from tests.simulation.disk import SimDisk
 from tests.tickets import producer_keys, tickets
@@ -171,5 +171,5 @@ class Bench:
             self.damage.append,
             self.failures.append,
             self.quarantined.append,
-            Story(),
+            History(),
         )

@@ -13,8 +13,8 @@ import pytest
 
 from dataplane.broker.broker import _CLOSED_AT_ONCE, Broker
 from dataplane.log.storage.manifest import Manifest
+from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
-from dataplane.replica.story import Story
 from tests.simulation.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
@@ -107,9 +107,9 @@ async def test_a_step_of_the_housekeeping_that_hangs_keeps_no_log_open() -> None
 async def test_events_have_the_time_at_which_they_were() -> None:
     broker = broker_with()
     broker.context.now, broker.context.time_ns = lambda: 100.0, lambda: 1_769_860_800_000_000_000
-    story = Story()
-    story.tell("leads", 98.5)
-    assert broker._told(story) == [
+    history = History()
+    history.tell("leads", 98.5)
+    assert broker._told(history) == [
         {"seconds_ago": 1.5, "time": "2026-01-31T11:59:58.500+00:00", "event": "leads", "times": 1}
     ]
 

@@ -11,9 +11,9 @@ from dataplane.replica.derived.epochs import EpochEntry, LeaderEpochCache
 from dataplane.replica.derived.producer_table import NOBODY, Producer, ProducerTable, RememberedBatch, packed_batches
 from dataplane.replica.follower.follower import Follower
 from dataplane.replica.follower.follower_states import Fetching, Syncing
+from dataplane.replica.history import LENGTH, History
 from dataplane.replica.leader.isr import CommittedIsr
 from dataplane.replica.leader.leader import Leader
-from dataplane.replica.story import LENGTH, Story
 from tests.unit.dataplane.replica.cores import Driver, follower, view
 from tests.views import B
 from wire.errors import InvariantViolation
@@ -67,7 +67,7 @@ def test_a_leader_names_the_invariant_that_does_not_hold(breaks: Callable[[Leade
     breaks(leader)
     with pytest.raises(InvariantViolation, match=named) as raised:
         leader.validate()
-    assert "leads LeaderEpoch 3 from offset 30" in str(raised.value), "the story is attached"
+    assert "leads LeaderEpoch 3 from offset 30" in str(raised.value), "the history is attached"
 
 
 def hw_above_leo(core: Follower) -> None:
@@ -89,7 +89,7 @@ def test_a_follower_names_the_invariant_that_does_not_hold(breaks: Callable[[Fol
     breaks(core)
     with pytest.raises(InvariantViolation, match=named) as raised:
         core.validate()
-    assert "Reconciling, log end 7, committed end " in str(raised.value), "the story is attached"
+    assert "Reconciling, log end 7, committed end " in str(raised.value), "the history is attached"
 
 
 def test_a_follower_does_not_make_a_transition_that_is_not_in_the_table() -> None:
@@ -125,28 +125,28 @@ def test_leader_epochs_grow_strictly() -> None:
 
 
 def test_a_story_is_bounded_and_counts_repetitions() -> None:
-    story = Story()
+    history = History()
     for number in range(LENGTH + 10):
-        story.tell(f"event {number}", float(number))
-    assert len(story.events) == LENGTH
-    assert story.events[0].event == "event 10"
+        history.tell(f"event {number}", float(number))
+    assert len(history.events) == LENGTH
+    assert history.events[0].event == "event 10"
     for at in (100.0, 101.0):
-        story.tell("again", at)
-    assert story.events[-1] == (101.0, "again", 2)
-    assert len(story.events) == LENGTH
+        history.tell("again", at)
+    assert history.events[-1] == (101.0, "again", 2)
+    assert len(history.events) == LENGTH
 
 
 def test_a_leader_tells_of_its_isr_and_its_drain_and_not_of_batches() -> None:
     driver = leading()
     leader = driver.leader
-    before = len(leader._state.story.events)
+    before = len(leader._state.history.events)
     for end in range(31, 131):
         leader.on_appended(Offset(end), 100, 1.0)
         driver.fetch(B, end)
-    assert len(leader._state.story.events) == before
+    assert len(leader._state.history.events) == before
     leader.drain(B, "t", 5.0, 1.0)
     leader.on_view(replace(leader.view, isr=leader.view.isr[:2], epoch=leader.view.epoch + 1), 2.0)  # type: ignore[arg-type]
-    told = [event.event for event in leader._state.story.events[before:]]
+    told = [event.event for event in leader._state.history.events[before:]]
     assert any(event.startswith(f"drains for {B}") for event in told)
     assert any(event.startswith("ISR ") for event in told)
 
@@ -155,5 +155,5 @@ def test_the_end_of_a_role_is_told_with_its_own_time() -> None:
     driver, core = leading(), follower()
     driver.leader.resign("LeaderEpoch 4 of s/0 has begun", 9.0)
     core.resign("LeaderEpoch 4 of s/0 has begun", 9.0)
-    assert driver.leader._state.story.events[-1].at == 9.0
-    assert core._replica.story.events[-1].at == 9.0
+    assert driver.leader._state.history.events[-1].at == 9.0
+    assert core._replica.history.events[-1].at == 9.0

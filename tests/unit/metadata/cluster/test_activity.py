@@ -41,7 +41,7 @@ class Watched(Cluster):
 def test_brokers_and_controllers() -> None:
     cluster = Watched("a", "b")
     assert cluster.told() == [
-        {"event": "controller_changed", "controller": "a", "office": 1},
+        {"event": "controller_changed", "controller": "a", "controller_epoch": 1},
         {"event": "broker_joined", "broker": "a", "incarnation": 2},
         {"event": "broker_joined", "broker": "b", "incarnation": 3},
     ]
@@ -53,7 +53,7 @@ def test_brokers_and_controllers() -> None:
         {"event": "broker_died", "broker": "b", "incarnation": 3},
         {"event": "broker_joined", "broker": "b", "incarnation": 5},
         {"event": "broker_joined", "broker": "b", "incarnation": 6},
-        {"event": "controller_changed", "controller": "b", "office": 2},
+        {"event": "controller_changed", "controller": "b", "controller_epoch": 2},
     ]
 
 

@@ -18,7 +18,7 @@ from metadata.cluster.references import ref_of
 from metadata.commands import cluster_state
 from metadata.commands.cluster_state import ClusterState
 from tests.unit.metadata.cluster_bench import Cluster
-from wire.layouts import NOT_TOLD, sources
+from wire.layouts import NOT_REPORTED, sources
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Turns
 from wire.types import BrokerId, PartitionKey, PartitionState, PartitionView, StreamName
@@ -290,7 +290,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
                 *range(layouts[-1].version - len(layouts) + 1, layouts[-1].version + 1)
             ]
             assert stream.partitioning_version == layouts[-1].version
-            assert all(layout.is_told for layout in layouts[:-1])
+            assert all(layout.is_reported for layout in layouts[:-1])
             assert all(before.generation < layout.generation for before, layout in pairwise(layouts))
             count = layouts[-1].partitions
             assert all(stream.partitions[number].state is PartitionState.ACTIVE for number in range(count))
@@ -301,7 +301,7 @@ class ClusterStateMachine(RuleBasedStateMachine):
             )
             for number in range(count):
                 expected = any(
-                    layouts[-1].start(source) == NOT_TOLD
+                    layouts[-1].start(source) == NOT_REPORTED
                     for source in sources(number, layouts[-2].partitions if len(layouts) > 1 else 1, count)
                 )
                 assert stream.awaits_sources(number) == expected

@@ -16,7 +16,7 @@ from metadata.commands.cluster_state import ClusterState
 from metadata.commands.ledger import PARTITION, Ledger
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.errors import Code
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Turns
 from wire.types import BrokerId, PartitionKey, StreamName
@@ -203,7 +203,7 @@ def test_a_repartition_takes_turns_at_each_step(cluster: Cluster) -> None:
         for key, ref in _items(cluster)
     ]
     assert turns(pb.Command(report_cutover=pb.ReportCutover(items=reports))) >= PARTITIONS / PER_TURN
-    assert NOT_TOLD not in cluster.state.streams[stream.name].layouts[-1].starts
+    assert NOT_REPORTED not in cluster.state.streams[stream.name].layouts[-1].starts
 
 
 def test_a_small_command_is_ready_at_once(cluster: Cluster) -> None:

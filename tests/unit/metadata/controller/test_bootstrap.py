@@ -46,7 +46,7 @@ async def test_of_two_founders_at_once_one_founds() -> None:
     world, rival = World(), World()
     rival.hub = world.hub
     # Both run in this process: when it stands still for the whole wait, neither hears the other.
-    patient = replace(SETTINGS, founding_wait_s=1.0)
+    patient = replace(SETTINGS, bootstrap_wait_s=1.0)
     one, two = await world.start("a", settings=patient), await rival.start("z", settings=patient)
     try:
         await until(lambda: (one.recorded and two.fatal) or (two.recorded and one.fatal))
@@ -162,10 +162,10 @@ async def test_a_founder_whose_questions_do_not_come_back_says_so(caplog: pytest
     world = World()
     world.hub.lose = lambda subject: subject == SUBJECTS.cluster()
     broker = await world.start("a")
-    # A process that stands still for half of `founding_wait_s` asks anew, and has another reason for a moment.
+    # A process that stands still for half of `bootstrap_wait_s` asks anew, and has another reason for a moment.
     why = f"founds no cluster yet: its questions on {SUBJECTS.cluster()} do not come back to it"
     await until(lambda: why in caplog.text)
-    await until(lambda: "do not come back" in broker.service.namespace.founding_obstacle)
+    await until(lambda: "do not come back" in broker.service.namespace.bootstrap_obstacle)
     await broker.service.close()
 
 
@@ -174,12 +174,12 @@ async def test_a_founder_that_gives_way_says_to_which_broker(caplog: pytest.LogC
     broker = await world.start("a")
     claim = pb.ClusterClaim(broker="z", life_id="z", candidate="other", decided=True).SerializeToString()
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         world.client.publish(SUBJECTS.cluster(), [claim])
         why = "founds no cluster yet: broker z is about to found a cluster in this namespace, too, and goes first"
         return why in caplog.text
 
-    await until(is_told)
+    await until(is_reported)
     await broker.service.close()
 
 
@@ -222,7 +222,7 @@ async def test_of_many_claims_the_rest_is_not_looked_into(monkeypatch: pytest.Mo
 
 async def test_a_founder_hears_a_cluster_that_is_asked_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespace, "MAX_QUESTIONS", 0)
-    patient = replace(SETTINGS, founding_wait_s=0.5)
+    patient = replace(SETTINGS, bootstrap_wait_s=0.5)
     async with running("b") as world:
         stranger = World()
         stranger.hub = world.hub
@@ -238,9 +238,9 @@ async def test_a_founder_in_a_flood_waits_and_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(namespace, "FLOOD", 20)
     world = World()
     flooding = asyncio.create_task(_flood(world))
-    broker = await world.start("a", settings=replace(SETTINGS, founding_wait_s=0.2))
+    broker = await world.start("a", settings=replace(SETTINGS, bootstrap_wait_s=0.2))
     try:
-        await until(lambda: "so much is sent" in broker.service.namespace.founding_obstacle)
+        await until(lambda: "so much is sent" in broker.service.namespace.bootstrap_obstacle)
         await asyncio.sleep(1.0)
         assert broker.service.cluster_id == ""
         flooding.cancel()
@@ -261,10 +261,10 @@ async def _flood(world: World) -> None:
 async def test_a_founder_looks_into_each_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespace, "MAX_CLAIMS", 0)
     world = World()
-    broker = await world.start("a", settings=replace(SETTINGS, founding_wait_s=1000.0))
+    broker = await world.start("a", settings=replace(SETTINGS, bootstrap_wait_s=1000.0))
     try:
         driver = broker.service._controller
-        await until(lambda: driver._context.core.founding is not None)
+        await until(lambda: driver._context.core.bootstrap is not None)
         driver.on_claim(pb.ClusterClaim(broker="x", life_id="x").SerializeToString(), None, unasked)
         own = pb.ClusterClaim(broker="a", life_id=driver._context.life_id).SerializeToString()
         asked: list[bool] = []

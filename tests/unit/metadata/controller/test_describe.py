@@ -41,10 +41,10 @@ def three() -> Cluster:
 def test_it_names_replicas_that_may_hold_more_and_from_which_offset_on() -> None:
     form = loss(three(), "c", c={"log_start_offset": 2, "log_end_offset": 10, "high_watermark": 9})
     assert form["others"] == [
-        {"broker": "a", "alive": False, "standing": "isr", "log_end_offset": None},
-        {"broker": "b", "alive": False, "standing": "eligible", "log_end_offset": None},
+        {"broker": "a", "alive": False, "state": "isr", "log_end_offset": None},
+        {"broker": "b", "alive": False, "state": "eligible", "log_end_offset": None},
     ]
-    assert (form["standing"], form["log_start_offset"], form["log_end_offset"]) == ("out of sync", 2, 10)
+    assert (form["state"], form["log_start_offset"], form["log_end_offset"]) == ("out of sync", 2, 10)
     assert (
         form["loss"] == "records from offset 10 on, which only a (isr, dead), b (eligible, dead) may hold, are given up"
     )

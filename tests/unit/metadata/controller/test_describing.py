@@ -224,7 +224,7 @@ async def test_a_broker_is_described_with_every_replica_that_it_holds() -> None:
         form = await world.api("broker.describe", broker="b")
         held = form.pop("held")
         assert form.keys() == listed.keys()
-        assert [(each["stream"], each["partition"], each["standing"]) for each in held] == [
+        assert [(each["stream"], each["partition"], each["state"]) for each in held] == [
             ("s", 0, "isr"),
             ("s", 1, "isr"),
         ]
@@ -233,7 +233,7 @@ async def test_a_broker_is_described_with_every_replica_that_it_holds() -> None:
         await world.brokers["c"].kill()
         await until(lambda: not world.brokers["a"].service.state.is_alive(BrokerId("c")))
         dead = await world.api("broker.describe", broker="c")
-        assert (dead["alive"], dead["counters"], [each["standing"] for each in dead["held"]]) == (
+        assert (dead["alive"], dead["counters"], [each["state"] for each in dead["held"]]) == (
             False,
             None,
             ["out of sync"] * 2,
@@ -245,16 +245,16 @@ async def test_a_broker_is_described_with_every_replica_that_it_holds() -> None:
 async def test_the_story_of_a_partition_is_that_of_each_replica() -> None:
     async with running("a", "b", "c") as world:
         await world.api("stream.create", **{**CREATE, "partitions": 2, "config": {"min_isr": "1"}})
-        form = await world.api("partition.story", stream="s", partition=1)
+        form = await world.api("partition.history", stream="s", partition=1)
         leader = world.view(1).leader
-        assert {(each["broker"], each["leads"], each["standing"]) for each in form["replicas"]} == {
+        assert {(each["broker"], each["leads"], each["state"]) for each in form["replicas"]} == {
             (broker, broker == leader, "isr") for broker in "abc"
         }
         told = {each["broker"]: each["events"] for each in form["replicas"]}
         assert told.pop(leader) == [LED]
         assert set(told.values()) == {None}, "the fakes of followers report nothing"
         with pytest.raises(TidelogError, match="stream s has no partition 2"):
-            await world.api("partition.story", stream="s", partition=2)
+            await world.api("partition.history", stream="s", partition=2)
 
 
 async def test_of_a_large_stream_a_broker_is_asked_about_those_partitions_alone_that_are_wanted(
@@ -266,14 +266,14 @@ async def test_of_a_large_stream_a_broker_is_asked_about_those_partitions_alone_
         report = Broker.stream_report
 
         def noted(
-            broker: Broker, name: StreamName, partitions: Collection[int], story_of: int | None
+            broker: Broker, name: StreamName, partitions: Collection[int], history_of: int | None
         ) -> Steps[StreamReport]:
             asked.append([*partitions])
-            return report(broker, name, partitions, story_of)
+            return report(broker, name, partitions, history_of)
 
         monkeypatch.setattr(Broker, "stream_report", noted)
-        story = await world.api("partition.story", stream="s", partition=7)
-        assert [len(replica["events"] or []) for replica in story["replicas"]] == [1, 0, 0]
+        history = await world.api("partition.history", stream="s", partition=7)
+        assert [len(replica["events"] or []) for replica in history["replicas"]] == [1, 0, 0]
         await world.api("stream.pause", name="s", partitions=[3, 4])
         assert asked == [[7]] * 3 + [[3, 4]] * 3
         asked.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.controller.leader_rebalancing import LONGEST_PAUSE_S, LOOK_INTERVAL_S, MAX_MOVES, Relief
+from metadata.controller.leader_rebalancing import LONGEST_PAUSE_S, LOOK_INTERVAL_S, MAX_MOVES, LeaderRebalancing
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.types import BrokerId, LeaderMove, Room
 
@@ -20,16 +20,16 @@ def cluster() -> Cluster:
 
 class Script:
     def __init__(self, cluster: Cluster) -> None:
-        self.relief = Relief(cluster.state)
+        self.rebalancing = LeaderRebalancing(cluster.state)
         self.now = 0.0
 
     def rooms(self, **rooms: Room) -> None:
         for broker, room in rooms.items():
-            self.relief.on_room(BrokerId(broker), room)
+            self.rebalancing.on_room(BrokerId(broker), room)
 
     def moves(self) -> list[LeaderMove]:
         self.now += LOOK_INTERVAL_S
-        return self.relief.due(self.now)
+        return self.rebalancing.due(self.now)
 
     def shown(self) -> list[str]:
         return [f"{move.key} {move.leader}>{move.target}" for move in self.moves()]
@@ -63,7 +63,7 @@ def test_a_move_is_not_asked_for_twice_and_a_failed_one_waits_longer_each_time(s
         pauses.append(script.now - ended_at)
         assert [move.target for move in moves] == ["c"]
         assert not [move for move in script.moves() if move.key.partition == 0]
-        script.relief.on_ended(moves[0], False, script.now)
+        script.rebalancing.on_ended(moves[0], False, script.now)
         ended_at = script.now
     assert [round(pause) for pause in pauses] == [0, 1, 2, 4, 8, 15, 15]
     assert pauses[-1] >= LONGEST_PAUSE_S
@@ -109,21 +109,21 @@ def test_a_few_at_a_time() -> None:
     moves = script.moves()
     assert len(moves) == MAX_MOVES
     assert {move.target for move in moves} == {"b", "c"}
-    script.relief.on_ended(moves[0], True, script.now)
+    script.rebalancing.on_ended(moves[0], True, script.now)
     assert len(script.moves()) == 1
 
 
 def test_another_controller_believes_nothing_that_was_heard_before(script: Script) -> None:
     script.rooms(a=FULL, b=AMPLE, c=AMPLE)
-    script.relief.clear()
+    script.rebalancing.clear()
     assert script.shown() == []
 
 
 def test_new_replicas_go_where_there_is_room_if_there_is_enough(script: Script) -> None:
     brokers = [BrokerId(name) for name in "abc"]
     script.rooms(a=FULL, b=AMPLE)
-    assert script.relief.with_room(brokers, 2) == ["b", "c"]
-    assert script.relief.with_room(brokers, 3) == ["a", "b", "c"]
+    assert script.rebalancing.with_room(brokers, 2) == ["b", "c"]
+    assert script.rebalancing.with_room(brokers, 3) == ["a", "b", "c"]
 
 
 @pytest.fixture
@@ -137,14 +137,14 @@ def vault() -> Script:
 
 
 def test_a_broker_without_the_key_leads_no_encrypted_stream(vault: Script) -> None:
-    vault.relief.on_master_key(BrokerId("a"), False)
-    vault.relief.on_master_key(BrokerId("b"), True)
+    vault.rebalancing.on_master_key(BrokerId("a"), False)
+    vault.rebalancing.on_master_key(BrokerId("b"), True)
     assert vault.shown() == ["vault/0 a>c"]
 
 
 def test_leaderships_of_encrypted_streams_go_to_brokers_with_a_key_only(vault: Script) -> None:
     for broker in ("a", "c"):
-        vault.relief.on_master_key(BrokerId(broker), False)
+        vault.rebalancing.on_master_key(BrokerId(broker), False)
     vault.rooms(b=FULL)
     # b has no room and a key: it may lead the partitions that a and c cannot, and gives nothing to them.
     assert vault.shown() == ["vault/0 a>b"]
@@ -152,19 +152,19 @@ def test_leaderships_of_encrypted_streams_go_to_brokers_with_a_key_only(vault: S
 
 def test_without_any_broker_with_a_key_everything_stays(vault: Script) -> None:
     for broker in ("a", "b", "c"):
-        vault.relief.on_master_key(BrokerId(broker), False)
+        vault.rebalancing.on_master_key(BrokerId(broker), False)
     assert vault.shown() == []
 
 
 def test_a_key_that_was_given_is_heard_of(vault: Script) -> None:
-    vault.relief.on_master_key(BrokerId("a"), False)
-    vault.relief.on_master_key(BrokerId("a"), True)
+    vault.rebalancing.on_master_key(BrokerId("a"), False)
+    vault.rebalancing.on_master_key(BrokerId("a"), True)
     assert vault.shown() == []
 
 
 def test_a_broker_whose_disk_hangs_gives_all_it_leads_to_brokers_that_take_records(script: Script) -> None:
     script.rooms(a=AMPLE, b=SHORT, c=FULL)
-    script.relief.on_disk(BrokerId("a"), True)
+    script.rebalancing.on_disk(BrokerId("a"), True)
     moves = script.moves()
     assert [(str(move.key), move.target, move.disk_hangs) for move in moves] == [
         ("s/0", "b", True),
@@ -174,21 +174,21 @@ def test_a_broker_whose_disk_hangs_gives_all_it_leads_to_brokers_that_take_recor
 
 def test_it_is_given_nothing_back_before_and_keeps_later_leaderships(script: Script) -> None:
     script.rooms(a=AMPLE, b=FULL, c=FULL)
-    script.relief.on_disk(BrokerId("a"), True)
+    script.rebalancing.on_disk(BrokerId("a"), True)
     assert script.shown() == []
-    script.relief.on_disk(BrokerId("a"), False)
+    script.rebalancing.on_disk(BrokerId("a"), False)
     assert script.shown() == ["s/1 b>a"]
 
 
 def test_with_all_disks_hanging_everything_stays(script: Script) -> None:
     script.rooms(a=AMPLE, b=AMPLE, c=AMPLE)
     for broker in "abc":
-        script.relief.on_disk(BrokerId(broker), True)
+        script.rebalancing.on_disk(BrokerId(broker), True)
     assert script.shown() == []
 
 
 def test_new_replicas_go_to_brokers_whose_disks_answer_if_there_are_enough(script: Script) -> None:
     brokers = [BrokerId(broker) for broker in "abc"]
-    script.relief.on_disk(BrokerId("a"), True)
-    assert script.relief.with_room(brokers, 2) == ["b", "c"]
-    assert script.relief.with_room(brokers, 3) == ["a", "b", "c"]
+    script.rebalancing.on_disk(BrokerId("a"), True)
+    assert script.rebalancing.with_room(brokers, 2) == ["b", "c"]
+    assert script.rebalancing.with_room(brokers, 3) == ["a", "b", "c"]

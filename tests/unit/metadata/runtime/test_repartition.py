@@ -13,7 +13,7 @@ from metadata.runtime.registration import Registration
 from tests.unit.metadata.brokers import CREATE, SETTINGS, SUBJECTS, running, until
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.errors import Code, TidelogError
-from wire.layouts import MAX_LAYOUTS, NOT_TOLD, KeyOrder, Layout
+from wire.layouts import MAX_LAYOUTS, NOT_REPORTED, KeyOrder, Layout
 from wire.operations.adoption_report import ADOPTION_LABEL, encode_label
 from wire.operations.partition_operations import MAX_LISTED
 from wire.types import BrokerId, Incarnation, Offset, PartitionState, RetiredReport, StreamName
@@ -64,7 +64,7 @@ async def test_it_is_over_when_clients_of_all_brokers_that_tell_have_applied_it(
         await world.api("stream.create", **CREATE)
         await world.api("stream.repartition", name="s", partitions=2)
         state = world.brokers["a"].service.state
-        await until(lambda: state.streams[NAME].layouts[-1].is_told)
+        await until(lambda: state.streams[NAME].layouts[-1].is_reported)
         marker = state.streams[NAME].repartition
         assert marker is not None
         labels[ADOPTION_LABEL] = encode_label({"s": marker.adoption_generation})
@@ -298,7 +298,7 @@ def test_a_loss_in_a_partition_that_left_long_ago_is_told_too() -> None:
     cluster.register("b")
     cluster.unclean("b", 4)
     stream = cluster.state.streams[NAME]
-    assert stream.layouts[-1].starts == (15, 25, 0, 40, NOT_TOLD)
+    assert stream.layouts[-1].starts == (15, 25, 0, 40, NOT_REPORTED)
     assert [number for number in (0, 1, 3, 4) if stream.view(number).awaits_cutover] == [4]
     assert not stream.awaits_sources(0)
     assert cluster.remove_retired(4).items == (Code.BAD_REQUEST,), "nobody could tell then"

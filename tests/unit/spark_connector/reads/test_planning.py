@@ -27,7 +27,7 @@ from spark_connector.reads.plans import (
 )
 from spark_connector.reads.read_options import Edge
 from wire.errors import Code, TidelogError
-from wire.layouts import NOT_TOLD, Layout
+from wire.layouts import NOT_REPORTED, Layout
 from wire.types import Incarnation, Offset, StreamName
 
 FLIGHTS = StreamName("flights")
@@ -207,7 +207,7 @@ class TestPartitionsThatWereLeftOver:
         assert carried_on(at(5, 99), now, fail_on_data_loss=True) == at(5)
 
     def test_one_whose_end_is_not_known_is_refused_or_left_out(self) -> None:
-        for layouts in ((), (TWO,), (ONE,), (TWO, replace(ONE, starts=(4, NOT_TOLD)))):
+        for layouts in ((), (TWO,), (ONE,), (TWO, replace(ONE, starts=(4, NOT_REPORTED)))):
             with pytest.raises(TidelogError, match="partition flights/1"):
                 carried_on(at(5, 100), left_over(*layouts), fail_on_data_loss=True)
             assert carried_on(at(5, 100), left_over(*layouts), fail_on_data_loss=False) == at(5)

@@ -248,9 +248,9 @@ def test_the_cluster_status_counts_one_thing_in_the_singular(capsys: pytest.Capt
 def test_a_broker_is_shown_with_the_partitions_that_cannot_do_without_it(capsys: pytest.CaptureFixture[str]) -> None:
     from tidelog.cli.administration.broker import _show
 
-    def held(partition: int, standing: str, isr: str, min_isr: int) -> dict[str, Any]:
+    def held(partition: int, state: str, isr: str, min_isr: int) -> dict[str, Any]:
         return {
-            "stream": "s", "partition": partition, "leads": partition == 0, "standing": standing, "isr": isr.split(),
+            "stream": "s", "partition": partition, "leads": partition == 0, "state": state, "isr": isr.split(),
             "min_isr": min_isr, "bytes_on_disk": 1000 * partition if partition < 4 else None,
         }  # fmt: skip
 

@@ -22,7 +22,7 @@ from tidelog.client.client import Client
 from wire.batch import BatchBuilder, BatchHeader, EncodedBatch, RecordBatch
 from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
-from wire.layouts import NOT_TOLD
+from wire.layouts import NOT_REPORTED
 from wire.messaging.transport import Message
 from wire.operations.api_operations import OPERATIONS, StreamDescription
 from wire.partition_messages.append import decode_append
@@ -160,7 +160,7 @@ class FakeBroker:
         stream = self.streams[name]
         generation = stream["routing_generation"] = stream["routing_generation"] + 100
         there = [entry["partition"] for entry in stream["partitions"]]
-        starts = [self.logs[name, number].end if told else NOT_TOLD for number in there]
+        starts = [self.logs[name, number].end if told else NOT_REPORTED for number in there]
         stream["partitioning_version"] += 1
         layout = {"version": stream["partitioning_version"], "partitions": partitions, "generation": generation}
         stream["layouts"] = [*stream["layouts"], {**layout, "starts": starts}]

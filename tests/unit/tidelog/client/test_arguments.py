@@ -74,13 +74,13 @@ async def test_connect(name: str, values: list[Any], said: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "create_stream", "alter_stream", "delete_stream", "describe", "move_leader", "elect_unclean", "partition_story",
+        "create_stream", "alter_stream", "delete_stream", "describe", "move_leader", "elect_unclean", "partition_history",
         "metadata", "producer", "consume", "offsets", "fetch_batches",
     ],
 )  # fmt: skip
 async def test_the_name_of_a_stream(client: Client, call: str) -> None:
     rest = {
-        "move_leader": (0, "b1"), "elect_unclean": (0, "b1"), "partition_story": (0,), "offsets": ("latest",),
+        "move_leader": (0, "b1"), "elect_unclean": (0, "b1"), "partition_history": (0,), "offsets": ("latest",),
         "fetch_batches": (0, 0, 1),
     }  # fmt: skip
     for value in TEXTS:
@@ -111,7 +111,7 @@ async def test_the_name_of_a_stream(client: Client, call: str) -> None:
         ("move_leader", {"stream": "s", "partition": "0", "broker": "b1"}, 'partition is "0", not a whole number'),
         ("move_leader", {"stream": "s", "partition": 0, "broker": 1}, "broker is 1, not a text"),
         ("elect_unclean", {"stream": "s", "partition": 0, "broker": "b1", "accept_loss": "no"}, 'accept_loss is "no"'),
-        ("partition_story", {"stream": "s", "partition": None}, "partition is null, not a whole number"),
+        ("partition_history", {"stream": "s", "partition": None}, "partition is null, not a whole number"),
         ("describe_broker", {"broker": b"b1"}, "broker is \"b'b1'\", not a text"),
         ("offsets", {"stream": "s", "which": None}, "which=None (NoneType) is no point in time"),
         ("offsets", {"stream": "s", "which": b"latest"}, "which=b'latest' (bytes) is no point in time"),

@@ -48,7 +48,7 @@ def test_an_answered_act() -> None:
         "code": None,
         "message": None,
         "controller": "b1",
-        "office": 3,
+        "controller_epoch": 3,
         "nats": None,
         "claimed": "anna@host tidelog",
         "connection": "_INBOX.abc",

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.upkeep import hw_checkpoints
-from dataplane.broker.upkeep.hw_checkpoints import HighWatermarkCheckpoints, Owed
+from dataplane.broker.upkeep.hw_checkpoints import CheckpointDue, HighWatermarkCheckpoints
 from dataplane.log.storage.group_commit import Syncable, SyncScheduler
 from dataplane.log.storage.manifest import Committed, Manifest
 from tests.simulation.disk import SimDisk
@@ -37,8 +37,8 @@ class FakeReplica:
         self.written = asyncio.Event()
 
     @property
-    def owed(self) -> Owed:
-        return Owed.HIGH_WATERMARK
+    def owed(self) -> CheckpointDue:
+        return CheckpointDue.HIGH_WATERMARK
 
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
         assert not syncs_only
@@ -53,7 +53,7 @@ class BrokenReplica(FakeReplica):
     asked = 0
 
     @property
-    def owed(self) -> Owed:
+    def owed(self) -> CheckpointDue:
         self.asked += 1
         raise ValueError("a bug")
 
@@ -120,18 +120,18 @@ async def test_a_checkpoint_that_hangs_is_not_asked_for_again_and_keeps_none_fro
 class CountedReplica(FakeReplica):
     """It is written to all the time."""
 
-    def __init__(self, number: int, owes: Owed) -> None:
+    def __init__(self, number: int, owes: CheckpointDue) -> None:
         super().__init__(number)
         self._owes = owes
         self.synced = 0
         self.high_watermarks = 0
 
     @property
-    def owed(self) -> Owed:
+    def owed(self) -> CheckpointDue:
         return self._owes
 
     def keep_checkpoint(self, *, syncs_only: bool) -> Offset:
-        self.synced += self._owes is Owed.SYNC
+        self.synced += self._owes is CheckpointDue.SYNC
         self.high_watermarks += not syncs_only
         return Offset(5)
 
@@ -145,8 +145,11 @@ class Scheduler:
 
 def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hw_checkpoints, "HIGH_WATERMARKS", 2)
-    logs = [CountedReplica(number, Owed.SYNC if number % 2 else Owed.HIGH_WATERMARK) for number in range(6)]
-    idle = CountedReplica(6, Owed.NOTHING)
+    logs = [
+        CountedReplica(number, CheckpointDue.SYNC if number % 2 else CheckpointDue.HIGH_WATERMARK)
+        for number in range(6)
+    ]
+    idle = CountedReplica(6, CheckpointDue.NOTHING)
     replicas = {replica.key: replica for replica in (*logs, idle)}
     checkpoints = HighWatermarkCheckpoints(
         cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()
@@ -160,7 +163,7 @@ def test_of_many_logs_some_get_their_turn_each_time_and_syncs_do_not_wait(monkey
 
 
 def test_no_log_waits_longer_than_ten_rounds() -> None:
-    logs = [CountedReplica(number, Owed.HIGH_WATERMARK) for number in range(1000)]
+    logs = [CountedReplica(number, CheckpointDue.HIGH_WATERMARK) for number in range(1000)]
     replicas = {replica.key: replica for replica in logs}
     checkpoints = HighWatermarkCheckpoints(
         cast(Any, SimpleNamespace(checkpoints=Scheduler())), cast(Any, replicas), manifest()

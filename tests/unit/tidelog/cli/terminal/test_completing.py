@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     "line",
     [
         "tidelog publish fl", "tidelog subscribe orders fl", "tidelog stream describe fl", "tidelog stream delete fl",
-        "tidelog offsets fl", "tidelog partition story fl", "tidelog stream copy fl", "tidelog audit --stream fl",
+        "tidelog offsets fl", "tidelog partition history fl", "tidelog stream copy fl", "tidelog audit --stream fl",
         "tidelog group reset billing --stream fl", "tidelog transaction list --stream fl", "tidelog stream pause fl",
         "tidelog stream repartition status fl", "tidelog activity --stream fl",
     ],

@@ -62,16 +62,16 @@ async def test_new_partitions_are_read_from_their_beginning_while_it_runs(cluste
         assert consumer.waiting == {}
 
 
-@pytest.mark.parametrize(("on_gap", "is_told"), [(None, False), ("skip", False), ("raise", True)])
+@pytest.mark.parametrize(("on_gap", "is_reported"), [(None, False), ("skip", False), ("raise", True)])
 async def test_what_was_removed_of_a_new_partition_before_it_was_read_is_missed(
-    cluster: Cluster, on_gap: Literal["raise", "skip"] | None, is_told: bool
+    cluster: Cluster, on_gap: Literal["raise", "skip"] | None, is_reported: bool
 ) -> None:
     _, broker, client = cluster
     async with client.consume("three", start={0: 0, 1: 0, 2: 0}, on_gap=on_gap) as consumer:
         broker.repartition("three", 4)
         seed(broker, 3, 5)
         broker.logs["three", 3].start = 3
-        if is_told:
+        if is_reported:
             with pytest.raises(OffsetOutOfRange, match="offset 0 of three/3 is below the start of its log, 3"):
                 await consumer.getone(timeout=5)
         else:
@@ -301,9 +301,9 @@ async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster)
         assert await take(consumer, 3) == [(2, 2), (2, 3), (2, 4)]
 
 
-@pytest.mark.parametrize(("on_gap", "is_told"), [(None, False), ("raise", True)])
+@pytest.mark.parametrize(("on_gap", "is_reported"), [(None, False), ("raise", True)])
 async def test_a_partition_that_was_said_to_be_gone_keeps_what_is_done_about_gaps(
-    cluster: Cluster, on_gap: Literal["raise"] | None, is_told: bool
+    cluster: Cluster, on_gap: Literal["raise"] | None, is_reported: bool
 ) -> None:
     _, broker, client = cluster
     broker.repartition("three", 2)
@@ -318,7 +318,7 @@ async def test_a_partition_that_was_said_to_be_gone_keeps_what_is_done_about_gap
         broker.logs["three", 2].start = 4
         partitions.append(gone)
         broker.streams["three"]["routing_generation"] += 1
-        if is_told:
+        if is_reported:
             with pytest.raises(OffsetOutOfRange, match="offset 2 of three/2 is below the start of its log, 4"):
                 await consumer.getone(timeout=5)
         else:

@@ -19,9 +19,9 @@ def description(streams: list[str], committed: dict[tuple[str, int], int]) -> di
     return {"details": [], "offsets": offsets, "streams": streams}
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 async def test_partitions_of_which_nothing_is_committed_are_listed(
-    monkeypatch: pytest.MonkeyPatch, is_told: bool
+    monkeypatch: pytest.MonkeyPatch, is_reported: bool
 ) -> None:
     """Of a stream of which something is committed, and of one that is subscribed to; also where no leader tells an end.
     Patterns, and streams that are not there, have none."""
@@ -37,10 +37,10 @@ async def test_partitions_of_which_nothing_is_committed_are_listed(
             raise TidelogError(Code.UNAVAILABLE, "no leader")
 
         monkeypatch.setattr(client._groups, "_describe", describe)
-        if not is_told:
+        if not is_reported:
             monkeypatch.setattr(client._groups, "_offsets", no_leader)
         progress = (await client.describe_group("g"))["progress"]
-        end, lag = (10, 0) if is_told else (None, None)
+        end, lag = (10, 0) if is_reported else (None, None)
         assert [
             (entry["stream"], entry["partition"], entry["committed"], entry["end"], entry["lag"]) for entry in progress
         ] == [("s", 0, None, end, None), ("s", 1, 10, end, lag), ("t", 0, None, end, None), ("t", 1, None, end, None)]

@@ -136,7 +136,7 @@ def test_a_refused_ticket_is_asked_for_again() -> None:
 def test_a_partition_whose_sequence_is_broken_ends_the_transaction() -> None:
     machine, _ = with_s0()
     assert isinstance(dropped(machine.on_wanted(S0)), TransactionAborted)
-    assert machine.state is State.DOOMED
+    assert machine.state is State.ABORT_ONLY
 
 
 def test_too_few_tickets_doom_it() -> None:
@@ -197,14 +197,14 @@ def test_an_add_that_was_not_answered_has_to_be_aborted() -> None:
 
 def test_a_record_that_fails_before_and_behind_commit() -> None:
     machine, _ = with_s0()
-    dropped(machine.doom(refused(Code.READONLY)))
-    assert machine.doom(refused(Code.NO_SPACE)) == [], "the first failure counts"
+    dropped(machine.require_abort(refused(Code.READONLY)))
+    assert machine.require_abort(refused(Code.NO_SPACE)) == [], "the first failure counts"
     assert machine.on_written() == []
     assert machine.commit() == [SendEnd(FIRST, False)]
     assert "READONLY" in str(machine.failure)
     machine, _ = with_s0()
     machine.commit()
-    effects = machine.doom(refused(Code.READONLY))
+    effects = machine.require_abort(refused(Code.READONLY))
     assert effects[-1] == SendEnd(FIRST, False), "it is aborted at once, for commit was called"
     assert machine.on_written() == []
 

@@ -1,7 +1,7 @@
 """The last events of a replica, for finding out how a partition came into its state.
 
 Only transitions and rare events are told (a role begins, the ISR changes, a log is cut, a disk fills), never a record
-or a batch. A story belongs to a replica and goes on from one role to the next.
+or a batch. A history belongs to a replica and goes on from one role to the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LENGTH: Final = 50
 """Events that are kept; the oldest ones go."""
 
 
-class StoryEvent(NamedTuple):
+class HistoryEvent(NamedTuple):
     at: float
     """Monotonic seconds; the last time, if it was repeated."""
     event: str
@@ -21,21 +21,21 @@ class StoryEvent(NamedTuple):
     """How often it happened, with no other event in between."""
 
 
-class Story:
+class History:
     __slots__ = ("_events",)
 
     def __init__(self) -> None:
-        self._events: deque[StoryEvent] = deque(maxlen=LENGTH)
+        self._events: deque[HistoryEvent] = deque(maxlen=LENGTH)
 
     def tell(self, event: str, now: float) -> None:
         newest = self._events[-1] if self._events else None
         if newest is not None and newest.event == event:
-            self._events[-1] = StoryEvent(now, event, newest.times + 1)
+            self._events[-1] = HistoryEvent(now, event, newest.times + 1)
         else:
-            self._events.append(StoryEvent(now, event))
+            self._events.append(HistoryEvent(now, event))
 
     @property
-    def events(self) -> tuple[StoryEvent, ...]:
+    def events(self) -> tuple[HistoryEvent, ...]:
         """Oldest first."""
         return tuple(self._events)
 
