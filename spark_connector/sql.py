@@ -25,7 +25,7 @@ def register(
     """Make a temporary view of each stream, with the stream's name behind `prefix`, and return the names of the views.
     Views of that name are replaced.
 
-    A view reads what was committed when it was made: call it again to see more. `streams`: these alone; None: all that
+    A view reads records committed when it was made: call it again to see more. `streams`: only these; None: all that
     the login may list. `options`: of `spark.read.format("tidelog")`, such as `servers`, without those that name any.
     A name with a dash needs backticks in SQL.
 

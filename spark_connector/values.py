@@ -11,9 +11,9 @@ The schemas of the wire format are in a compacted stream (`Schemas.read`). Ids v
 is decoded by the schema that it was written with, and becomes a row of one schema, the reader's. JSON and Protobuf need
 the reader's schema alone.
 
-A null value, a tombstone, gives null. What cannot be decoded fails the query, or with `mode="PERMISSIVE"` gives null;
-a value that is not in the wire format, or has an unknown id, fails it in any case. `from_avro` and `from_protobuf` need
-modules of Spark that PySpark does not bring, and are refused where those are missing, before a job runs.
+A null value, a tombstone, gives null. A value that cannot be decoded fails the query, or with `mode="PERMISSIVE"` gives
+null; one that is not in the wire format, or has an unknown id, fails it in any case. `from_avro` and `from_protobuf`
+need modules of Spark that PySpark does not bring, and are refused where those are missing, before a job runs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """What a schema stream held when it was read, by id. A schema that comes later is unknown to the query."""
+    """The content of a schema stream when it was read, by id. A schema that comes later is unknown to the query."""
 
     stream: str
     by_id: Mapping[int, Schema]
@@ -92,7 +92,8 @@ class Schemas:
         return cls(stream, {schema.id: schema for schema in newest.values() if schema is not None})
 
     def newest(self, subject: str) -> Schema:
-        """The highest version of a subject that was not deleted. Raises TidelogError(BAD_CONFIG) if there is none."""
+        """Returns the highest version of a subject that was not deleted. Raises TidelogError(BAD_CONFIG) if there is
+        none."""
         versions = [schema for schema in self.by_id.values() if schema.subject == subject and not schema.is_deleted]
         if not versions:
             known = ", ".join(sorted({schema.subject for schema in self.by_id.values()})) or "none"
@@ -100,7 +101,8 @@ class Schemas:
         return max(versions, key=lambda schema: schema.version)
 
     def of_kind(self, kind: str, subject: str | None) -> list[Schema]:
-        """All of a kind, of one subject or of all. Raises TidelogError(BAD_CONFIG) if there are none, or too many."""
+        """Returns all of a kind, of one subject or of all. Raises TidelogError(BAD_CONFIG) if there are none, or too
+        many."""
         found = [schema for schema in self.by_id.values() if schema.kind == kind and subject in (None, schema.subject)]
         about = f"schema stream {self.stream}" + ("" if subject is None else f", subject {subject!r}")
         if not found:
@@ -140,7 +142,7 @@ def from_avro(
 
     With `schemas` the value is in the wire format, and was written with one of the Avro schemas there (of `subject`, if
     it is given). The column's type is that of `schema`, or else of the subject's newest schema; Avro's rules of schema
-    resolution say what becomes of older and newer values.
+    resolution decide about older and newer values.
     Raises TidelogError(BAD_CONFIG) when Spark has no module for Avro, or an argument will not do.
     """
     if schema is None and (schemas is None or subject is None):
@@ -215,7 +217,8 @@ def by_id(value: Column | str, schemas: Schemas, decoded: Mapping[int, Column]) 
 
 
 def require_module(name: Literal["avro", "protobuf"]) -> None:
-    """Raises TidelogError(BAD_CONFIG), with what to add, when the Spark of the active session cannot decode these."""
+    """Raises TidelogError(BAD_CONFIG), with the remedy, when the Spark of the active session cannot decode this
+    format."""
     spark = _session()
     try:
         _ = spark.sql(_MODULES[name]).schema
@@ -229,7 +232,7 @@ def require_module(name: Literal["avro", "protobuf"]) -> None:
 
 
 def _session() -> Any:
-    """The active one; that of Spark Connect is of another type."""
+    """Returns the active session; that of Spark Connect is of another type."""
     if is_remote():
         from pyspark.sql.connect.session import SparkSession as RemoteSession
 
@@ -238,7 +241,7 @@ def _session() -> Any:
 
 
 def _after_header(column: Column, size: int) -> Column:
-    """What follows the header; the check of the header comes first."""
+    """Returns the bytes behind the header, after checking the header."""
     return f.when(schema_id(column).isNotNull(), f.substring(column, size + 1, 1 << 30))
 
 
@@ -258,7 +261,7 @@ def _after_indexes(column: Column, indexes: tuple[int, ...], message: str) -> Co
 
 
 def _zigzag(number: int) -> bytes:
-    """A number from 0 up as a zigzag varint."""
+    """Encodes a number from 0 up as a zigzag varint."""
     left, encoded = number << 1, bytearray()
     while left > 0x7F:
         encoded.append(left & 0x7F | 0x80)
@@ -268,7 +271,7 @@ def _zigzag(number: int) -> bytes:
 
 
 def _message_indexes(descriptor: bytes, message: str) -> tuple[int, ...]:
-    """Where the message is in its file: index at the top, then in each message around it."""
+    """Returns the place of the message in its file: index at the top, then in each enclosing message."""
     files = FileDescriptorSet()
     try:
         files.ParseFromString(descriptor)
@@ -292,7 +295,7 @@ def _message_indexes(descriptor: bytes, message: str) -> tuple[int, ...]:
 
 
 def _schema(stream: str, value: bytes) -> Schema | None:
-    """None of an entry that is no schema."""
+    """Returns the schema; None for an entry that is no schema."""
     try:
         found = json.loads(value)
         if "id" not in found:

@@ -35,7 +35,7 @@ class DurabilityKind(Enum):
 DEFAULT_REPLICAS = 3
 """The replicas of each partition of a stream that is created without a number; fewer in a cluster of fewer brokers."""
 MAX_REPLICAS = 16
-"""More replicas than this no partition has."""
+"""Limit of the replicas of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Durability:
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """As users spell it: `durable`, `replica_durable:2`. Raises ValueError with a sentence."""
+        """Reads a level as users spell it: `durable`, `replica_durable:2`. Raises ValueError with a sentence."""
         name, colon, number = text.strip().lower().partition(":")
         kinds = {kind.value: kind for kind in DurabilityKind}
         kind = kinds.get(name)
@@ -82,21 +82,21 @@ class Durability:
 
     @property
     def is_synced(self) -> bool:
-        """A copy counts once it is synced; else once it is in the page cache."""
+        """Whether a copy counts once it is synced; else once it is in the page cache."""
         return self.kind not in (DurabilityKind.ACCEPTED, DurabilityKind.REPLICA_ACCEPTED)
 
     @property
     def is_local(self) -> bool:
-        """The leader's own copy is enough."""
+        """Whether the leader's own copy is enough."""
         return self.kind is DurabilityKind.LOCAL_DURABLE
 
     @property
     def has_floor(self) -> bool:
-        """It says how many members the ISR must have."""
+        """Whether the level fixes the number of members that the ISR must have."""
         return self.kind.takes_number or self.kind is DurabilityKind.MAJORITY_DURABLE
 
     def in_sync_floor(self, replication_factor: int) -> int:
-        """Members that the ISR must have for it; 0: as many as the stream's min ISR says."""
+        """Returns the members that the ISR must have; 0: as many as the stream's min ISR."""
         if self.kind is DurabilityKind.MAJORITY_DURABLE:
             return replication_factor // 2 + 1
         return self.replicas

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 MOST_ECHOED = 200
-"""Characters of a value that a sentence or a log line shows."""
+"""Limit of the characters of a value that a sentence or a log line shows."""
 
 
 def echo(value: object) -> str:
-    """The value as `repr` spells it, control characters escaped; cut after MOST_ECHOED characters."""
+    """Returns the value as `repr` spells it, control characters escaped; cut after MOST_ECHOED characters."""
     if isinstance(value, (str, bytes)):
         value = value[: MOST_ECHOED + 1]
     try:
@@ -20,7 +20,7 @@ def echo(value: object) -> str:
 
 
 def one_line(text: str, most: int = MOST_ECHOED) -> str:
-    """A text that is shown without quotes: control characters are escaped, and it is cut after `most` characters."""
+    """Returns a text to show without quotes: control characters are escaped, and it is cut after `most` characters."""
     cut = text if len(text) <= most else f"{text[:most]}…"
     if cut.isprintable():
         return cut

@@ -23,18 +23,18 @@ class Detail(Generic[_T]):
     name: str
     help: str
     values: str
-    """In words."""
+    """The possible values, in words."""
     encode: Callable[[_T], str]
     decode: Callable[[str], _T | None]
-    """None for a text that stands for no value."""
+    """Returns None for a text that stands for no value."""
 
     def of(self, value: _T) -> tuple[str, str]:
-        """An entry of an error's details."""
+        """Returns an entry of an error's details."""
         return self.name, self.encode(value)
 
 
 def whole_number(text: str) -> int | None:
-    """From 0 to 2**63 - 1, in ASCII digits; None for anything else that a peer may have sent."""
+    """Reads a number from 0 to 2**63 - 1, in ASCII digits; None for any other text that a peer may have sent."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         return None
     number = int(text)
@@ -83,9 +83,9 @@ SIZE = _number("size", "bytes of the message that was too large")
 VERSION = _number("version", "the partitioning version of the stream")
 
 ADDED_BY_CLIENTS: tuple[Detail[Any], ...] = (OUTCOME, REPEATED)
-"""By a client, to the errors of its calls, whatever their codes are; they do not travel."""
+"""Details that a client adds to the errors of its calls, whatever their codes are; they do not travel."""
 
 
 def declared_details() -> list[Detail[Any]]:
-    """All of this module, in its order."""
+    """Returns all details of this module, in its order."""
     return [found for found in globals().values() if isinstance(found, Detail)]

@@ -40,14 +40,14 @@ MESSAGE_HEADER = "Tidelog-Message"
 DETAIL_PREFIX = "Tidelog-"
 MAX_HEADER_CHARACTERS = 2000
 MAX_MESSAGE_CHARACTERS = 8000
-"""Characters of the sentence of an error in JSON."""
+"""Limit of the sentence of an error in JSON."""
 CLUSTER_HEADER = "Tidelog-Cluster"
-"""Id of the cluster that answers, on every answer of the API; on a request: of the cluster that is to answer."""
+"""Id of the cluster that answers, on every answer of the API; on a request: of the cluster that should answer."""
 _NO_DETAILS = (ERROR_HEADER, MESSAGE_HEADER, CLUSTER_HEADER)
 
 
 MOST_RETRY_AFTER = 10.0
-"""Seconds. Brokers ask for some ms; a longer pause is none that a broker asked for."""
+"""Seconds. Brokers ask for some ms; a longer pause does not come from a broker."""
 
 
 class Entry(NamedTuple):
@@ -169,28 +169,28 @@ class TidelogError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """It passes by itself, so the same request may be sent again."""
+        """Whether the fault passes by itself, so that the same request may be sent again."""
         return self.code.retriable
 
     def detail(self, wanted: Detail[_T]) -> _T | None:
-        """None when there is none, or when a peer sent something else."""
+        """Returns the detail; None when there is none, or when a peer sent something else."""
         text = self.details.get(wanted.name)
         return None if text is None else wanted.decode(text)
 
     def with_details(self, *added: tuple[str, str]) -> Self:
-        """The same error with more details."""
+        """Returns the same error with more details."""
         return type(self)(self.code, self.message, [*self.details.items(), *added])
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the sender asks to wait before the next attempt, MOST_RETRY_AFTER at most; None: it does not
-        say."""
+        """Seconds that the sender asks to wait before the next attempt, MOST_RETRY_AFTER at most; None: it asks for
+        none."""
         wait_ms = self.detail(RETRY_AFTER_MS)
         return None if wait_ms is None else min(wait_ms / 1000, MOST_RETRY_AFTER)
 
     def to_headers(self) -> dict[str, str]:
-        """NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and texts
-        longer than MAX_HEADER_CHARACTERS are cut: a refusal fits any message."""
+        """Returns NATS headers; detail `log_start` becomes `Tidelog-Log-Start`. Line breaks in texts become blanks, and
+        texts longer than MAX_HEADER_CHARACTERS are cut: a refusal fits any message."""
         headers = {ERROR_HEADER: self.code.name, MESSAGE_HEADER: _one_line(self.message)}
         for name, value in self.details.items():
             headers[DETAIL_PREFIX + "-".join(part.capitalize() for part in name.split("_"))] = _one_line(value)
@@ -198,7 +198,7 @@ class TidelogError(Exception):
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str] | None) -> TidelogError | None:
-        """The error that an answer carries, None for a success. An unknown code (of a newer broker) reads as
+        """Returns the error that an answer carries, None for a success. An unknown code (of a newer broker) reads as
         INTERNAL."""
         if not headers or ERROR_HEADER not in headers:
             return None
@@ -213,7 +213,7 @@ class TidelogError(Exception):
         return cls(code, message, details) if code else cls(Code.INTERNAL, f"{name}: {message}", details)
 
     def to_json(self) -> ErrorForm:
-        """As answers of the API carry it."""
+        """Returns the form in which answers of the API carry it."""
         return {
             "code": self.code.name,
             "message": self.message[:MAX_MESSAGE_CHARACTERS],
@@ -223,7 +223,7 @@ class TidelogError(Exception):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TidelogError:
-        """What `to_json` has made; an unknown code reads as INTERNAL."""
+        """Reads the form that `to_json` makes; an unknown code reads as INTERNAL."""
         code = Code.__members__.get(str(value.get("code")), Code.INTERNAL)
         details = value.get("details")
         texts = {str(key): str(text) for key, text in details.items()} if isinstance(details, Mapping) else {}
@@ -234,7 +234,7 @@ class TidelogError(Exception):
 # reads, producers, witnesses, probes and commands in flight, publishes above a quota.
 # Hazard: A stranger, or a burst, that takes up a broker's memory or time.
 def limit_reached(limit: str, sentence: str) -> TidelogError:
-    """`limit`: its name in docs/reference.md."""
+    """Returns a LIMIT_REACHED error. `limit`: its name in docs/reference.md."""
     return TidelogError(Code.LIMIT_REACHED, sentence, [LIMIT.of(limit)])
 
 

@@ -1,14 +1,15 @@
-"""Tidelog's own streams: what the brokers keep in a log rather than in the metadata group.
+"""Tidelog's own streams: data that brokers keep in a log rather than in the metadata group.
 
 Each is declared once, here. Its name begins with `__`, which no new stream of a user may. Its subject is
-`<ns>.<name>`, which no user's stream could ever have, and by which `is_internal` tells it from a user's stream of that
-name: versions without internal streams took names with the prefix. Beyond that it is a stream as all are: placed,
+`<ns>.<name>`, which no user's stream could ever have, and by which `is_internal` distinguishes it from a user's stream
+of that name: versions without internal streams took names with the prefix. Beyond that it is a stream as all are:
+placed, replicated, moved and repaired by the same code, and read by consumers. The differences:
 replicated, moved and repaired by the same code, and read by consumers. The differences:
 
 - the controller creates it when it is first needed; nobody alters or deletes it, and lists of streams leave it out
   unless they are asked for it;
 - its leader takes records from brokers alone, on `<ns>.<stream>.<partition>.write`: it listens neither on a subject for
-  plain publishes nor on `.append`; and it tells them its last committed batch, on `.last`;
+  plain publishes nor on `.append`; and it gives them its last committed batch, on `.last`;
 - its settings are those of its entry: of the cluster's defaults it takes `encryption` only.
 
 To add one: an entry here, and the code that writes it: `tidelog.server.audit.internal_writer`, or a coordinator
@@ -27,7 +28,7 @@ from wire.types import PartitionKey
 PREFIX = "__"
 _DAY_MS = 24 * 3_600_000
 _INHERITED = ("encryption",)
-"""Settings with the cluster's default, if it has one."""
+"""Settings that take the cluster's default, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class InternalStream:
 
     @property
     def config(self) -> dict[str, str]:
-        """As texts, for its creation."""
+        """The settings as texts, for its creation."""
         return {key: text for key, text in self.settings.to_strings().items() if key not in _INHERITED}
 
 
@@ -90,7 +91,7 @@ where an id belongs."""
 INTERNAL_STREAMS: Mapping[str, InternalStream] = {
     stream.name: stream for stream in (AUDIT, ACTIVITY, GROUPS, TRANSACTIONS)
 }
-"""By name."""
+"""Internal streams by name."""
 
 
 def is_reserved(name: str) -> bool:
@@ -99,7 +100,7 @@ def is_reserved(name: str) -> bool:
 
 
 def is_internal(name: str, subject: str, subjects: Subjects) -> bool:
-    """Whether a stream is one of them. `subject`: the stream's; `subjects`: of the cluster."""
+    """Whether a stream is an internal one. `subject`: the stream's; `subjects`: of the cluster."""
     return name in INTERNAL_STREAMS and subject == subjects.internal(name)
 
 

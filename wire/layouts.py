@@ -8,9 +8,9 @@ CUTOVER, and records of the new layout follow:
                                 partition 2   |------- 2 ------
 
 A key is in partition hash mod n of a layout of n partitions. So records of one key that are in partition q of a layout
-of m partitions go on in a partition p of the next one, of n, where q = p modulo gcd(m, n). Who wants the records of
-each key in their order reads a partition p beyond the start of a layout only when all that the layout before it has in
-those partitions q was read (`KeyOrder`). Where n is a multiple of m, that is p mod m alone.
+of m partitions go on in a partition p of the next one, of n, where q = p modulo gcd(m, n). A reader that wants the
+records of each key in order reads a partition p beyond the start of a layout only when it has read all records of the
+layout before it in those partitions q (`KeyOrder`). Where n is a multiple of m, that is p mod m alone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from wire.echo import echo
 from wire.errors import Code, TidelogError
 
 MAX_PARTITIONS: Final = 10_000
-"""Per stream; a stream is created by one Raft command of bounded size."""
+"""Limit per stream; a stream is created by one Raft command of bounded size."""
 DEFAULT_PARTITIONER: Final = "crc32c"
 PARTITIONERS: Final = (DEFAULT_PARTITIONER, "murmur2")
-"""Names of the hashes of keys, of which a stream has one for its life: CRC-32C, and MurmurHash2 as Kafka's Java clients
+"""Names of the hashes of keys, of which a stream has one for good: CRC-32C, and MurmurHash2 as Kafka's Java clients
 use it. `tidelog.client.producer.partitioner` computes them."""
 NOT_REPORTED: Final = -1
-"""In place of an offset: the leader of that partition has not reported yet where the layout before ends."""
+"""Stands for an unknown offset: the leader of that partition has not reported yet where the layout before ends."""
 MAX_LAYOUTS: Final = 32
-"""Layouts of a stream, the newest; older ones are forgotten."""
+"""Limit of the layouts that a stream keeps; older ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Layout:
     partitions: int
     """Keys are spread over partitions 0 to here, exclusive."""
     generation: int = 0
-    """The generation of the command that began it; 0: the stream's first."""
+    """The generation of the command that began it; 0: the stream's first layout."""
     starts: tuple[int, ...] = ()
-    """By partition, the offset at which it begins there, or where the layout before it ends in partitions that it does
+    """The offset at which it begins in each partition, or where the layout before it ends in partitions that it does
     not have; NOT_REPORTED. Partitions beyond these have no records of earlier layouts."""
 
     def start(self, partition: int) -> int:
@@ -52,18 +52,18 @@ class Layout:
 
     @property
     def is_reported(self) -> bool:
-        """All cutovers are known."""
+        """Whether all cutovers are known."""
         return NOT_REPORTED not in self.starts
 
 
 def check_partition_count(partitions: int) -> None:
-    """Whether a stream can have so many. Raises TidelogError(BAD_CONFIG)."""
+    """Checks that a stream can have so many partitions. Raises TidelogError(BAD_CONFIG)."""
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise TidelogError(Code.BAD_CONFIG, f"partitions={partitions} is outside 1 to {MAX_PARTITIONS}")
 
 
 def check_partitioner(name: str) -> None:
-    """Whether a stream can have it. Raises TidelogError(BAD_CONFIG)."""
+    """Checks that a stream can have this partitioner. Raises TidelogError(BAD_CONFIG)."""
     if name not in PARTITIONERS:
         raise TidelogError(
             Code.BAD_CONFIG,
@@ -79,8 +79,8 @@ def sources(partition: int, before: int, after: int) -> range:
 
 
 def takes_in_place(layouts: Sequence[Layout], partition: int) -> int | None:
-    """The partition that takes what is published to this one by a client that chooses partitions by itself: this one,
-    or another one where the newest layout does not have it. None: no layout has had it."""
+    """Returns the partition that takes the publishes of a client that chose this one by itself: this one, or another
+    one where the newest layout does not have it. None: no layout has had it."""
     count = layouts[-1].partitions
     return partition % count if 0 <= partition < max(layout.partitions for layout in layouts) else None
 
@@ -88,12 +88,12 @@ def takes_in_place(layouts: Sequence[Layout], partition: int) -> int | None:
 def end_of_life(
     layouts: Sequence[Layout], partition: int, incarnation: int, next_incarnation: int | None = None
 ) -> int | None:
-    """The cutover of the layout that left this life of the partition out for the last time. None: the newest layout has
-    the partition, or the end is not known, also because layouts since that life began are forgotten.
+    """Returns the cutover of the last layout that left this incarnation of the partition out. None: the newest layout
+    has the partition, or the end is not known, also because layouts since that incarnation began are forgotten.
 
-    `next_incarnation`: of the life that the partition has now; None where it does not exist. A later layout that has
-    the partition again goes on with its log, at or beyond that cutover; one that begins at 0 is of a partition that was
-    removed and made anew.
+    `next_incarnation`: the partition's present one; None where it does not exist. A later layout that has the partition
+    again goes on with its log, at or beyond that cutover; one that begins at 0 is of a partition that was removed and
+    made anew.
     """
     if not layouts or layouts[0].generation > incarnation:
         return None
@@ -105,7 +105,7 @@ def end_of_life(
             break
         start = layout.starts[partition] if partition < len(layout.starts) else None
         if partition >= layout.partitions:
-            # Of the layouts that follow each other without the partition, only the first tells its end.
+            # Of successive layouts without the partition, only the first has its end.
             end = end if start is None else start
         elif end is not None and (start is None or (start == 0 and end != 0)):
             break
@@ -118,7 +118,7 @@ class KeyOrder:
     """How far partitions of a stream can be read so that the records of each key come in their order.
 
     `layouts`: oldest first, without gaps. `incarnations`: of the partitions that exist; one that was deleted since, or
-    made anew, has nothing of a layout of before.
+    made anew, has no records of earlier layouts.
     """
 
     def __init__(self, layouts: Sequence[Layout], incarnations: Mapping[int, int]) -> None:
@@ -128,11 +128,11 @@ class KeyOrder:
 
     @property
     def newest(self) -> int:
-        """The newest version."""
+        """The newest partitioning version."""
         return self._layouts[-1].version
 
     def known_version(self, partition: int) -> int:
-        """The newest version of which it is known where its records begin in the partition. A batch of a later one
+        """The newest version whose start in the partition is known. A batch of a later one
         (`BatchHeader.partitioning_version`) can be judged when newer metadata are there."""
         for at, layout in enumerate(self._layouts[1:], 1):
             if self._start(at, partition) == NOT_REPORTED:
@@ -146,24 +146,24 @@ class KeyOrder:
     # Hazard: A member processes a record of a key while another member, which may fail, has an earlier one; members
     # that wait for each other.
     def waits_for(self, partition: int, read_to: Callable[[int], int]) -> tuple[int, Mapping[int, int]] | None:
-        """The offset at which reading `partition` has to stop for the time being, and the partitions that have to be
-        read before, up to which offset (NOT_REPORTED: it is not known yet). None: nothing has to wait.
+        """Returns the offset at which reading `partition` has to stop for now, and {partition: offset} to read before
+        (NOT_REPORTED: the offset is not known yet). None: nothing has to wait.
 
-        `read_to(q)`: where the next record of partition q is that was not read, and processed, yet.
+        `read_to(q)`: offset of the next record of partition q that was not read, and processed, yet.
         """
         for at, layout in enumerate(self._layouts[1:], 1):
             if partition >= layout.partitions or self._start(at, partition) == NOT_REPORTED:
                 continue
             if self._incarnations.get(partition, 0) > layout.generation:
-                continue  # this life of it was made for a later layout
+                continue  # this incarnation was made for a later layout
             missing = self._missing(at, partition, read_to)
             if missing:
                 return self._start(at, partition), missing
         return None
 
     def _missing(self, at: int, partition: int, read_to: Callable[[int], int]) -> dict[int, int]:
-        """What has to be read before the layout `at` begins in `partition`, by partition the end of it. A partition may
-        have nothing of a layout, or nothing any more: so those from which its keys came are looked at as well."""
+        """Returns {partition: offset} to read before layout `at` begins in `partition`. A partition may have no records
+        of a layout, or none any more: so those from which its keys came are looked at as well."""
         missing: dict[int, int] = {}
         receivers = {partition}
         for later in range(at, 0, -1):
@@ -180,8 +180,8 @@ class KeyOrder:
         return missing
 
     def ends(self, partition: int) -> list[int]:
-        """The cutovers of the partition that are known, ascending. A reader that has come to one of them tells so,
-        since other partitions wait for it."""
+        """The known cutovers of the partition, ascending. A reader reports each one that it reaches, since other
+        partitions wait for it."""
         return [
             start
             for at, layout in enumerate(self._layouts[1:], 1)
@@ -195,12 +195,12 @@ class KeyOrder:
     # committed with its oldest record, if the group has committed something in a partition that its keys come from.
     # Hazard: Records between the cutover and the moment at which a reader learns of the partition are left out.
     def has_begun_later(self, partition: int) -> bool:
-        """The partition was made by a repartition: its records follow those of other partitions."""
+        """Whether a repartition made the partition: its records follow those of other partitions."""
         first, *later = self._layouts
         return bool(later) and not (partition < first.partitions and self._was_there(partition, later[0]))
 
     def origins(self, partition: int) -> set[int]:
-        """The partitions that had records of its keys before it was made, also before those were made."""
+        """The partitions that had records of its keys before it was made, directly or through others."""
         found = {partition}
         for at in range(len(self._layouts) - 1, 0, -1):
             before, layout = self._layouts[at - 1], self._layouts[at]
@@ -215,14 +215,14 @@ class KeyOrder:
         return starts[partition] if partition < len(starts) else 0
 
     def _was_there(self, partition: int, layout: Layout) -> bool:
-        """This life of the partition is older than `layout`."""
+        """Whether this incarnation of the partition is older than `layout`."""
         incarnation = self._incarnations.get(partition)
         return incarnation is not None and incarnation < layout.generation
 
 
 def _starts(layouts: Sequence[Layout]) -> list[tuple[int, ...]]:
-    """The starts of each layout, corrected: after an unclean election a log may end below the cutovers that were told
-    before, and the new leader tells the last one anew. No layout ends behind the end of a later one."""
+    """The starts of each layout, corrected: after an unclean election a log may end below the cutovers reported before,
+    and the new leader reports only the last one again. No layout ends behind the end of a later one."""
     corrected: list[tuple[int, ...]] = []
     lowest: dict[int, int] = {}
     for layout in reversed(layouts):

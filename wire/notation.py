@@ -26,7 +26,7 @@ _RACK = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def check_rack(rack: object) -> str:
-    """Raises TidelogError(BAD_CONFIG)."""
+    """Returns the rack. Raises TidelogError(BAD_CONFIG) for text that is no name of a rack."""
     if not isinstance(rack, str) or not _RACK.fullmatch(rack):
         raise TidelogError(
             Code.BAD_CONFIG,
@@ -40,8 +40,7 @@ MOST_PORT: Final = 65535
 
 
 def port_number(text: str) -> int | None:
-    """The port that the ASCII digits of `text` name, from 1 to 65535; None: they name none, or other characters are in
-    it."""
+    """Returns the port that the ASCII digits of `text` name, from 1 to 65535; None for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):  # `int` refuses thousands of digits
         return None
     number = int(text)
@@ -49,10 +48,10 @@ def port_number(text: str) -> int | None:
 
 
 Factors: TypeAlias = dict[str, int]
-"""What one of each unit is in the plain number."""
+"""The factor of each unit, in plain numbers."""
 
 TIME: Factors = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-"""In milliseconds."""
+"""Factors in milliseconds."""
 BYTES: Factors = {
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -63,7 +62,7 @@ _SHOWN = ("B", "kB", "MB", "GB", "TB")
 
 
 def amount(text: str, factors: Factors) -> int | None:
-    """The plain number that a text with a unit stands for; None: it is no such text, or no whole number."""
+    """Returns the plain number of a text with a unit; None: it is no such text, or no whole number."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None:
         return None
@@ -80,7 +79,7 @@ def units_in_words(factors: Factors) -> str:
 
 
 def bytes_in_words(count: int) -> str:
-    """Three digits or so: "0 B", "999 B", "35.1 MB", "812 GB"."""
+    """Returns an amount of some three digits: "0 B", "999 B", "35.1 MB", "812 GB"."""
     size = float(count)
     unit = 0
     while size >= 999.5 and unit < len(_SHOWN) - 1:

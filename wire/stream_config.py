@@ -27,7 +27,7 @@ _E = TypeVar("_E", bound=Enum)
 _DAY_MS = 24 * 3_600_000
 
 MAX_CONFIRM_TIMEOUT_MS = 3_600_000
-"""No publish waits longer, whatever it asks for."""
+"""Limit of the time that a publish waits, whatever it asks for."""
 
 
 class OnUnderCapacity(Enum):
@@ -57,7 +57,7 @@ class Kind(Protocol[_T]):
         """Raises ValueError with the fault of the text and the remedy, to be read after `KEY='TEXT' `."""
 
     def spell(self, value: _T) -> str:
-        """`parse` gives the value back."""
+        """Returns the text from which `parse` makes the value."""
 
     @property
     def values(self) -> str:
@@ -100,7 +100,7 @@ class _Amount(WholeNumber):
 
     factors: ClassVar[dict[str, int]]
     plain: ClassVar[str]
-    """What the plain number counts."""
+    """The unit of the plain number."""
     example: ClassVar[str]
 
     def parse(self, text: str) -> int:
@@ -201,7 +201,7 @@ def _neither_nor(choices: tuple[str, ...]) -> str:
 
 
 def _power_of_two(number: int) -> str:
-    """2^52 is easier to read than its digits."""
+    """Spells large powers of two as 2^52, which is easier to read than digits."""
     return f"2^{number.bit_length() - 1}" if number >= 1 << 20 and number & (number - 1) == 0 else str(number)
 
 
@@ -210,15 +210,15 @@ def _power_of_two(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """The part of a setting that cannot change while a stream lives."""
+    """The part of a setting that cannot change once the stream is made."""
 
     part: Callable[[Any], object]
     """Gives the part of a value that must stay the same."""
     why: str
     remedy: str
-    """`{wanted}` stands for the value that was asked for."""
+    """A sentence; `{wanted}` stands for the requested value."""
     name: str = ""
-    """Name of that part; empty: it is the whole value."""
+    """Name of that part; empty: the whole value is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class Setting:
     default: Any
     help: str
     shown_default: str
-    """Said in place of the default where that stands for something else; else empty."""
+    """Shown in place of the default where that stands for something else; else empty."""
     fixed: Fixed | None
     since: str
     """The first version of Tidelog that has it."""
@@ -255,7 +255,7 @@ class Setting:
             raise TidelogError(Code.BAD_CONFIG, f"{self.name}={echo(text)} {error}") from None
 
     def check_change(self, before: Any, after: Any) -> None:
-        """Whether a stream that is used may change this setting so. Raises TidelogError(BAD_CONFIG)."""
+        """Checks that a stream in use may change this setting so. Raises TidelogError(BAD_CONFIG)."""
         if self.fixed is not None and self.fixed.part(before) != self.fixed.part(after):
             raise TidelogError(
                 Code.BAD_CONFIG,
@@ -286,7 +286,7 @@ def _setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """The settings of a stream, one entry for each: see the module."""
+    """The settings of a stream, one field for each."""
 
     min_isr: int = _setting(
         0,
@@ -395,20 +395,20 @@ class StreamConfig:
 
     @classmethod
     def from_strings(cls, values: Mapping[str, str]) -> StreamConfig:
-        """KEY -> text, as typed by a user. Raises TidelogError(BAD_CONFIG) that names the key, the value and the
+        """Reads KEY -> text, as users type it. Raises TidelogError(BAD_CONFIG) that names the key, the value and the
         remedy."""
         return cls(**{key: setting_named(key).parse(text) for key, text in values.items()})
 
     @staticmethod
     def plain(values: Mapping[str, str]) -> dict[str, str]:
-        """The same settings as brokers keep them and brokers of any version read them: without units. Raises
+        """Returns the settings as brokers keep them and brokers of any version read them: without units. Raises
         TidelogError(BAD_CONFIG)."""
         return {key: (setting := setting_named(key)).kind.spell(setting.parse(text)) for key, text in values.items()}
 
     @classmethod
     def from_strings_known(cls, values: Mapping[str, str]) -> StreamConfig:
-        """Reads the settings of a stream that another version of Tidelog may have made: settings and values that are
-        not known here have their defaults."""
+        """Reads the settings of a stream that another version of Tidelog may have made: unknown settings and values
+        get their defaults."""
         known: dict[str, Any] = {}
         for name in SETTINGS.keys() & values.keys():
             with suppress(TidelogError):
@@ -424,14 +424,14 @@ class StreamConfig:
         return self.durability.is_synced
 
     def resolved(self, replication_factor: int) -> StreamConfig:
-        """With `min_isr` filled in: as `durability` says, else 2 from replication factor 3 up, else 1."""
+        """Fills in `min_isr`: by `durability`, else 2 from replication factor 3 up, else 1."""
         if self.min_isr:
             return self
         floor = self.durability.in_sync_floor(replication_factor)
         return replace(self, min_isr=floor or (2 if replication_factor >= 3 else 1))
 
     def check(self, replication_factor: int) -> None:
-        """Settings that are right each for itself and do not go together. Of settings as given: min ISR is not filled
+        """Refuses settings that are valid singly and do not go together. Of settings as given: min ISR is not filled
         in. Raises TidelogError(BAD_CONFIG)."""
         floor = self.durability.in_sync_floor(replication_factor)
         limits = self.retention_max_age_ms or self.retention_max_bytes or self.retention_max_messages
@@ -462,7 +462,7 @@ class StreamConfig:
             raise TidelogError(Code.BAD_CONFIG, wrong)
 
     def check_change(self, after: StreamConfig) -> None:
-        """Whether a stream that is used may change from these settings to `after`. Raises TidelogError(BAD_CONFIG)."""
+        """Checks that a stream in use may change from these settings to `after`. Raises TidelogError(BAD_CONFIG)."""
         for name, setting in SETTINGS.items():
             setting.check_change(getattr(self, name), getattr(after, name))
 
@@ -470,15 +470,15 @@ class StreamConfig:
 SETTINGS: Mapping[str, Setting] = {
     entry.name: Setting(name=entry.name, default=entry.default, **entry.metadata) for entry in fields(StreamConfig)
 }
-"""By name, in the order of the table."""
+"""All settings by name, in the order of the table."""
 
 
 _GIVEN_APART = ("subject", "partitions", "replication_factor", "partitioner")
-"""A stream has these as well, and none of them is a setting."""
+"""Arguments of a stream's creation that are no settings."""
 
 
 def setting_named(name: str) -> Setting:
-    """Raises TidelogError(BAD_CONFIG)."""
+    """Returns the setting. Raises TidelogError(BAD_CONFIG) for an unknown name."""
     if name in _GIVEN_APART:
         change = (
             "changed by repartition (`tidelog stream alter --partitions`)"

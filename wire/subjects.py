@@ -4,7 +4,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
 
     <ns>.<stream>.<partition>.replicate | offset | checkpoint | write | append | fetch | leader
     <ns>.<stream>.<partition>.fetch.<broker>
-    <ns>.<internal stream>.<partition>.<kind>.<name>[.<name>]   for the coordinator of what that partition keeps
+    <ns>.<internal stream>.<partition>.<kind>.<name>[.<name>]   for the coordinator that this partition belongs to
     <ns>.notify.<broker>
     <ns>.metadata.<kind>[.<broker>]
     <ns>.metadata.topology[.<stream>] | push.<stream> | adopt.<broker>    open to clients
@@ -36,9 +36,9 @@ RESERVED_STREAM_NAMES: Final = frozenset({"notify", "metadata", "api", "inbox"})
 _PLAIN = re.compile(r"[^\x00-\x20\x7f.*>]+(?:\.[^\x00-\x20\x7f.*>]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 DEFAULT_INBOX_PREFIX: Final = "_INBOX"
-"""The inbox prefix of all NATS clients that were not told another one."""
+"""The inbox prefix of all NATS clients that are not configured with another one."""
 _WILD: Final = "…"
-"""In the place of a wildcard: no namespace."""
+"""Stands for a wildcard in a pattern; it is no namespace."""
 _REQUEST_TOKENS: Final = 4
 """The tokens of `<ns>.<stream>.<partition>.<kind>`."""
 _TOKENS_OF_METADATA: Final = 4
@@ -85,12 +85,12 @@ class Subjects:
         return f"{self.namespace}.{stream}"
 
     def coordinator(self, stream: StreamName, partition: int | str, kind: str, *names: str) -> str:
-        """Clients ask the coordinator of what an internal stream keeps, such as a consumer group of that name; "*" for
-        all of them. A second name is that of a stream or a group which the request takes into a transaction."""
+        """Clients ask a coordinator about its entries in an internal stream, such as the consumer group `names[0]`; "*"
+        for all of them. A second name is a stream or a group which the request takes into a transaction."""
         return ".".join((self.namespace, stream, str(partition), kind, *names))
 
     def coordinate(self, stream: StreamName, partition: int | str) -> str:
-        """The controller asks a coordinator for what an operation of the API is about."""
+        """The controller asks a coordinator to carry out an operation of the API."""
         return f"{self.namespace}.{stream}.{partition}.coordinate"
 
     def append(self, stream: StreamName, partition: int | str) -> str:
@@ -110,11 +110,11 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.fetch.{broker}"
 
     def leader(self, stream: StreamName, partition: int | str) -> str:
-        """Producers ask whether the leader is there; the answer has no records."""
+        """Producers ask whether the leader serves; the answer has no records."""
         return f"{self.namespace}.{stream}.{partition}.leader"
 
     def notify(self, broker: BrokerId) -> str:
-        """Leaders tell an idle follower that there are records."""
+        """Leaders notify an idle follower of new records."""
         return f"{self.namespace}.notify.{broker}"
 
     def controller(self) -> str:
@@ -122,7 +122,7 @@ class Subjects:
         return f"{self.namespace}.metadata.controller"
 
     def probe(self, broker: BrokerId) -> str:
-        """The controller asks whether a broker lives."""
+        """The controller asks whether a broker is alive."""
         return f"{self.namespace}.metadata.probe.{broker}"
 
     def broker_status(self, broker: BrokerId) -> str:
@@ -134,7 +134,7 @@ class Subjects:
         return f"{self.namespace}.metadata.drain.{broker}"
 
     def cluster(self) -> str:
-        """Brokers tell to which cluster they belong, and ask the others."""
+        """Brokers announce to which cluster they belong, and ask the others."""
         return f"{self.namespace}.metadata.cluster"
 
     def topology(self, stream: str | None = None) -> str:
@@ -143,11 +143,11 @@ class Subjects:
         return self._topology if stream is None else f"{self._topology}.{stream}"
 
     def push(self, stream: str) -> str:
-        """The controller tells clients the routes of a stream that have changed; "*" for all streams."""
+        """The controller pushes the changed routes of a stream to clients; "*" for all streams."""
         return f"{self.namespace}.metadata.push.{stream}"
 
     def adopt(self, broker: BrokerId) -> str:
-        """Clients tell their home broker which routes they have applied."""
+        """Clients report the routes that they have applied to their home broker."""
         return f"{self.namespace}.metadata.adopt.{broker}"
 
     def broker_inbox(self, broker: BrokerId) -> str:
@@ -155,11 +155,11 @@ class Subjects:
         return f"{self.broker_inboxes()}{broker}"
 
     def broker_inboxes(self) -> str:
-        """What the inboxes of all brokers begin with."""
+        """The common prefix of the inboxes of all brokers, with a dot at its end."""
         return f"{self.namespace}.inbox."
 
     def is_between_brokers(self, subject: str) -> bool:
-        """Whether brokers alone send to that subject of this cluster."""
+        """Whether only brokers send to that subject of this cluster."""
         if subject.startswith(self._of_brokers):
             return not self._is_of_clients(subject)
         tokens = subject.split(".")
@@ -183,8 +183,8 @@ class Subjects:
         return f"{self.namespace}.api.presence"
 
     def api(self, name: str, stream: str | None = None) -> str:
-        """The JSON API; `name` is `stream.create`, `cluster.status`, … `stream` stands behind it where the operation is
-        about one; "*" for all of them."""
+        """The JSON API; `name` is `stream.create`, `cluster.status`, … `stream` follows it where the operation is about
+        one; "*" for all of them."""
         return f"{self.namespace}.api.{name}" if stream is None else f"{self.namespace}.api.{name}.{stream}"
 
     def check_subject(self, subject: str) -> str:
@@ -198,7 +198,7 @@ def ingest_subject(subject: str, partition: int) -> str:
 
 
 def ingest_owner(subject: str, owned: Container[str]) -> str | None:
-    """Which of the streams' subjects `owned` has `subject` for one of its partitions, if one does."""
+    """Returns the subject in `owned` whose stream has `subject` for one of its partitions, if there is one."""
     if subject in owned:
         return subject
     parent, _, last = subject.rpartition(".")
@@ -215,7 +215,7 @@ def overlaps(a: str, b: str) -> bool:
 
 
 def reaches(subject: str, pattern: str) -> bool:
-    """Whether a subscription to `pattern` gets messages to one of the partitions of a stream on `subject`."""
+    """Whether a subscription to `pattern` receives messages to one of the partitions of a stream on `subject`."""
     tokens, wanted = subject.split("."), pattern.split(".")
     if _matches(tokens, wanted):
         return True
@@ -236,7 +236,7 @@ def is_matched(subject: str, pattern: str) -> bool:
 def _matches(tokens: list[str], pattern: list[str]) -> bool:
     if pattern and pattern[-1] == ">":
         pattern = pattern[:-1]
-        # `a.>` is about what lies below `a`; a stream on `a` has partitions there.
+        # `a.>` matches only below `a`; a stream on `a` has partitions there.
         tokens = [*tokens, "0"] if len(tokens) == len(pattern) else tokens
         if len(tokens) <= len(pattern):
             return False
@@ -268,7 +268,7 @@ def check_namespace(namespace: str) -> str:
 
 
 def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Whether a client may have its inboxes below `prefix` in a cluster that owns `<namespace>.>`."""
+    """Checks that a client may have its inboxes below `prefix` in a cluster that owns `<namespace>.>`."""
     _check_text(prefix, "inbox prefix", Code.BAD_SUBJECT)
     first = prefix.partition(".")[0]
     if len(prefix) > MAX_SUBJECT_LENGTH or not _PLAIN.fullmatch(prefix) or first.startswith("$") or first == namespace:
@@ -284,7 +284,7 @@ def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
 # wildcards, and overlaps with other streams are refused at creation.
 # Hazard: Feedback: a stream that stores its own acknowledgements.
 def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Whether a stream may be attached to `subject` in a cluster that owns `<namespace>.>`."""
+    """Checks that a stream may be attached to `subject` in a cluster that owns `<namespace>.>`."""
     _check_text(subject, "subject", Code.BAD_SUBJECT)
     wrong = _subject_fault(subject, namespace)
     if wrong is not None:
@@ -293,7 +293,7 @@ def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
 
 
 def check_captured(pattern: str, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Whether `pattern` names subjects that streams may be attached to: as `check_subject`, with NATS' wildcards."""
+    """Checks that `pattern` matches subjects of possible streams: as `check_subject`, with NATS' wildcards."""
     _check_text(pattern, "subject", Code.BAD_SUBJECT)
     tokens = pattern.split(".")
     last = len(tokens) - 1
@@ -328,7 +328,7 @@ def _subject_fault(subject: str, namespace: str) -> str | None:
 
 
 def _is_partition_number(token: str) -> bool:
-    """As `ingest_subject` writes them: from 1, no leading zeros."""
+    """Whether the token is a number as `ingest_subject` writes it: from 1, no leading zeros."""
     return token.isascii() and token.isdigit() and token[0] != "0"
 
 
@@ -338,7 +338,7 @@ def _check_text(given: object, what: str, code: Code) -> None:
 
 
 def check_name(name: str, what: str) -> str:
-    """Whether `name` can be a token of a subject. Raises TidelogError(BAD_NAME), which calls it `what`."""
+    """Checks that `name` can be a token of a subject. Raises TidelogError(BAD_NAME), which calls it `what`."""
     _check_text(name, what, Code.BAD_NAME)
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         shown = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}…"

@@ -1,7 +1,7 @@
-"""Work that depends on the size of what is there, in turns: it does not hold up the event loop of whoever does it.
+"""Work that grows with the amount of data, done in turns, so that it does not hold up the event loop.
 
 Such work is a generator, `Steps`. It yields how many looks it has taken since it yielded last; a look takes some
-microseconds. It knows of no loop, so that pure modules are written that way. Who runs it decides when others have their
+microseconds. It uses no loop, so that pure modules can be written that way. Its runner decides when other work has its
 turn:
 
     steps     1 0 0 | 4 0 0 | 9 0 0 | 2 0 0 | ...
@@ -10,8 +10,8 @@ turn:
 `in_turns` does so on an event loop. Coordinators of groups and of transactions do so between two settlements, and the
 metadata group between two heartbeats (`Turns`).
 
-What is looked at may change between two turns. So `Steps` take a copy of names and values at their beginning, or are
-content with what they find.
+The data may change between two turns. So `Steps` take a copy of names and values at their beginning, or accept the data
+as they find them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 Steps: TypeAlias = Generator[int, None, _T]
 
 LOOKS: Final = 1_000
-"""At least so many make a turn. One step may be longer than that."""
+"""Looks that make a turn, at least. One step may be longer than that."""
 
 
 def pieces(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
@@ -38,7 +38,7 @@ def pieces(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 
 
 class Turns(Generic[_T]):
-    """Work of which the owner takes the turns."""
+    """Work whose turns are taken by its owner."""
 
     def __init__(self, steps: Steps[_T]) -> None:
         self._steps = steps
@@ -46,7 +46,7 @@ class Turns(Generic[_T]):
         self._error: Exception | None = None
 
     def turn(self, looks: int) -> bool:
-        """Go on for so many looks, or one step more. True: the work is done. Raises what the work has raised."""
+        """Goes on for so many looks, or one step more. Returns whether the work is done. Raises the work's error."""
         if self._error is not None:
             raise self._error
         taken = 0
@@ -61,13 +61,13 @@ class Turns(Generic[_T]):
         return bool(self._result)
 
     def finish(self) -> _T:
-        """What it returns. What is left of it is done now."""
+        """Does the rest of the work now, and returns its result."""
         self.turn(sys.maxsize)
         return self._result[0]
 
 
 async def in_turns(steps: Steps[_T]) -> _T:
-    """What the work returns, or raises. Everything else that the loop has to do comes between two turns."""
+    """Returns or raises the result of the work. Other work of the loop runs between two turns."""
     looks = 0
     while True:
         try:
@@ -82,5 +82,5 @@ async def in_turns(steps: Steps[_T]) -> _T:
 
 @coroutine
 def _others_have_their_turn() -> Generator[None, None, None]:
-    """As `asyncio.sleep(0)`."""
+    """Yields to the loop once, as `asyncio.sleep(0)` does."""
     yield

@@ -22,21 +22,21 @@ BrokerId = NewType("BrokerId", str)
 StreamName = NewType("StreamName", str)
 Offset = NewType("Offset", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""+1 at every change of leader and at every new life of the same leader; from 1; 0 on the wire = missing, refused."""
+"""+1 at every change of leader and new incarnation of the same leader; from 1; 0 on the wire = missing, refused."""
 PartitionEpoch = NewType("PartitionEpoch", int)
 """+1 at every change of the partition's metadata."""
 Incarnation = NewType("Incarnation", int)
-"""One life of a broker, a stream or a partition: the generation of the command that began it. Grows."""
+"""Identifies one registration of a broker, or one creation of a stream or partition, by its generation. Grows."""
 Generation = NewType("Generation", int)
 """Counter of the commands that changed the cluster state."""
 
 NO_PRODUCER = -1
 """producer_id of batches that no idempotent producer wrote."""
 FIRST_TRANSACTIONAL_ID = 1 << 62
-"""Producer ids from here on are given out by the coordinators of transactions, all below by the controller."""
+"""Producer ids from here on are given out by the coordinators of transactions, lower ones by the controller."""
 REMEMBERED_BATCHES = 5
-"""A leader tells a repetition from a new batch among so many last ones of a producer, per partition; so a producer
-has no more of them unresolved."""
+"""Number of a producer's last batches, per partition, among which a leader recognises a repetition; so a producer has
+no more of them unresolved."""
 
 
 def high_watermark_to_wire(high_watermark: Offset) -> int:
@@ -55,13 +55,13 @@ class Acks(Enum):
 
 
 class Room(Enum):
-    """On a broker's disk."""
+    """Free space on a broker's disk."""
 
     AMPLE = "ample"
     SHORT = "short"
-    """It takes records, and gives leaderships to brokers that have more."""
+    """The broker takes records, and gives leaderships to brokers that have more."""
     FULL = "full"
-    """It takes no records."""
+    """The broker takes no records."""
 
 
 class PartitionState(Enum):
@@ -72,7 +72,7 @@ class PartitionState(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionKey:
-    """One life of one partition. Deleting and recreating a stream gives another key."""
+    """One incarnation of one partition. Deleting and recreating a stream gives another key."""
 
     stream: StreamName
     stream_incarnation: Incarnation
@@ -91,7 +91,7 @@ KEY_ORDER: Final = attrgetter("stream", "stream_incarnation", "partition", "part
 class IsrMember:
     broker: BrokerId
     incarnation: Incarnation
-    """The broker's life in which it was seen to hold all that an ISR member must hold, or is to be seen."""
+    """The broker's incarnation in which it was, or must be, seen to hold everything that an ISR member must hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +112,14 @@ class PartitionView:
     loss_accepted: bool = False
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     loss_epoch: LeaderEpoch = LeaderEpoch(0)
-    """The last one whose leader may lack committed records, as the metadata group knows (R74); 0: none."""
+    """The last LeaderEpoch whose leader may lack committed records, as the metadata group knows (R74); 0: none."""
     returned: tuple[IsrMember, ...] = ()
-    """Members of the ISR, and eligible replicas, in lives that no leader has seen to be in sync (R71)."""
+    """Members of the ISR, and eligible replicas, in incarnations that no leader has seen to be in sync (R71)."""
     state: PartitionState = PartitionState.ACTIVE
     paused: bool = False
-    """Its followers sleep until a record comes (R47)."""
+    """The followers sleep until a record comes (R47)."""
     readonly: bool = False
-    """It takes no records (R43)."""
+    """The partition takes no records (R43)."""
     purged_end: Offset = Offset(0)
     """Records below it were deleted by an operator, and are served no more (R44)."""
     partitioning_version: int = 1
@@ -130,18 +130,19 @@ class PartitionView:
     """Its leader has not reported yet where the layout before the newest one ends here (`CutoverReport`); until then it
     appends nothing that names the newest partitioning version."""
     awaits_sources: bool = False
-    """The leader of a partition from which keys come here has not reported that yet, and may still acknowledge records
-    of these keys; until then nothing that names the newest partitioning version is appended here either."""
+    """The leader of a partition from which keys come here has not reported its end of that layout yet, and may still
+    acknowledge records of these keys; until then this leader appends nothing that names the newest partitioning version
+    either."""
     further_subjects: tuple[str, ...] = ()
     """Subjects of partitions that keys are not spread over any more, on which the leader listens in their place."""
 
     @property
     def is_routed(self) -> bool:
-        """Producers write to it."""
+        """Whether producers write to it."""
         return self.key.partition < self.partition_count and self.state is PartitionState.ACTIVE
 
     def first_record(self, log_start_offset: Offset) -> Offset:
-        """Where the records begin that consumers may read, in a replica whose log begins there."""
+        """Returns the first offset that consumers may read, in a replica whose log begins at `log_start_offset`."""
         return max(log_start_offset, self.purged_end)
 
 
@@ -163,22 +164,22 @@ class IsrChange:
     new_isr: tuple[IsrMember, ...]
     reason: str
     caught_up: tuple[BrokerId, ...] = ()
-    """Members that hold all that the leader held when its LeaderEpoch began (R71)."""
+    """Members that hold all records that the leader had when its LeaderEpoch began (R71)."""
 
 
 class LogEnd(NamedTuple):
-    """How far a log reaches. Of two logs of a partition, neither of which lacks what is committed, the larger one
+    """How far a log reaches. Of two logs of a partition, neither of which lacks committed records, the larger one
     reaches further."""
 
     leader_epoch: LeaderEpoch
-    """LeaderEpoch of the last record; 0: none is known."""
+    """LeaderEpoch of the last record; 0: unknown."""
     offset: Offset
     """Exclusive end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossReport:
-    """A follower's word that its leader lacks records which were committed, and which the follower holds (R74)."""
+    """A follower's report that its leader lacks committed records which the follower holds (R74)."""
 
     key: PartitionKey
     leader: BrokerId
@@ -231,11 +232,12 @@ class LeaderMove:
     leader_epoch: LeaderEpoch
     target: BrokerId
     disk_hangs: bool = False
-    """That of `leader`: it leaves the ISR with the change if enough members remain, so that no commit waits for it."""
+    """The disk of `leader` hangs: it leaves the ISR with the change if enough members remain, so that no commit waits
+    for it."""
 
 
 DrainAnswer: TypeAlias = Callable[[TidelogError | None], None]
-"""How a leader tells, once, that the target of a move holds everything (None), or why leadership is not handed over."""
+"""Called once by the leader: with None when the target of a move holds everything, else with why it does not move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +250,16 @@ class LeaderReport:
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
     refused: bool = False
-    """A 503 is the only ground: the leader is to be probed, and this is no witness."""
+    """A 503 is the only ground: the leader is to be probed, and this report is no witness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
-    """A broker's word that its replica is unsound: out of the ISR and of `eligible` before anything is cut."""
+    """A broker's report that its replica is unsound: it leaves the ISR and `eligible` before anything is truncated."""
 
     key: PartitionKey
     broker: BrokerId
     expected_epoch: PartitionEpoch
     reason: str
     leader_epoch: LeaderEpoch = LeaderEpoch(0)
-    """It is not over before this LeaderEpoch is, wherever the replica is: leaders rely on its reports in it."""
+    """The request is open until this LeaderEpoch is over, wherever the replica is: leaders rely on reports in it."""

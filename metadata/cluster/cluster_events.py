@@ -1,7 +1,7 @@
-"""What happened in the cluster: the differences that applied commands make, as events, and those that wait to be
-written into the activity stream.
+"""Events of the cluster: the differences that applied commands make, as events, and those that wait to be written into
+the activity stream.
 
-`ActivityWatch` keeps the state as it was before, and compares what a command changed: its cost is that of the change.
+`ActivityWatch` keeps the state as it was before, and compares only the objects that a command changed.
 A command may have changed very many partitions, so the comparison can be interrupted at each of them; the state must
 stay as it is until then.
 All brokers apply the same commands, so each of them makes the same events, with the same positions
@@ -16,7 +16,7 @@ event that is written, and goes on behind it:
                                                               ^                  │ failed: taken again
                                                               └──────────────────┘
 
-Where events went that were not written, the next ones begin with `events_lost`.
+Where events were dropped before they were written, the next ones begin with `events_lost`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from wire.turns import Steps, pieces
 from wire.types import BrokerId, PartitionKey, StreamName
 
 MAX_EVENTS: Final = 20_000
-"""That a broker keeps. A command may bring about more (the death of a broker with very many partitions); the oldest are
-lost then."""
+"""Limit of the events that a broker keeps. A command may cause more (the death of a broker with very many partitions);
+the oldest are lost then."""
 MAX_AT_ONCE: Final = 200
-"""Events of one batch."""
+"""Limit of the events of one batch."""
 MAX_BATCH_BYTES: Final = 128 << 10
-"""JSON of the events of one batch; a larger one goes alone."""
+"""Limit of the JSON of one batch; a larger event goes alone."""
 MAX_REASON: Final = 500
-"""Characters."""
+"""Limit of a reason, in characters."""
 PIECE: Final = 50
 """Partitions that are taken over before `Steps` yield."""
 MAX_NUMBERS: Final = 1000
-"""Partitions that one event names; where it is about more, several events follow each other."""
+"""Limit of the partitions that one event names; several events follow each other where there are more."""
 
 
 class ActivityWatch:
-    """See the module."""
+    """Turns changes of the state into events."""
 
     def __init__(self) -> None:
         self._brokers: dict[BrokerId, Broker] = {}
@@ -59,10 +59,10 @@ class ActivityWatch:
         self._controller_epoch = 0
         self._generation = 0
         self._count = 0
-        """Events of that generation."""
+        """Number of events of that generation so far."""
 
     def begin_at(self, state: Cluster) -> Steps[None]:
-        """Everything there is has happened before. The state must stay as it is meanwhile."""
+        """Takes the present state as known, without events. The state must stay as it is meanwhile."""
         self._brokers = dict(state.brokers)
         self._streams = dict(state.streams)
         self._partitions = {}
@@ -75,8 +75,8 @@ class ActivityWatch:
     def on_applied(
         self, state: Cluster, changes: Changes, time: str | None, *, merged: bool = False
     ) -> Iterator[ActivityEvent | None]:
-        """`state`: after the command; `time`: now, as events tell it. None stands for a partition that was looked at:
-        the iterator may be left there for a while."""
+        """Yields events. `state`: after the command; `time`: now, as text for the events. None stands for a partition
+        that was looked at: the iterator may be left there for a while."""
         if state.generation != self._generation:
             self._generation, self._count = state.generation, 0
         for event in self._differences(state, changes):
@@ -111,7 +111,7 @@ class ActivityWatch:
                 self._partitions.pop(key, None)
             name, incarnation = stream
             left = state.streams.get(name)
-            if left is None or left.incarnation != incarnation:  # else partitions of it are gone
+            if left is None or left.incarnation != incarnation:  # else only partitions of it are gone
                 self._streams.pop(name, None)
                 yield {"event": activity_events.STREAM_DELETED, "stream": name, "stream_incarnation": incarnation}
         changed = {name: [*keys] for name, keys in groupby(changes.partitions, key=lambda key: key.stream)}
@@ -241,14 +241,14 @@ def _of_partition(new: Partition, old: Partition) -> Iterator[ActivityEvent]:
 
 
 class ActivityLog:
-    """See the module."""
+    """The newest events of a broker, and how far they are written."""
 
     def __init__(self) -> None:
         self._events: deque[ActivityEvent] = deque()
         self._written = NOWHERE
-        """The place of the last event that is written."""
+        """Position of the last event that is written."""
         self._dropped = NOWHERE
-        """The place of the newest event that went for want of room."""
+        """Position of the newest event that was dropped because there were too many."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -268,8 +268,8 @@ class ActivityLog:
             self._events.popleft()
 
     def take(self, most: int = MAX_AT_ONCE) -> tuple[list[bytes], Position]:
-        """The next events as JSON, at most `most` and MAX_BATCH_BYTES but at least one, and the position of the last of
-        them. They stay until they are `finished`."""
+        """Returns the next events as JSON, at most `most` and MAX_BATCH_BYTES but at least one, and the position of the
+        last of them. They stay until they are `finished`."""
         values: list[bytes] = []
         position, size = self._written, 0
         for event in self._next(most):
@@ -299,6 +299,6 @@ class ActivityLog:
             yield event
 
     def finished(self, position: Position) -> None:
-        """All up to there is written."""
+        """All events up to `position` are written."""
         self._written = max(self._written, position)
         self._forget_written()

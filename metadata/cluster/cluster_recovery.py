@@ -1,10 +1,10 @@
 """The cluster state with which a cluster begins anew after it has lost a majority of its voters' folders.
 
-It is the state of a voter that is left. Others may have applied commands that this one has not: their numbers must not
-be given out once more, for folders, logs and clients know them. So every number that only grows goes a long way on, the
-partitions have no leader, and no broker is alive until it registers. What folders prove stays: a broker that has not
-registered since still has the incarnation of its folder. One that has registered by a lost decision has an incarnation
-of those that were passed over, and so have streams that were made by one (`Contents.lost`): their logs are not removed.
+It is the state of a voter that is left. Other voters may have applied commands that this one has not: their numbers
+must not be given out again, for folders, logs and clients know them. So every number that only grows is raised by STEP,
+the partitions have no leader, and no broker is alive until it registers. The proof of folders stays: a broker that has
+not registered since still has the incarnation of its folder. One that has registered by a lost decision has an
+incarnation of the skipped range, as have streams that were made by one (`Contents.lost`): their logs are not removed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from wire.turns import Turns
 from wire.types import Generation, LeaderEpoch, PartitionEpoch
 
 STEP = 1_000_000
-"""No cluster has committed so many commands that the voter which is left has not heard of."""
+"""Above the number of commands that a cluster can have committed without the voter which is left."""
 PRODUCER_STEP = 1_000_000_000
-"""One command may allot many producer ids."""
+"""STEP for producer ids: one command may allot many."""
 
 
 def advanced(state: bytes) -> bytes:
-    """A snapshot of the cluster state, and the one to begin anew with. Raises CorruptData."""
+    """Takes a snapshot of the cluster state, and returns the one to begin anew with. Raises CorruptData."""
     contents = Turns(state_snapshot.decoding(state)).finish()
     first, last = Generation(contents.generation + 1), Generation(contents.generation + STEP)
     contents.lost = (*contents.lost, LostDecisions(first, last))

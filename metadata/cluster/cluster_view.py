@@ -11,11 +11,11 @@ from wire.turns import pieces
 from wire.types import BrokerId, Generation, Incarnation, PartitionKey, PartitionView, StreamName
 
 PIECE: Final = 50
-"""Partitions that are passed over in the time of one look (`wire.turns`)."""
+"""Partitions passed over that cost as much as one look (`wire.turns`)."""
 
 
 class Cluster:
-    """Readers may look at every attribute and change none."""
+    """The readable state. Readers may look at every attribute and change none."""
 
     def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
         """`led`: how many partitions each broker leads; `metadata.commands.ledger` keeps it up to date."""
@@ -54,25 +54,25 @@ class Cluster:
 
     @property
     def defaults(self) -> Mapping[str, str]:
-        """Settings that streams get when they are made, where they bring none of their own."""
+        """Cluster-wide settings that new streams get where their creation sets none."""
         return self._contents.cluster_config
 
     @property
     def unclean_elections(self) -> int:
-        """How often an operator has let a replica lead that may lack committed records."""
+        """Number of elections in which an operator let a replica lead that may lack committed records."""
         return self._contents.unclean_elections
 
     @property
     def rules(self) -> int:
-        """By which commands are applied: see `metadata.cluster.command_rules`."""
+        """The rules by which commands are applied: see `metadata.cluster.command_rules`."""
         return self._contents.rules
 
     def is_lost(self, incarnation: Incarnation) -> bool:
-        """A decision that was lost when the cluster began anew may have given it out, and none of this cluster did."""
+        """Whether only a decision that was lost when the cluster began anew may have given this incarnation."""
         return any(each.first <= incarnation <= each.last for each in self._contents.lost)
 
     def is_of_lost_decisions(self, key: PartitionKey) -> bool:
-        """The stream, or the partition, was made by one of them."""
+        """Whether a lost decision (`is_lost`) made the stream, or the partition."""
         return self.is_lost(key.stream_incarnation) or self.is_lost(key.partition_incarnation)
 
     @property
@@ -85,7 +85,7 @@ class Cluster:
         return found is not None and found.alive
 
     def partition(self, key: PartitionKey) -> Partition | None:
-        """That life of that partition; None when it is over or never was."""
+        """Returns the partition of that incarnation; None when it is over or never was."""
         stream = self._contents.streams.get(key.stream)
         if stream is None or stream.incarnation != key.stream_incarnation:
             return None
@@ -98,15 +98,15 @@ class Cluster:
     def partitions(
         self, wanted: Callable[[Partition], bool] = lambda _: True
     ) -> Iterator[tuple[PartitionKey, Partition]]:
-        """All that are wanted, by stream name and number."""
+        """Yields all wanted partitions, by stream name and number."""
         for _, stream in sorted(self._contents.streams.items()):
             for number, partition in sorted(stream.partitions.items()):
                 if wanted(partition):
                     yield PartitionKey(stream.name, stream.incarnation, number, partition.incarnation), partition
 
     def walk(self, wanted: Callable[[Partition], bool]) -> Iterator[list[PartitionKey]]:
-        """The keys of all that are wanted, by stream name, of so many partitions at a time. It goes on while the state
-        changes: of partitions that are made or changed meanwhile it may give the old keys, or none."""
+        """Yields the keys of wanted partitions, by stream name, in pieces of at most PIECE partitions. It goes on while
+        the state changes: of partitions that are made or changed meanwhile it may give the old keys, or none."""
         for name in sorted(self._contents.streams):
             stream = self._contents.streams.get(name)
             if stream is None:
@@ -122,6 +122,6 @@ class Cluster:
         return self._led.get(broker, 0)
 
     def check(self) -> None:
-        """Raises InvariantViolation. For tests and simulations: looks at everything."""
+        """Raises InvariantViolation. For tests and simulations: it looks at all partitions."""
         for key, partition in self.partitions():
             partition.check(self._contents.streams[key.stream].min_isr)

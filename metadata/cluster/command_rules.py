@@ -8,7 +8,7 @@ that entry on, and never go back.
 
     0                     versions before R71: of the replicas that may lead, the one whose broker leads the fewest
                           partitions does, wherever its log ends; members that die while a partition is offline leave
-                          its ISR; nothing is known of losses but unclean elections, or of the folder in which a
+                          its ISR; the state has no losses but unclean elections, and not the folder in which a
                           withdrawn replica was sound
     FURTHEST_LOG_LEADS    R71, `Partition.loss_epoch` (R74), and folders that come back (R22)
 """
@@ -20,4 +20,4 @@ from typing import Final
 FURTHEST_LOG_LEADS: Final = 1
 
 RULES: Final = FURTHEST_LOG_LEADS
-"""Those of this version."""
+"""The rules of this version."""

@@ -4,10 +4,10 @@ A partition is led (leader in the ISR) or offline (no leader). Leaders come from
 `eligible` replicas (KIP-966: they left the ISR when it fell below min ISR, after which nothing more was committed, so
 they hold everything that ever was). With neither, the partition is offline: ISR and eligible are kept.
 
-Among these, replicas whose brokers have lived on since a leader saw them in sync come first: the one whose broker leads
-the fewest partitions. All others are `returned`: their brokers have begun a new life meanwhile. Of these the one leads
-whose log reaches furthest, by the LeaderEpoch of its last record and its end; and while others are on their way, whose
-logs may reach further, nobody does (R71), until the controller has waited long enough.
+Among these, replicas whose brokers are in the incarnation that a leader saw in sync come first: the one whose broker
+leads the fewest partitions. All others are `returned`: their brokers have begun a new incarnation meanwhile. Of these
+the one leads whose log reaches furthest, by the LeaderEpoch of its last record and its end; and while others may still
+come back, whose logs may reach further, nobody does (R71), until the controller has waited long enough.
 
 The ISR never empties: a member leaves it only when another one remains, or an eligible replica takes its place.
 
@@ -34,7 +34,7 @@ IsAlive = Callable[[BrokerId], bool]
 def with_isr(
     partition: Partition, isr: tuple[BrokerId, ...], *, min_isr: int, lost: tuple[BrokerId, ...] = ()
 ) -> Partition:
-    """Another ISR, and the eligible replicas that go with it. `lost`: replicas that may have lost records."""
+    """Sets the ISR, and the eligible replicas that follow from it. `lost`: replicas that may have lost records."""
     if not isr:
         raise InvariantViolation(f"an empty ISR was asked for: {partition}")
     isr = partition.in_replica_order(isr)
@@ -55,7 +55,7 @@ def with_isr(
 
 
 def caught_up(partition: Partition, members: Collection[BrokerId]) -> Partition:
-    """A leader has seen these members of the ISR in sync, in their present lives."""
+    """A leader has seen these members of the ISR in sync, in their present incarnations."""
     if not any(entry.replica in members for entry in partition.returned):
         return partition
     return replace(partition, returned=tuple(entry for entry in partition.returned if entry.replica not in members))
@@ -63,10 +63,11 @@ def caught_up(partition: Partition, members: Collection[BrokerId]) -> Partition:
 
 # Keeps R14.
 def with_min_isr(partition: Partition, min_isr: int) -> Partition:
-    """Another min ISR. When the ISR is enough for it now, its leader goes on without the eligible replicas, so they are
-    none any more. A partition without a leader commits nothing: there they hold all that the ISR holds, and join it.
+    """Sets min ISR. When the ISR is large enough for it now, its leader goes on without the eligible replicas, so they
+    are none any more. A partition without a leader commits nothing: its eligible replicas hold all that the ISR holds,
+    and join it.
 
-    Raised above the ISR's size it makes no replica eligible: the replicas outside left while commits went on.
+    A min ISR above the ISR's size makes no replica eligible: the replicas outside left while commits went on.
     """
     if partition.leader is None and partition.eligible and len(partition.isr) >= min_isr:
         return with_isr(partition, (*partition.isr, *partition.eligible), min_isr=min_isr)
@@ -91,8 +92,8 @@ def candidates(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
 def lead(
     partition: Partition, leader: BrokerId, *, alive: IsAlive, min_isr: int, drop: BrokerId | None = None
 ) -> Partition:
-    """`leader` leads in a new LeaderEpoch. Dead members and `drop` leave the ISR in the same step: acks do not wait for
-    them."""
+    """`leader` leads in a new LeaderEpoch. Dead members and `drop` leave the ISR in the same step, so that acks do not
+    wait for them."""
     if leader in partition.isr:
         isr = tuple(broker for broker in partition.isr if alive(broker) and broker != drop)
     else:
@@ -110,8 +111,8 @@ def preferred(
     others_than: BrokerId | None = None,
     avoid: BrokerId | None = None,
 ) -> BrokerId | None:
-    """The replica that should lead, of those that may, and are not `others_than`; None: there is none. `avoid` leads
-    only where it is alone, or its log reaches furthest."""
+    """Returns the replica that should lead, of those that may lead, without `others_than`; None: there is none. `avoid`
+    is chosen only where it is alone, or its log reaches furthest."""
     returned = {entry.replica: entry.log for entry in partition.returned}
     order = partition.replicas.index
 
@@ -136,8 +137,8 @@ def preferred(
 # are on their way, the partition waits for them, for `election_wait_s` at most.
 # Hazard: After a start of all brokers the first to come leads, with an older log or none.
 def awaited(partition: Partition, alive: IsAlive) -> tuple[BrokerId, ...]:
-    """Replicas on their way that may hold more than those that are back: all live ones are in lives that no leader has
-    seen in sync."""
+    """Returns dead replicas that may hold more than the live ones, if no live one is in an incarnation that a leader
+    has seen in sync; else none."""
     returned = {entry.replica for entry in partition.returned}
     known = [b for b in (*partition.isr, *partition.eligible) if not partition.is_withdrawn(b)]
     if any(alive(broker) and broker not in returned for broker in known):
@@ -153,7 +154,7 @@ def elect(
     min_isr: int,
     avoid: BrokerId | None = None,
 ) -> Partition:
-    """Choose a leader. Without one, or while others are awaited: offline, in a new LeaderEpoch if it had a leader."""
+    """Chooses a leader. Without one, or while others are awaited: offline, in a new LeaderEpoch if it had a leader."""
     chosen = preferred(partition, alive=alive, led=led, avoid=avoid)
     if chosen is not None and not awaited(partition, alive):
         return lead(partition, chosen, alive=alive, min_isr=min_isr)
@@ -172,7 +173,7 @@ def after_death(
     leave_offline: bool = False,
 ) -> Partition:
     """`dead` are not alive any more: they leave the ISR if a live member remains; partitions that they led move or are
-    offline. `leave_offline`: they leave that of a partition that is offline, too (rules of versions before R71)."""
+    offline. `leave_offline`: they leave the ISR of an offline partition, too (rules of versions before R71)."""
     if not any(broker in partition.isr for broker in dead):
         return partition
     if partition.leader is None and not leave_offline:
@@ -193,11 +194,11 @@ def leave(
     unsound: Withdrawn | None,
     first: BrokerId | None = None,
 ) -> Partition:
-    """`broker` may have lost records that it acknowledged; `unsound` says that it has.
+    """`broker` may have lost records that it acknowledged; with `unsound` it has.
 
     It leaves the ISR if a member remains, or gives way to an eligible replica: `first`, else a live one. As the last
-    that there is it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to
-    lead when only the proof is missing. The leader is left as it is: the caller elects.
+    replica it stays: withdrawn when unsound, so that it cannot lead before an operator accepts the loss; able to lead
+    when only the proof is missing. The leader is left as it is: the caller elects.
     """
     if broker in partition.eligible:
         eligible = tuple(other for other in partition.eligible if other != broker)
@@ -232,13 +233,13 @@ def after_registration(
     proves: Callable[[Withdrawn], bool],
     back: Returned | None,
 ) -> Partition:
-    """`broker` began a new life. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its folder
-    is the one in which a withdrawn replica was last sound. `back`: what it says of its log; None: by rules of
-    versions before R71."""
+    """`broker` began a new incarnation. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its
+    folder is the one in which a withdrawn replica was last sound. `back`: the end of its log, as it reported it; None:
+    by rules of versions before R71."""
     found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
     has_lost_cache = False
     if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
-        # It was the very last member, and withdrawn: whatever was committed is in this folder.
+        # It was the very last member, and withdrawn: all committed records are in this folder.
         kept = replace(partition, withdrawn=tuple(entry for entry in partition.withdrawn if entry is not found))
     elif proven and unsound is None:
         kept = partition
@@ -252,7 +253,7 @@ def after_registration(
         avoid = broker if partition.leader == broker else None
         elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid)
         if has_lost_cache and elected.leader == broker and back is not None:
-            # The last that there is. Replicas outside the ISR may hold committed records that it has lost.
+            # The last replica. Others outside the ISR may hold committed records that it has lost.
             return replace(elected, loss_epoch=elected.leader_epoch)
         return elected
     return kept
@@ -279,7 +280,7 @@ def after_withdrawal(
     belong to an earlier epoch and no longer count.
 
     `reported_by`: a follower that holds committed records which `broker`, its leader, lacks. It leads if it is in the
-    ISR or eligible, and so holds all that is committed. Another replica may lack what was committed since it left:
+    ISR or eligible, and so holds all that is committed. Another replica may lack records committed since it left:
     then `broker` gives way to another member, or the partition is offline until an operator chooses between the two.
     """
     left = leave(partition, broker, alive=alive, min_isr=min_isr, unsound=Withdrawn(broker, reason), first=reported_by)
@@ -292,7 +293,7 @@ def after_withdrawal(
 
 # Keeps R31.
 def unclean(partition: Partition, broker: BrokerId) -> Partition:
-    """An operator's choice: records that only others hold are given up, and damaged ones in its log."""
+    """An operator's choice: records that only other replicas hold are given up, and damaged ones in its log."""
     leader_epoch = LeaderEpoch(partition.leader_epoch + 1)
     return replace(
         partition,

@@ -1,6 +1,6 @@
 """The parts of the cluster state: brokers, streams, partitions, and the outcome of a command.
 
-Partitions and brokers are values: a change replaces them, so that a value in a reader's hands never changes, and the
+Partitions and brokers are values: a change replaces them, so that a value which a reader holds never changes, and the
 difference between two states is a comparison.
 
 Invariants of a partition, checked by `check`:
@@ -8,9 +8,9 @@ Invariants of a partition, checked by `check`:
 - `returned` names members of `isr` and `eligible`;
 - `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
 - the leader, if there is one, is in the ISR and not withdrawn;
-- `epoch` grows with every change, `leader_epoch` with every change of leader, new life of it, and withdrawal.
+- `epoch` grows with every change, `leader_epoch` with every change of leader, new incarnation of it, and withdrawal.
 
-A stream is repartitioned while it lives (R58). The newest layout's partitions have the numbers 0 to n, exclusive;
+A stream is repartitioned while it is in use (R58). The newest layout's partitions have the numbers 0 to n, exclusive;
 a partition with a higher number takes no records:
 
     none ──Prepare──> ACTIVE, made ready ──Cutover──> ACTIVE, routed ──Cutover of fewer──> DRAINING ──Finish──> RETIRED
@@ -47,7 +47,7 @@ from wire.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """One broker as last registered. `alive` is the group's word, changed by commands only."""
+    """One broker as last registered. `alive` is changed by commands only."""
 
     id: BrokerId
     life_id: str
@@ -56,8 +56,8 @@ class Broker:
     raft_address: str
     """Empty: an observer, which does not vote."""
     earlier_lives: tuple[str, ...] = ()
-    """Ids of lives that are over, as far as remembered, oldest first: a registration of theirs that comes late counts
-    for nothing."""
+    """Ids of processes that are over, as far as remembered, oldest first: a late registration of one of them is
+    refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,19 @@ class Withdrawn:
     replica: BrokerId
     reason: str
     sound_incarnation: Incarnation = Incarnation(0)
-    """The life of the broker in which the replica was last sound; 0: it is damaged, or that is not known."""
+    """The incarnation of the broker in which the replica was last sound; 0: it is damaged, or that is not known."""
     sound_life: str = ""
-    """Id of that life."""
+    """`life_id` of that incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A replica in the ISR, or eligible, whose broker has begun a new life since a leader last saw it in sync. It
-    proved that it lost nothing; what it holds is what it says."""
+    """A replica in the ISR, or eligible, whose broker has begun a new incarnation since a leader last saw it in sync.
+    It proved that it lost nothing; the end of its log is the one that it reported."""
 
     replica: BrokerId
     incarnation: Incarnation
-    """That life."""
+    """The new incarnation."""
     log: LogEnd
 
 
@@ -106,19 +106,19 @@ class Partition:
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
-    """The last one that an operator began with an unclean election; 0: none."""
+    """The last LeaderEpoch that an operator began with an unclean election; 0: none."""
     loss_epoch: LeaderEpoch = LeaderEpoch(0)
-    """The last one whose leader may lack committed records: an unclean election, or the last member of the ISR of an
-    `accepted` stream, which has lost its page cache (R22). 0: none."""
+    """The last LeaderEpoch whose leader may lack committed records: an unclean election, or the last member of the ISR
+    of an `accepted` stream, which has lost its page cache (R22). 0: none."""
     state: PartitionState = PartitionState.ACTIVE
-    """DRAINING: the cutover to a layout without it is not finished. RETIRED: that is over; it is read, and not written.
-    """
+    """DRAINING: the cutover to a layout without it is not finished. RETIRED: that is over; the partition can be read,
+    and takes no records."""
     paused: bool = False
-    """Its followers sleep until a record comes (R47)."""
+    """The followers sleep until a record comes (R47)."""
     resume_all: bool = False
-    """While it is paused: a record that comes resumes all of the stream."""
+    """While it is paused: a record that comes resumes all partitions of the stream."""
     readonly: bool = False
-    """It takes no records (R43)."""
+    """The partition takes no records (R43)."""
     purged_end: Offset = Offset(0)
     """Records below it were deleted by an operator (R44). It only grows."""
 
@@ -158,13 +158,13 @@ class RepartitionPhase(Enum):
     PREPARED = "prepared"
     """The partitions are there; keys are spread as before."""
     CUTOVER = "cutover"
-    """Keys are spread anew; partitions of the layout before may have to tell where it ends, and clients to hear of it.
+    """Keys are spread anew; partitions of the layout before may have to report where it ends, and clients to apply it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repartition:
-    """One that is under way."""
+    """A repartition that is under way."""
 
     version: int
     """The partitioning version that it begins, or has begun."""
@@ -186,25 +186,25 @@ class Stream:
     incarnation: Incarnation
     kind: str
     config: dict[str, str]
-    """As given at creation and altered since, the cluster's defaults of those times included; missing settings have
-    their built-in defaults."""
+    """The settings given at creation and altered since, with the cluster's defaults of those times; missing settings
+    have their built-in defaults."""
     replication_factor: int
     partitioner: str
-    """One of `wire.layouts.PARTITIONERS`, or of a later version's: how producers that choose none spread keys."""
+    """One of `wire.layouts.PARTITIONERS`, or of a later version's: for producers that choose none."""
     partitioning_version: int
     routing_generation: Generation
-    """At which leaders, partitions or layouts last changed."""
+    """Generation at which leaders, partitions or layouts last changed."""
     layouts: tuple[Layout, ...]
     placement: str
     leader_pin: str
     partitions: dict[int, Partition]
-    """Also those with numbers above the newest layout's; of them some may be missing."""
+    """All partitions, also with numbers above the newest layout's, of which some may be missing."""
     repartition: Repartition | None = None
     settings: StreamConfig = field(init=False, compare=False)
     """`config`, read, with min ISR filled in."""
     _step: int = field(init=False, compare=False)
     _unreported: frozenset[int] = field(init=False, compare=False)
-    """Modulo `_step`, the partitions of the layout before that have not told where it ends."""
+    """Modulo `_step`, the partitions of the layout before that have not reported where it ends."""
 
     def __post_init__(self) -> None:
         self.settings = StreamConfig.from_strings(self.config).resolved(self.replication_factor)
@@ -231,7 +231,7 @@ class Stream:
 
     @property
     def partitions_in_words(self) -> str:
-        """The numbers of all that exist: "0 to 5", or "0 to 1, 4" where some were removed."""
+        """Numbers of all existing partitions: "0 to 5", or "0 to 1, 4" where some were removed."""
         numbers = sorted(self.partitions)
         firsts = [number for number in numbers if number - 1 not in self.partitions]
         lasts = [number for number in numbers if number + 1 not in self.partitions]
@@ -239,12 +239,12 @@ class Stream:
         return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
 
     def is_made_ready(self, number: int) -> bool:
-        """The partition waits for the cutover to a layout that has it."""
+        """Whether the partition waits for the cutover to a layout that has it."""
         return number >= self.partition_count and self.partitions[number].state is PartitionState.ACTIVE
 
     # Keeps R59.
     def awaits_sources(self, number: int) -> bool:
-        """Not all partitions from which keys come to this one in the newest layout have told of its cutover."""
+        """Whether a partition from which keys come to this one in the newest layout has not reported its cutover."""
         return number < self.partition_count and number % self._step in self._unreported
 
     @property
@@ -292,8 +292,8 @@ class Stream:
 
     def _further_subjects(self, number: int) -> tuple[str, ...]:
         """Subjects of partitions that some layout has had and the newest one has not, whose leaders do not listen, also
-        where the partition is not there any more: the one with the same number modulo the newest layout's count listens
-        in their place."""
+        where the partition was removed: the one with the same number modulo the newest layout's count listens in their
+        place."""
         count, newest = self.partition_count, self.layouts[-1]
         if number >= count:
             return ()
@@ -309,20 +309,20 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Where to look after a command or a snapshot. Readers reconcile to the state itself."""
+    """Objects that a command or a snapshot may have changed. Readers reconcile to the state itself."""
 
     partitions: tuple[PartitionKey, ...] = ()
     """New or changed; sorted."""
     gone: tuple[PartitionKey, ...] = ()
     """Deleted; sorted."""
     brokers: tuple[BrokerId, ...] = ()
-    """Registered, dead; sorted."""
+    """Registered, or declared dead; sorted."""
     controller: bool = False
     """A new controller epoch."""
     streams: bool = False
     """Streams were created or deleted."""
     repartitioned: tuple[StreamName, ...] = ()
-    """Streams with another layout, or of which a repartition began or ended; sorted."""
+    """Streams with another layout, or whose repartition began or ended; sorted."""
 
     def __bool__(self) -> bool:
         return bool(self.partitions or self.gone or self.brokers or self.controller or self.repartitioned)

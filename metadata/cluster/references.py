@@ -1,4 +1,4 @@
-"""How metadata messages name a partition: its stream and number, and the incarnations of both."""
+"""References to partitions in metadata messages: the stream and number, and the incarnations of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire.turns import Steps, pieces
 from wire.types import Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey, StreamName
 
 _PIECE: Final = 50
-"""Partitions in a piece of work."""
+"""Partitions that are handled before `Steps` yield."""
 
 
 def ref_of(key: PartitionKey) -> pb.PartitionRef:
@@ -34,7 +34,7 @@ def key_of(ref: pb.PartitionRef) -> PartitionKey:
 
 
 def log_ends_to_pb(ends: Mapping[PartitionKey, LogEnd]) -> Steps[list[pb.LogEnds]]:
-    """In the order of the keys, a message for each stream."""
+    """Returns a message for each stream, with its log ends in the order of the keys."""
     found = yield from logs_to_pb(ends)
     for logs in found:
         for piece in pieces(logs_of(logs), _PIECE):
@@ -46,7 +46,7 @@ def log_ends_to_pb(ends: Mapping[PartitionKey, LogEnd]) -> Steps[list[pb.LogEnds
 
 
 def logs_to_pb(keys: Iterable[PartitionKey]) -> Steps[list[pb.LogEnds]]:
-    """Without their ends. A key that is met again counts once."""
+    """Returns a message for each stream, without log ends. A repeated key counts once."""
     streams: defaultdict[tuple[StreamName, Incarnation], set[tuple[int, Incarnation]]] = defaultdict(set)
     for piece in pieces(keys, _PIECE):
         for key in piece:

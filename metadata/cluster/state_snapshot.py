@@ -50,7 +50,7 @@ _PHASES = (RepartitionPhase.PREPARED, RepartitionPhase.CUTOVER)
 
 @dataclass(slots=True, kw_only=True)
 class Contents:
-    """All that the cluster state is made of."""
+    """All parts of the cluster state."""
 
     generation: Generation
     cluster_id: str
@@ -62,13 +62,13 @@ class Contents:
     brokers: dict[BrokerId, Broker]
     streams: dict[StreamName, Stream]
     clients: dict[str, dict[int, Outcome]]
-    """Recorded outcomes by sequence; least recently heard client first."""
+    """Recorded outcomes by sequence; the client without a command for longest first."""
     unclean_elections: int
-    """How often an operator has accepted a loss, since the cluster began."""
+    """Number of unclean elections, since the cluster began."""
     rules: int
     """See `metadata.cluster.command_rules`."""
     lost: tuple[LostDecisions, ...]
-    """One for each time that the cluster began anew (`metadata.cluster.cluster_recovery`)."""
+    """One entry for each time that the cluster began anew (`metadata.cluster.cluster_recovery`)."""
 
     @classmethod
     def empty(cls) -> Contents:
@@ -90,7 +90,7 @@ class Contents:
 
 
 def encoding(contents: Contents) -> Steps[bytes]:
-    """The bytes of a state that does not change meanwhile."""
+    """Returns the bytes of a state that does not change meanwhile."""
     found: set[BrokerId] = set()
     for stream in contents.streams.values():
         yield 1

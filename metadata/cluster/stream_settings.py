@@ -1,12 +1,12 @@
-"""A stream's settings: where they come from, and how a living stream changes them. The settings
-themselves are declared in `wire.stream_config`.
+"""A stream's settings: their sources, and how they are changed while the stream is in use. The settings themselves are
+declared in `wire.stream_config`.
 
 A setting that the stream was not given has the cluster's default of the time when the stream was made (or the setting
 was unset), and else the built-in one. The cluster's defaults are copied into the stream: a change of them changes no
 stream that exists.
 
-Nearly all settings can be changed while a stream lives: every replica takes them from the next view of its partitions,
-and the partition epoch rises, so that no replica acts on half of a change. Two cannot (`Setting.fixed`):
+Nearly all settings can be changed while a stream is in use: every replica takes them from the next view of its
+partitions, and the partition epoch rises, so that no replica acts on half of a change. Two cannot (`Setting.fixed`):
 
 - whether copies count once they are synced. Followers have reported under the old rule, and a restart proves its
   place in the ISR under it: a page cache that counted for commits would count as synced. (The rest of a durability
@@ -23,8 +23,8 @@ from wire.stream_config import StreamConfig, setting_named
 
 
 def with_defaults(given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Adds the cluster's defaults to the settings of a stream. A durability level of its own that says how many
-    replicas it needs goes before a default `min_isr`. Raises TidelogError(BAD_CONFIG)."""
+    """Adds the cluster's defaults to the settings of a stream. A durability level of its own that fixes the number of
+    replicas goes before a default `min_isr`. Raises TidelogError(BAD_CONFIG)."""
     merged = {**defaults, **given}
     if "min_isr" not in given and "durability" in given and StreamConfig.from_strings(given).durability.has_floor:
         merged.pop("min_isr", None)
@@ -39,7 +39,7 @@ def altered(
     defaults: Mapping[str, str],
     replication_factor: int,
 ) -> dict[str, str]:
-    """The settings of a living stream after an operator's change. Raises TidelogError(BAD_CONFIG)."""
+    """Returns a stream's settings after an operator's change. Raises TidelogError(BAD_CONFIG)."""
     kept = {**_without(config, changes, unset), **changes}
     wanted = with_defaults(kept, {key: value for key, value in defaults.items() if key in unset})
     before, after = StreamConfig.from_strings(config), StreamConfig.from_strings(wanted)
@@ -51,7 +51,7 @@ def altered(
 def altered_defaults(
     defaults: Mapping[str, str], *, changes: Mapping[str, str], unset: Collection[str]
 ) -> dict[str, str]:
-    """The cluster's defaults after an operator's change. Raises TidelogError(BAD_CONFIG)."""
+    """Returns the cluster's defaults after an operator's change. Raises TidelogError(BAD_CONFIG)."""
     wanted = {**_without(defaults, changes, unset), **changes}
     StreamConfig.from_strings(wanted)
     return dict(sorted(wanted.items()))

@@ -16,7 +16,7 @@ from wire.turns import Steps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, LogEnd, Offset, PartitionKey
 
 MAX_PRODUCER_IDS = 100_000
-"""Most producer ids that one command hands out."""
+"""Limit of the producer ids that one command hands out."""
 
 
 def allocate_producer_ids(ledger: Ledger, command: pb.AllocateProducerIds) -> Outcome:
@@ -31,10 +31,10 @@ def allocate_producer_ids(ledger: Ledger, command: pb.AllocateProducerIds) -> Ou
 
 
 MAX_EARLIER_LIVES = 64
-"""Ids of lives that are over, kept per broker."""
+"""Limit of the ids of earlier processes that are kept per broker."""
 
 NOTHING_KNOWN = LogEnd(LeaderEpoch(0), Offset(0))
-"""The end of a log that a registration does not name: an earlier version sent it, or there were too many."""
+"""Stands for the end of a log that a registration does not name: an earlier version sent it, or there were too many."""
 
 
 # R28: A new Raft leader commits BeginControllerEpoch, a compare-and-set on the controller epoch before, and decides
@@ -80,7 +80,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
             Code.WRONG_INCARNATION,
             f"this life of broker {broker} is over: a later one has registered; start the broker again",
         )
-    # A folder that does not know of the last registered life is a copy of an earlier time.
+    # A folder whose last incarnation is not the registered one is a copy of an earlier time.
     folder_same = known is not None and (
         _proves(command, known.incarnation, known.life_id) or _was_registered_unheard(ledger, command, known)
     )
@@ -145,22 +145,22 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
 # Not covered: A voter on an empty folder takes part in the Raft group until its registration is refused; a command
 # that it confirmed there is lost if the only other voter that has it dies before the right folder has caught up.
 def _proves(command: pb.RegisterBroker, incarnation: Incarnation, life_id: str) -> bool:
-    """Whether the folder is the one of that life."""
+    """Whether the folder is the one of that incarnation or process."""
     return command.folder_same and (
         command.last_incarnation == incarnation != 0 or (life_id != "" and life_id in command.earlier_lives)
     )
 
 
 def _was_registered_unheard(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> bool:
-    """By a decision that was lost when the cluster began anew, and the broker has not registered since."""
+    """Whether a decision that was lost when the cluster began anew registered it, and none did since."""
     last = Incarnation(command.last_incarnation)
     return command.folder_same and known.incarnation < last and ledger.is_lost(last)
 
 
 def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -> Steps[Outcome | None]:
-    """The refusal of a registration with another folder than the one of the last life; None: it is taken."""
+    """Returns the refusal of a registration whose folder is not the last process's; None: it is accepted."""
     if not command.HasField("replace"):
-        return None  # committed by a version that asked nothing
+        return None  # committed by a version without this check
     if not command.last_incarnation and not command.replace:
         hosted = alone = 0
         for _, partition in ledger.partitions():
@@ -185,7 +185,7 @@ def _refused_folder(ledger: Ledger, command: pb.RegisterBroker, known: Broker) -
 
 
 def _lives_before(command: pb.RegisterBroker, known: Broker | None) -> tuple[str, ...]:
-    """Ids of the lives that are over when this one has begun."""
+    """Returns the ids of the processes that are over when this one is registered."""
     over = [*command.earlier_lives] if known is None else [*known.earlier_lives, known.life_id, *command.earlier_lives]
     return tuple(life for life in dict.fromkeys(over) if life != command.life_id)[-MAX_EARLIER_LIVES:]
 

@@ -8,22 +8,22 @@ broker, of a stream, of its partitions).
 Every decision is a compare-and-set, checked here and nowhere else:
 - a controller's carries its controller epoch and is refused in a later one (a decision that a deposed controller queued
   does nothing);
-- a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the life of each member
-  (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader sees in
-  the state that its proposal is over; a stale one changes nothing at all;
+- a leader's ISR change names the leader, its LeaderEpoch, the partition epoch that it saw and the incarnation of each
+  member (KIP-903). One that fails on a member ends in a new partition epoch with the ISR unchanged, so that the leader
+  sees in the state that its proposal is over; a stale one changes nothing at all;
 - a broker's death names the incarnation that died;
 - the steps of a repartition name the partitioning version, and a leader's report of a cutover its LeaderEpoch, too.
 
 A command may carry (client, sequence): repeated, as when its proposer could not know the outcome, it is answered with
 its first outcome.
 
-A command that looks at very many partitions is worked out in turns, between which the broker does other work, and takes
-effect at once. `prepare` computes on a fork of the state, and `apply` puts that in the state's place. Nothing else is
-applied in between, so `apply` alone comes to the same state, and takes the whole time. Small commands are carried out
-by `apply`, on the state itself.
+A command that looks at very many partitions is carried out in turns, between which the broker does other work, and
+takes effect at once. `prepare` computes on a fork of the state, and `apply` puts that in the state's place. Nothing
+else is applied in between, so `apply` alone comes to the same state, and takes the whole time. Small commands are
+carried out by `apply`, on the state itself.
 
     prepare(command) ──False──> prepare(command) … ──True──> apply(command)
-                                       └────── restore: what was worked out is dropped
+                                       └────── restore: the fork is dropped
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from wire.turns import LOOKS, Steps, Turns, pieces
 from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, StreamName
 
 MAX_CLIENTS = 1024
-"""Clients whose outcomes are kept; the client not heard for the most commands is forgotten."""
+"""Clients whose outcomes are kept; the client whose last command is the oldest is forgotten."""
 OUTCOMES_PER_CLIENT = 64
 """Outcomes kept per client; a sequence number that is older than all of them is refused."""
 
 SMALL_COMMAND_BYTES: Final = 16 << 10
-"""A command that is no longer, and looks only at partitions that it names, needs no turns."""
+"""A command of at most this size that looks only at partitions which it names needs no turns."""
 
 PIECE: Final = 50
 """Partitions that are compared before `Steps` yield."""
@@ -57,23 +57,23 @@ PIECE: Final = 50
 _AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids"})
 """Commands that look at no partition."""
 _OF_NAMED: Final = frozenset({"alter_isr", "elect_leaders", "withdraw", "remove_retired"})
-"""Commands that look at the partitions that they name. All others may look at those of a stream, or of the cluster."""
+"""Commands that look at the partitions that they name. All others may look at all of a stream, or of the cluster."""
 
 
 @dataclass(slots=True)
 class _Prepared:
-    """The next command."""
+    """The next command, and the work for it so far."""
 
     command: bytes
     message: pb.Command
     ledger: Ledger
-    """A fork of the state where it takes turns."""
+    """A fork of the state for a command in turns, else the state's own."""
     turns: Turns[Outcome] | None
-    """None: it takes none."""
+    """None: the command needs no turns."""
 
 
 class ClusterState(Cluster):
-    """See the module."""
+    """The state machine of the metadata group."""
 
     def __init__(self) -> None:
         self._become(state_snapshot.Contents.empty(), {})
@@ -87,15 +87,15 @@ class ClusterState(Cluster):
         return Turns(state_snapshot.encoding(self._contents)).finish()
 
     def encoding(self) -> Steps[bytes]:
-        """A snapshot of the state as it is now, while commands are applied."""
+        """Encodes a snapshot of the state as it is now; commands may be applied meanwhile."""
         return state_snapshot.encoding(self._ledger.picture())
 
     def restore(self, data: bytes) -> Changes:
-        """As `restoring`, in one go."""
+        """Does all steps of `restoring` at once."""
         return Turns(self.restoring(data)).finish()
 
     def restoring(self, data: bytes) -> Steps[Changes]:
-        """Become the state of that snapshot, with the last step; returns the differences from the state until now, to
+        """Becomes the state of that snapshot, with the last step; returns the differences from the state until now, to
         which nothing is applied meanwhile. Raises CorruptData."""
         old, new = self._contents, (yield from state_snapshot.decoding(data))
         partition_commands: list[PartitionKey] = []
@@ -128,8 +128,8 @@ class ClusterState(Cluster):
         )
 
     def prepare(self, command: bytes) -> bool:
-        """Do a turn of the work for `apply(command)`, which must be the next one. True: `apply` has little left to do.
-        Nothing that readers see is changed."""
+        """Does a turn of the work for `apply(command)`, which must be the next one. True: `apply` has little left to
+        do. The state that readers see stays unchanged."""
         if self._prepared is None or self._prepared.command != command:
             try:
                 self._prepared = self._begin(command)
@@ -152,7 +152,7 @@ class ClusterState(Cluster):
         return _Prepared(command, message, fork, Turns(_in_steps(fork, message)))
 
     def apply(self, command: bytes) -> Outcome:
-        """Never raises, whatever the bytes."""
+        """Applies a command. Never raises, whatever the bytes."""
         prepared, self._prepared = self._prepared, None
         try:
             if prepared is None or prepared.command != command:
@@ -260,7 +260,8 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
 def _differences(
     old: Stream | None, new: Stream | None, led: dict[BrokerId, int]
 ) -> Steps[tuple[list[PartitionKey], list[PartitionKey]]]:
-    """Partitions of one name whose views have changed, and those that are gone, sorted; their leaders are counted."""
+    """Returns partitions of one name whose views have changed, and those that are gone, sorted; counts leaders in
+    `led`."""
     known = {} if old is None else {old.key(number): partition for number, partition in old.partitions.items()}
     is_alike = old is not None and new is not None and old.shared == new.shared
     changed: list[PartitionKey] = []

@@ -1,7 +1,7 @@
 """The cluster state while a command is applied: the handlers change it and state their outcome through a ledger.
 
 A handler whose work grows with the partitions of a stream or of the cluster is `Steps` (`wire.turns`), which can be
-interrupted. It may work on a `fork`, of which nobody sees anything before it takes the place of the state.
+interrupted. It may work on a `fork`, whose changes nobody sees before it takes the place of the state.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from wire.turns import Steps
 from wire.types import BrokerId, Generation, PartitionEpoch, PartitionKey, StreamName
 
 PARTITION: Final = 4
-"""Looks for a partition that may be changed."""
+"""Cost of a partition that may be changed, in looks."""
 
 
 class Ledger(Cluster):
-    """`contents` may be changed by the handlers of `metadata.commands`, and by nothing else."""
+    """The state to change. `contents` may be changed by the handlers of `metadata.commands`, and by nothing else."""
 
     def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
         super().__init__(contents, led)
         self._owned: set[StreamName] | None = None
-        """Streams that no other ledger and no picture has; None: all."""
+        """Streams that no other ledger and no picture shares; None: all."""
 
     def fork(self) -> Ledger:
-        """A ledger of the same contents, whose changes do not show in this one. Partitions and brokers are values, so
-        a stream is copied when it is changed first."""
+        """Returns a ledger of the same contents, whose changes do not show in this one. Partitions and brokers are
+        values, so a stream is copied before its first change."""
         contents = replace(self._contents, brokers=dict(self._contents.brokers), streams=dict(self._contents.streams))
         forked = Ledger(contents, dict(self._led))
         forked._owned = set()
         return forked
 
     def picture(self) -> Contents:
-        """The contents as they are now: what is changed later does not show in them. Streams are copied when they are
+        """Returns the contents as they are now: later changes do not show in them. Streams are copied before they are
         changed, as in a fork."""
         self._owned = set()
         return replace(
@@ -50,13 +50,13 @@ class Ledger(Cluster):
         )
 
     def take_over(self, fork: Ledger) -> None:
-        """`fork` was made of this one, which nothing has changed since."""
+        """Takes the contents of `fork`, which was made of this ledger; nothing has changed this one since."""
         self._contents, self._led = fork._contents, fork._led
         if self._owned is not None and fork._owned is not None:
             self._owned |= fork._owned
 
     def own(self, name: StreamName) -> Stream:
-        """The stream, for changes of its partitions."""
+        """Returns the stream, for changes of its partitions."""
         stream = self._contents.streams[name]
         if self._owned is None or name in self._owned:
             return stream
@@ -71,7 +71,7 @@ class Ledger(Cluster):
 
     @property
     def leaderships(self) -> dict[BrokerId, int]:
-        """How many partitions each broker leads."""
+        """Number of partitions that each broker leads."""
         return self._led
 
     def refuse(self, code: Code, message: str) -> Outcome:
@@ -92,7 +92,7 @@ class Ledger(Cluster):
             self._led[leader] = self._led.get(leader, 0) + by
 
     def store(self, key: PartitionKey, changed: Partition) -> None:
-        """Put a changed partition in the old one's place, one partition epoch on."""
+        """Puts a changed partition in the old one's place, with the next partition epoch."""
         stream = self.own(key.stream)
         partitions = stream.partitions
         old = partitions[key.partition]
@@ -103,7 +103,7 @@ class Ledger(Cluster):
         self.count_leader(changed.leader, 1)
 
     def sweep(self, change: Callable[[PartitionKey, Partition, Stream], Partition]) -> Steps[tuple[PartitionKey, ...]]:
-        """Apply `change` to every partition; the keys of changed partitions are returned."""
+        """Applies `change` to every partition; returns the keys of changed partitions."""
         changed = []
         for key, partition in self.partitions():
             yield PARTITION

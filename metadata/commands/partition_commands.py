@@ -48,20 +48,20 @@ def _alter_one_isr(
         seen = known is not None and known.incarnation == life.incarnation
         unseen_yet = life.incarnation == 0 and member in partition.isr
         if not (seen or unseen_yet) or not ledger.is_alive(member) or partition.is_withdrawn(member):
-            # Over and done with: the raised epoch tells the leader, and outdates every copy still on its way.
+            # Settled for good: the raised epoch ends the leader's proposal, and outdates every copy still on its way.
             return Code.WRONG_INCARNATION, replace(partition, epoch=PartitionEpoch(partition.epoch + 1))
     changed = election.with_isr(partition, members, min_isr=min_isr)
-    # Of a member that joins the leader says so by proposing it.
+    # By proposing a member that joins, the leader states that it has caught up.
     fetched = {BrokerId(life.broker) for life in item.new_isr if life.incarnation}
     joined = (broker for broker in members if broker not in partition.isr)
     changed = election.caught_up(changed, fetched.intersection((*map(BrokerId, item.caught_up), *joined)))
-    # The present ISR may be proposed too: that outdates every earlier proposal.
+    # The present ISR may be proposed too: its new epoch outdates every earlier proposal.
     return None, replace(changed, epoch=PartitionEpoch(partition.epoch + 1))
 
 
 # Keeps R47.
 def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Steps[Outcome]:
-    """A partition that is resumed takes the others of its stream along where its pause says so."""
+    """A resumed partition resumes the others of its stream where its pause asked for that (`resume_all`)."""
     outcome = yield from _each_partition(ledger, command.items, _alter_one_paused)
     resumed = {
         key.stream
@@ -82,7 +82,7 @@ def alter_paused(ledger: Ledger, command: pb.AlterPaused) -> Steps[Outcome]:
 
 
 def _alter_one_paused(
-    ledger: Ledger,  # noqa: ARG001 - as for the others
+    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
     item: pb.PauseAlteration,
     partition: Partition,
     min_isr: int,  # noqa: ARG001
@@ -157,8 +157,8 @@ def _withdraw_one(
 
 
 def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Steps[Outcome]:
-    """Decides each item on its own: `change(ledger, item, partition, min_isr)` returns how it ended, and the partition
-    afterwards."""
+    """Decides each item on its own: `change(ledger, item, partition, min_isr)` returns the refusal or None, and the
+    partition afterwards."""
     codes: list[Code | None] = []
     changed: dict[PartitionKey, None] = {}
     for item in items:
@@ -206,7 +206,7 @@ def elect_unclean(ledger: Ledger, command: pb.UncleanElect) -> Steps[Outcome]:
 
 
 def why_not_unclean(cluster: Cluster, key: PartitionKey, partition: Partition, broker: BrokerId) -> str | None:
-    """The reason for which an operator may not let that replica lead with loss; None when it may."""
+    """Returns why an operator may not let that replica lead with loss; None when it may."""
     if broker not in partition.replicas or not cluster.is_alive(broker):
         return f"broker {broker} is not a live replica of {key}; its replicas are {', '.join(partition.replicas)}"
     if partition.leader is not None and cluster.is_alive(partition.leader):

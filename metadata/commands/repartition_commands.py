@@ -1,11 +1,11 @@
-"""Commands that change the number of partitions of a living stream (R58 to R60).
+"""Commands that change the number of partitions of a stream in use (R58 to R60).
 
     Prepare    a marker (`Stream.repartition`) is set, and the partitions that are missing are made; keys stay
     Cutover    one entry begins the layout: version, count, adoption generation, and the partitions that leave drain
     Report     by each leader of a partition with earlier records: where the layout before ends there
     Finish     when all have reported: DRAINING becomes RETIRED, and the marker goes
     Cancel     before the cutover: the marker goes, and the partitions that were made for it
-    Remove     a RETIRED partition without records goes, as its leader told
+    Remove     a RETIRED partition without records goes, when its leader has reported it
 
 A RETIRED partition whose number the new layout has again is used again as it is: its log goes on.
 """
@@ -67,12 +67,12 @@ def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Steps[Outcome]:
 
 
 def _is_readonly(stream: Stream) -> bool:
-    """A stream of which all partitions take no records stays one."""
+    """Whether all partitions take no records; new ones do not either then."""
     return all(stream.partitions[number].readonly for number in range(stream.partition_count))
 
 
 def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | None:
-    """The refusal of a repartition to so many partitions; None where it can begin."""
+    """Returns the refusal of a repartition to so many partitions; None where it can begin."""
     try:
         check_partition_count(partitions)
     except TidelogError as error:
@@ -96,7 +96,7 @@ def why_not_repartition(stream: Stream, partitions: int) -> tuple[Code, str] | N
 
 
 def missing_partitions(stream: Stream, partitions: int) -> list[int]:
-    """The partitions that a layout of so many needs and that do not exist."""
+    """Returns the partitions that a layout of so many needs and that do not exist."""
     return [number for number in range(stream.partition_count, partitions) if number not in stream.partitions]
 
 
@@ -118,7 +118,7 @@ def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Steps[Outcome]:
 
 
 def why_not_cancelled(stream: Stream) -> str | None:
-    """None where a repartition can be cancelled."""
+    """Returns why the repartition cannot be cancelled; None: it can."""
     marker = stream.repartition
     if marker is None:
         return (
@@ -163,7 +163,7 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
             changed_partition = replace(partition, state=PartitionState.ACTIVE, readonly=readonly)
         elif number >= count and partition.state is PartitionState.ACTIVE:
             changed_partition = replace(partition, state=PartitionState.DRAINING)
-        # Also where nothing changes: a replica that sees that partition epoch has seen the cutover.
+        # Also an unchanged partition: a replica that sees the new partition epoch has seen the cutover.
         ledger.store(stream.key(number), changed_partition)
     changed = _put(
         ledger,
@@ -178,7 +178,7 @@ def cut_over(ledger: Ledger, command: pb.Cutover) -> Steps[Outcome]:
 
 def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
     """The starts of a layout of `count` partitions that follows one of `before`: each partition of that one, and each
-    that is used again, has to tell."""
+    that is used again, has to report."""
     starts = [NOT_REPORTED] * before
     for number in range(before, count):
         used_again = stream.partitions[number].state is PartitionState.RETIRED
@@ -189,7 +189,7 @@ def _starts(stream: Stream, before: int, count: int) -> tuple[int, ...]:
 
 
 def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Steps[Outcome]:
-    """Each item is decided on its own. One that comes again, or late, is refused and changes nothing."""
+    """Each item is decided on its own. A repeated or late one is refused and changes nothing."""
     codes: list[Code | None] = []
     told: dict[StreamName, dict[int, int]] = {}
     for item in command.items:
@@ -214,14 +214,14 @@ def report_cutover(ledger: Ledger, command: pb.ReportCutover) -> Steps[Outcome]:
 
 
 def _tell(ledger: Ledger, name: StreamName, ends: Mapping[int, int]) -> Steps[list[PartitionKey]]:
-    """The newest layout starts there in these partitions. Returns the partitions whose views changed, sorted."""
+    """Stores where the newest layout starts in these partitions. Returns the partitions whose views changed, sorted."""
     stream = ledger.own(name)
     layout = stream.layouts[-1]
     starts = [*layout.starts]
     for number, end in ends.items():
         starts[number] = end
     changed = _put(ledger, stream, layouts=(*stream.layouts[:-1], replace(layout, starts=tuple(starts))))
-    # The leader with the same number modulo the count listens in the place of a partition that leaves.
+    # The leader with the same number modulo the count listens in the place of a partition that is left out.
     seen = {*ends, *(number % layout.partitions for number in ends)}
     for number in stream.partitions:
         yield 1
@@ -254,20 +254,20 @@ def _why_not_reported(stream: Stream, partition: Partition, item: pb.CutoverRepo
 
 # Keeps R59.
 def forget_reports(ledger: Ledger, key: PartitionKey) -> Steps[list[PartitionKey]]:
-    """The partition's log may end below the cutover that was told, for an operator has let a replica lead that lacks
-    committed records: its new leader has to tell again. Returns the partitions whose views changed, sorted."""
+    """The partition's log may end below the reported cutover, for an operator has let a replica lead that lacks
+    committed records: its new leader has to report again. Returns the partitions whose views changed, sorted."""
     stream = ledger.own(key.stream)
     if _last_start(stream, key.partition) <= 0:  # no log ends below 0
         return []
     *before, newest = stream.layouts
-    # A partition may be retired since an earlier layout. The newest one tells of all up to it.
+    # A partition may be retired since an earlier layout. The starts of the newest one are extended up to it.
     others = (_last_start(stream, number) for number in range(len(newest.starts), key.partition + 1))
     _put(ledger, stream, layouts=(*before, replace(newest, starts=(*newest.starts, *others))))
     return (yield from _tell(ledger, key.stream, {key.partition: NOT_REPORTED}))
 
 
 def _last_start(stream: Stream, number: int) -> int:
-    """Where the newest layout begins in this life of the partition, or where the last one ended that had it."""
+    """Returns where the newest layout begins in this incarnation of the partition, or the last one with it ended."""
     partition = stream.partitions.get(number)
     for layout in reversed(stream.layouts):
         if partition is None or layout.generation < partition.incarnation:
@@ -305,7 +305,7 @@ def finish(ledger: Ledger, command: pb.FinishRepartition) -> Steps[Outcome]:
 
 
 def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
-    """Each item is decided on its own. While a repartition is under way nothing goes that it may use again."""
+    """Each item is decided on its own. While a repartition is under way no partition goes that it may use again."""
     codes: list[Code | None] = []
     gone: list[PartitionKey] = []
     for item in command.items:
@@ -335,8 +335,8 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
 
 # Keeps R60.
 def _may_go(stream: Stream, number: int) -> bool:
-    """Whether the partition can be removed when it has no records. One that has to tell of a cutover stays until then:
-    nobody else could."""
+    """Whether the partition can be removed when it has no records. One that has to report a cutover stays until then:
+    nobody else could report it."""
     is_retired = stream.partitions[number].state is PartitionState.RETIRED
     return is_retired and stream.repartition is None and stream.layouts[-1].start(number) != NOT_REPORTED
 
@@ -344,7 +344,7 @@ def _may_go(stream: Stream, number: int) -> bool:
 def _under_way(
     ledger: Ledger, command: pb.CancelRepartition | pb.Cutover | pb.FinishRepartition
 ) -> tuple[Stream, Repartition] | Outcome:
-    """The stream, and its repartition of that version; or why the command is refused."""
+    """Returns the stream, and its repartition of that version; or the refusal of the command."""
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
@@ -358,7 +358,7 @@ def _under_way(
 
 
 def _put(ledger: Ledger, stream: Stream, **fields: object) -> Stream:
-    """The stream with other values of these fields, in the old one's place."""
+    """Puts the stream with new values of these fields in the old one's place, and returns it."""
     changed = replace(stream, routing_generation=ledger.next_generation(), **fields)  # type: ignore[arg-type]
     ledger.contents.streams[stream.name] = changed
     return changed

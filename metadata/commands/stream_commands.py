@@ -29,7 +29,7 @@ OfStream: TypeAlias = (
     | pb.Cutover
     | pb.FinishRepartition
 )
-"""A controller's command about one life of a stream."""
+"""A controller's command about one incarnation of a stream."""
 
 DEFAULT_KIND = "log"
 DEFAULT_PLACEMENT = "spread"
@@ -73,7 +73,7 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome]:
 def partitions_of(
     brokers: Sequence[str], assignments: Iterable[pb.Assignment], incarnation: Incarnation
 ) -> Steps[list[Partition]]:
-    """New partitions; the assignments were checked."""
+    """Makes partitions of checked assignments."""
     names = [BrokerId(name) for name in brokers]
     made = []
     for assignment in assignments:
@@ -119,7 +119,7 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome
 def check_assignments(
     ledger: Ledger, brokers: Sequence[str], assignments: Sequence[pb.Assignment], factor: int
 ) -> Steps[Outcome | None]:
-    """The refusal of a placement that cannot be, or of which a broker has died."""
+    """Returns the refusal of an impossible placement, or of one with a dead broker; None: it is fine."""
     for name in brokers:
         if not ledger.is_alive(BrokerId(name)):
             return ledger.refuse(Code.UNAVAILABLE, f"broker {name} is not alive any more; try again")
@@ -163,13 +163,13 @@ def alter_stream(ledger: Ledger, command: pb.AlterStream) -> Steps[Outcome]:
         yield PARTITION
         key = changed.key(number)
         keys.append(key)
-        # Also where nothing but the settings changed: a replica that sees that epoch has seen them.
+        # Also where only the settings changed: a replica that sees the new epoch has seen the settings.
         ledger.store(key, election.with_min_isr(changed.partitions[number], changed.min_isr))
     return ledger.changed(Changes(partitions=tuple(keys)))
 
 
 def why_not_compacted(stream: Stream, config: Mapping[str, str]) -> str | None:
-    """The refusal of settings with which a stream is compacted that is not now; None where they can be."""
+    """Returns the refusal of settings that turn compaction on where it cannot be; None: they are allowed."""
     if stream.settings.compact or not StreamConfig.from_strings(config).compact:
         return None
     if len(stream.layouts) == 1 and stream.repartition is None:
@@ -213,9 +213,9 @@ def set_paused(ledger: Ledger, command: pb.SetPaused) -> Steps[Outcome]:
 # Not covered: A broker that the metadata group cannot reach goes on serving consumers that know no newer LeaderEpoch
 # than it does.
 def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Steps[Outcome]:
-    """A leader of that LeaderEpoch has told that all below each end is committed: another one may lead with less, after
-    an unclean election. An end at or below the present one changes nothing: the command may be repeated, and come after
-    a later one."""
+    """A leader of the named LeaderEpoch has reported that all records below each end are committed: another one may
+    lead with fewer, after an unclean election. An end at or below the present one changes nothing: the command may be
+    repeated, and come after a later one."""
     stream = stream_of(ledger, command)
     if isinstance(stream, Outcome):
         return stream
@@ -235,7 +235,7 @@ def delete_records(ledger: Ledger, command: pb.DeleteRecords) -> Steps[Outcome]:
 
 
 def _change_partitions(ledger: Ledger, stream: Stream, changes: Mapping[int, Mapping[str, Any]]) -> Steps[Outcome]:
-    """`changes`: fields that get another value, by partition, in the order of the numbers."""
+    """`changes`: new values of fields, by partition, in the order of the numbers."""
     unknown = next((number for number in changes if number not in stream.partitions), None)
     if unknown is not None:
         return ledger.refuse(
@@ -286,7 +286,7 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Steps[Outcome]:
 
 
 def stream_of(ledger: Ledger, command: OfStream) -> Stream | Outcome:
-    """The stream that the command is about, or why it is refused."""
+    """Returns the command's stream, or the refusal of the command."""
     refused = ledger.not_controller(command.controller_epoch)
     if refused is not None:
         return refused

@@ -37,8 +37,8 @@ _PIECE: Final = 100
 
 
 class AdminRequests:
-    """See the module. `epoch()`: the controller epoch of this broker; 0 while it is not the controller.
-    `live_brokers()`: alive by the state, and listening as far as the last probes tell."""
+    """Makes commands of requests. `epoch()`: the controller epoch of this broker; 0 while it is not the controller.
+    `live_brokers()`: alive by the state, and not refused by the last probes."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class AdminRequests:
         partitioner: str | None = None,
         voters: int = 1,
     ) -> Steps[pb.Command]:
-        """The command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
+        """Returns the command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
         cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
-        which may still be on their way. `partitioner` None: the default one.
+        which may not have registered yet. `partitioner` None: the default one.
 
         Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR, LIMIT_REACHED;
-        NOT_ENOUGH_BROKERS while some of the cluster's brokers do not live yet, or any more.
+        NOT_ENOUGH_BROKERS while some of the cluster's brokers are not alive.
         """
         self._require_controller()
         check_stream_name(name)
@@ -140,7 +140,7 @@ class AdminRequests:
     def _assignments(
         self, partitions: int, factor: int, voters: int, *, beside: Iterable[Partition] = ()
     ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
-        """Live brokers, and which of them hold so many new partitions of a stream that has those `beside` them."""
+        """Returns the live brokers, and which of them hold the new partitions of a stream whose others are `beside`."""
         live = self._live_brokers()
         self._check_enough(factor, live, voters)
         live = self._rebalancing.with_room(live, factor)
@@ -160,7 +160,7 @@ class AdminRequests:
         return live, assignments
 
     def _check_limits(self, partitions: int, *, streams: int = 1) -> None:
-        """Raises TidelogError(LIMIT_REACHED) where so many more streams and partitions are too much."""
+        """Raises TidelogError(LIMIT_REACHED) when so many more streams and partitions exceed the limits."""
         known = self._state.streams.values()
         there = sum(len(stream.partitions) for stream in known)
         for limit, most, count, what in (
@@ -175,11 +175,11 @@ class AdminRequests:
                 )
 
     def _unregistered(self, voters: int) -> int:
-        """How many of the metadata group's `voters` have never registered, and may be on their way."""
+        """Returns how many of the metadata group's `voters` have never registered, and may still do so."""
         return max(0, voters - sum(bool(broker.raft_address) for broker in self._state.brokers.values()))
 
     def _check_enough(self, factor: int, live: Sequence[BrokerId], voters: int) -> None:
-        """Raises TidelogError where `factor` live brokers are not there: NOT_ENOUGH_BROKERS when they may come yet."""
+        """Raises TidelogError without `factor` live brokers: NOT_ENOUGH_BROKERS when missing ones may still come."""
         if factor <= len(live):
             return
         text = (
@@ -210,8 +210,8 @@ class AdminRequests:
         )
 
     def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
-        """Other settings for a living stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST,
-        BAD_CONFIG."""
+        """Returns the command that changes settings of a stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM,
+        BAD_REQUEST, BAD_CONFIG."""
         stream = self._changeable(name)
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, f"nothing is to be changed of stream {name}; name a setting")
@@ -237,7 +237,7 @@ class AdminRequests:
         )
 
     def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> Steps[pb.Command]:
-        """The command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
+        """Returns the command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
 
         Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, BAD_CONFIG, LIMIT_REACHED;
         BAD_REPLICATION_FACTOR and NOT_ENOUGH_BROKERS where brokers for new partitions are missing.
@@ -282,7 +282,7 @@ class AdminRequests:
         )
 
     def set_readonly(self, name: str, readonly: bool, partitions: Sequence[int]) -> pb.Command:
-        """No partitions: all. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        """No partitions: all of them. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         stream = self._changeable(name)
         for number in partitions:
             self._find(name, number)
@@ -297,7 +297,7 @@ class AdminRequests:
         )
 
     def set_paused(self, name: str, paused: bool, partitions: Sequence[int], *, resume_all: bool = False) -> pb.Command:
-        """As `set_readonly`."""
+        """No partitions: all of them. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         stream = self._changeable(name)
         for number in partitions:
             self._find(name, number)
@@ -315,11 +315,11 @@ class AdminRequests:
     def delete_records(
         self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
     ) -> Steps[pb.Command]:
-        """`before`: by partition, where its records begin from now on; LATEST: at the end of its committed log.
-        `committed`: the LeaderEpoch of the leader that told that end, and the end. All is done, or nothing.
+        """`before`: by partition, its new first offset; LATEST: the end of its committed log. `committed`: the
+        LeaderEpoch of the leader that reported that end, and the end. All partitions are changed, or none.
 
         Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST, OFFSET_AHEAD; UNAVAILABLE where a leader has
-        not told."""
+        not reported its end."""
         stream = self._changeable(name)
         if not before:
             raise TidelogError(Code.BAD_REQUEST, f"no records of stream {name} are to be deleted; name a partition")
@@ -363,7 +363,7 @@ class AdminRequests:
         return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=wanted, unset=unset))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:
-        """The move that is to be asked of the leader, so that `target` can lead in its place.
+        """Returns the move to ask of the leader, so that `target` can lead in its place.
 
         Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST.
         """
@@ -385,8 +385,8 @@ class AdminRequests:
         raise TidelogError(Code.BAD_REQUEST, wrong)
 
     def carry_out(self, move: LeaderMove) -> pb.Command:
-        """The election that makes the target of a move the leader. Whether the ISR can do without the old leader is
-        judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
+        """Returns the election that makes the target of a move the leader. Whether the ISR can do without the old
+        leader is judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
         self._require_controller()
         item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
         item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
@@ -412,7 +412,7 @@ class AdminRequests:
         return others >= self._state.streams[move.key.stream].min_isr
 
     def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
-        """For an operator's request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        """Returns the partition of a request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
         self._require_controller()
         stream = self._state.streams.get(StreamName(name))
         if stream is None:
@@ -425,7 +425,7 @@ class AdminRequests:
         return stream.key(number), partition
 
     def _changeable(self, name: str) -> Stream:
-        """A stream that operators may alter and delete. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST,
+        """Returns a stream that operators may alter and delete. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST,
         UNKNOWN_STREAM."""
         self._require_controller()
         stream = self._state.streams.get(StreamName(name))
@@ -449,7 +449,7 @@ def unknown_stream(name: str) -> TidelogError:
 
 
 def partition_numbers(before: Mapping[str, int]) -> dict[int, int]:
-    """A request's offsets by partition. Raises TidelogError(BAD_REQUEST)."""
+    """Returns a request's offsets by partition. Raises TidelogError(BAD_REQUEST)."""
     found: dict[int, int] = {}
     for text, offset in before.items():
         if not (text.isascii() and text.isdigit() and len(text) < 10):

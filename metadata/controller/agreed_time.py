@@ -9,19 +9,19 @@ ClockSurvey, at the controller, keeps of each live broker how far its clock is f
 answer was written between the moments at which the probe was sent and the answer came. The clocks of a majority of the
 live brokers that are no further apart than `max_clock_difference` are the agreed time: the middle one of them.
 
-AgreedClock, at each broker, goes on from the agreed time that a probe tells by its own monotonic clock. It gives no
+AgreedClock, at each broker, runs on from the agreed time of the last probe by its own monotonic clock. It gives no
 time
 
-    UNKNOWN     while no controller has told one for `leader_lease`
+    UNKNOWN     while no probe has brought one for `leader_lease`
     APART       while all clocks are known, and no majority of them agrees
     OFF         while the broker's own clock is further from it than `max_clock_difference`
     SETTLING    for `clock_settle` after the start of the process, and after each jump of the agreed time against the
                 time that has elapsed here: a host that wakes, clocks of all hosts that are set at once
 
-and in the state AGREED it gives the agreed time. Who gets none forgets nothing, which is only late. What a broker dates
-(plain records, markers) it dates by its own clock, and in the state OFF by the agreed time in its place. What one
-broker dates and another judges (tickets) goes by the common time: the agreed one as it was last told, in every state. A
-broker that is alone is its own majority: a jump of its clock is a jump of the agreed time.
+and in the state AGREED it gives the agreed time. A broker without one forgets nothing, which is only late. Plain
+records and markers are dated by the broker's own clock, in the state OFF by the agreed time. Tickets, which one broker
+dates and another judges, go by the common time: the agreed time as last received, in every state. A broker that is
+alone is its own majority: a jump of its clock is a jump of the agreed time.
 
 Pure: `now` is monotonic seconds, `time_ns` a wall clock in ns since 1970.
 """
@@ -48,12 +48,12 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the clocks of the live brokers say."""
+    """The agreed time of the live brokers' clocks, if there is one."""
 
     agreed_ns: int | None
-    """None: too few are known, or no majority agrees."""
+    """The agreed time, ns since 1970; None: too few clocks are known, or no majority agrees."""
     is_apart: bool = False
-    """All are known, and no majority agrees."""
+    """Whether all clocks are known, and no majority agrees."""
 
 
 class ClockSurvey:
@@ -63,12 +63,12 @@ class ClockSurvey:
         self._readings: dict[BrokerId, _Reading] = {}
 
     def restart(self) -> None:
-        """A new controller epoch: what others told long ago counts no more."""
+        """A new controller epoch: readings of an earlier one count no more."""
         self._readings.clear()
 
     def on_answer(self, broker: BrokerId, time_ns: int, sent: float, now: float) -> None:
-        """Its clock in an answer that has just come; 0: it tells none. One that took longer than clocks may be apart
-        says too little."""
+        """Records the broker's clock from an answer that has just come; `time_ns` 0: it has none. An answer that took
+        longer than `max_clock_difference` is ignored: it is too inexact."""
         if time_ns and (now - sent) * _NS <= self._bound_ns:
             self._readings[broker] = _Reading(time_ns - int((sent + now) / 2 * _NS), now)
 
@@ -97,7 +97,7 @@ class ClockState(Enum):
 
 
 class AgreedClock:
-    """One per broker."""
+    """The agreed time at one broker, and whether it may be used."""
 
     def __init__(self, settings: MetadataSettings) -> None:
         self._bound_s = settings.max_clock_difference_s
@@ -106,7 +106,7 @@ class AgreedClock:
         self._offset_ns = 0
         """Distance of the agreed time from the monotonic clock."""
         self._told_at: float | None = None
-        """None: no probe has told a time."""
+        """When the last agreed time was received; None: never."""
         self._is_apart = False
         self._anchor_ns = 0
         """`_offset_ns` as it was at `_since`."""
@@ -115,7 +115,7 @@ class AgreedClock:
         self.jumps = 0
 
     def on_probe(self, agreed_ns: int, *, is_apart: bool, age: float, now: float) -> None:
-        """A probe came, which was sent no longer ago than `age`. `agreed_ns`: 0 where it tells none."""
+        """A probe came, which was sent no longer ago than `age`. `agreed_ns`: 0 where it has no agreed time."""
         if age > self._bound_s / 2:
             return  # it may have lain unread for as long as that
         self._is_apart = is_apart
@@ -148,16 +148,16 @@ class AgreedClock:
         return ClockState.AGREED
 
     def ahead_ns(self, now: float, time_ns: int) -> int:
-        """By how much this broker's clock is ahead of the agreed time, as last told; 0: none was told."""
+        """Returns the lead of this broker's clock over the agreed time, as last received; 0: none was received."""
         return 0 if self._told_at is None else time_ns - self._agreed_at(now)
 
     def stamp_ns(self, now: float, time_ns: int) -> int:
-        """For what this broker dates: its own clock, and the agreed time in its place while that one is off."""
+        """Returns the time for this broker's own dates: its own clock, or the agreed time while that clock is off."""
         return self._agreed_at(now) if self.state(now, time_ns) is ClockState.OFF else time_ns
 
     def common_ns(self, now: float, time_ns: int) -> int:
-        """For what one broker dates and another judges: the agreed time as it was last told, however long ago that was,
-        and this broker's own clock before one was told."""
+        """Returns the time for dates that another broker judges: the agreed time as last received, however long ago
+        that was, or this broker's own clock before the first one."""
         return time_ns if self._told_at is None else self._agreed_at(now)
 
     def time_ns(self, now: float, time_ns: int) -> int | None:

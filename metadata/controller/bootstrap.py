@@ -1,23 +1,23 @@
-"""Whether a cluster may be founded in a namespace: only where no other cluster lives, and by one founder at a time.
+"""Whether a cluster may be founded in a namespace: only where there is no other one, and by one founder at a time.
 
 The Raft leader of a group that has no cluster id yet asks all brokers in the namespace, one question after the other,
 at distances of `bootstrap_wait_s / QUESTIONS`:
 
-    searching ──QUESTIONS questions came back, and no other founder was heard──> decided ──> BeginControllerEpoch
+    searching ──QUESTIONS questions came back, and no other founder was seen───> decided ──> BeginControllerEpoch
       ^ │ └──a broker of another cluster answers──> taken: this broker stops
       └─┘ another founder with a smaller candidate, or one that has decided; a lost connection; a step that comes late;
           a flood; a BeginControllerEpoch whose outcome is not known: the count begins anew
 
-Founders that ask at the same moment hear each other, because each listens before it asks: the one with the smaller
+Founders that ask at the same moment see each other, because each listens before it asks: the one with the smaller
 candidate id goes on, unless the other has decided. One whose BeginControllerEpoch has no known outcome asks again, and
 still says that it has decided: that BeginControllerEpoch may be committed later.
 
 Silence proves something only while this founder listens. NATS brings each question to its own founder too: a question
 that came back was carried, and its answers with it. A founder whose process stood still notices that by its next step,
-which comes late; it has not heard the founders of that time, and asks all its questions again. While a process stands
-still for less than that, no other founder with the same `bootstrap_wait_s` gets through its questions. Where strangers
-send so much that brokers are busy with it, a cluster that lives may answer late: while that lasts, silence proves
-nothing either.
+which comes late; it has missed the founders of that time, and asks all its questions again. While a process stands
+still for less than that, no other founder with the same `bootstrap_wait_s` gets through its questions. Where a
+flood keeps brokers busy, the answers of an existing cluster may be late: while that lasts, silence proves nothing
+either.
 
 Pure: the caller asks, and passes claims and the time.
 """
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from math import inf
 
 QUESTIONS = 5
-"""Number of questions that must come back: an answer may be lost, and a founder that has just begun to listen has not
-heard earlier questions.
+"""Number of questions that must come back: an answer may be lost, and a founder that has just begun to listen has
+missed earlier questions.
 """
 
 
@@ -46,7 +46,7 @@ class Claim:
 
 
 class Bootstrap:
-    """See the module. `candidate`: the id that the cluster will have; no other founder has the same."""
+    """The search of one founder. `candidate`: the id that the cluster will have; no other founder has the same."""
 
     def __init__(self, candidate: str, wait_s: float, *, is_proposed: bool = False) -> None:
         self.candidate = candidate
@@ -61,23 +61,23 @@ class Bootstrap:
         self._due = -inf
         """When the next question is to be asked, or the decision is due; -inf: at once."""
         self.asked = 0
-        """Questions in all."""
+        """Number of questions asked in all."""
         self._out = 0
-        """Questions that have been asked since the last one came back."""
+        """Number of questions asked since the last one came back."""
         self._is_flooded = False
-        """The count began anew because of a flood, the last time."""
+        """The count began anew the last time because of a flood."""
         self._rival: Claim | None = None
         """The last claim of another founder that goes first."""
         self._came_back = 0
-        """Questions, one after the other, since another founder was heard or this one did not listen."""
+        """Number of questions that came back since another founder was seen or this one did not listen."""
 
     @property
     def is_over(self) -> bool:
         return self.decided or self.taken_by is not None
 
     def on_connection(self) -> None:
-        """A NATS connection was lost or made, the one that asks or the one that hears: silence until now proves nothing
-        any more."""
+        """A NATS connection, for questions or for claims, was lost or made: silence until now proves nothing any
+        more."""
         self._begin_anew()
         self._due = -inf
 
@@ -88,7 +88,7 @@ class Bootstrap:
             self._came_back += 1
 
     def on_flood(self) -> None:
-        """Strangers send more than a founder is told on a quiet day."""
+        """More messages come than the founders and brokers of a namespace send."""
         if not self.is_over:
             self._begin_anew()
             self._is_flooded = True
@@ -114,7 +114,7 @@ class Bootstrap:
 
     # Keeps R41.
     def tick(self, now: float) -> bool:
-        """Whether to ask now. Decides when enough questions have come back."""
+        """Returns whether to ask now. Decides when enough questions have come back."""
         if self.is_over or now < self._due:
             return False
         if -inf < self._due < now - self._late_s:  # the process stood still
@@ -131,7 +131,7 @@ class Bootstrap:
         return inf if self.is_over else self._due
 
     def obstacle(self, subject: str) -> str:
-        """Why it still asks on `subject`."""
+        """Returns a sentence on why this founder still asks on `subject`."""
         if self._out > QUESTIONS:
             return (
                 f"its questions on {subject} do not come back to it; allow its NATS login to publish to this subject"

@@ -6,11 +6,11 @@
                                     ^---- another controller epoch ------+
 
 A command BeginControllerEpoch starts a controller epoch. A controller whose group has no cluster id yet founds a
-cluster: it asks first whether another one lives in the namespace, and starts no epoch if one does (see `bootstrap`).
+cluster: it asks first whether the namespace has another one, and starts no epoch if it has (see `bootstrap`).
 
-Nothing is decided before its own BeginControllerEpoch is applied: until then the state here may lack what an earlier
-controller committed. Every decision carries the controller epoch, so that one which lies queued on a deposed leader is
-refused when it arrives.
+Nothing is decided before its own BeginControllerEpoch is applied: until then the state here may lack commands
+of an earlier controller. Every decision carries the controller epoch, so that one which is queued on a deposed leader
+is refused when it arrives.
 
 `failover` replaces failed leaders, `rebalancing` moves leaderships away from brokers that cannot do a leader's work,
 `repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
@@ -51,9 +51,9 @@ from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, LeaderMove, LeaderReport, Room
 
 MOST_UNHEARD_PATIENCE_S = 300.0
-"""Until a controller that clients cannot ask tries again to hand over. The time doubles with each attempt, for the
-other voters may have lost the same connection. They would hand over to each other for ever, and each of them has to
-hear first who lives."""
+"""Limit of the pause between attempts to hand over of a controller that clients cannot ask. It doubles with each
+attempt, for the other voters may have lost the same connection: they would hand over to each other for ever, and each
+of them first has to learn from probes which brokers are alive."""
 
 
 class Phase(Enum):
@@ -63,7 +63,7 @@ class Phase(Enum):
 
 
 class ControllerCore:
-    """See the module. `state` is read only; the caller applies commands to it and then calls `on_applied`."""
+    """Decides for the cluster. `state` is read only; the caller applies commands to it and then calls `on_applied`."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class ControllerCore:
         self._new_cluster_id = new_cluster_id
         self._liveness = Liveness(broker_id, settings)
         self.clocks = ClockSurvey(settings)
-        """What the brokers' clocks say, of this controller epoch."""
+        """Clocks of the brokers, as their probe answers gave them in this controller epoch."""
         self._leads = False
         self._has_quorum = False
         self._connected_at = inf
         self._unheard_since = inf
         """The connection for clients is lost since then, or since this controller has begun or tried to hand over
-        because of that; inf: it stands."""
+        because of that; inf: it is connected."""
         self._unheard_patience = settings.unheard_timeout_s
         self._phase = Phase.STANDBY
         self._controller_epoch = 0
@@ -101,7 +101,7 @@ class ControllerCore:
         self._ticket = 0
         self._handed_over = False
         self._go_on_at = inf
-        """When the next decision is due, because the last one did not come to all that there is to decide."""
+        """When the next decision is due, because the last call left some undecided."""
         self._rebalancing = LeaderRebalancing(state)
         self._failover = Failover(state, settings, self._liveness, self._propose)
         self.repartitioning = Repartitioning(
@@ -140,7 +140,7 @@ class ControllerCore:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def on_raft(self, leads: bool, has_quorum: bool, now: float) -> list[Effect]:
-        """Whether this node leads the group as far as it knows, and hears a majority of the voters."""
+        """Whether this node leads the group as far as it knows, and is connected to a majority of the voters."""
         regained = has_quorum and not self._has_quorum
         self._has_quorum = has_quorum
         effects: list[Effect] = []
@@ -165,7 +165,7 @@ class ControllerCore:
         return [*self._go_on_bootstrapping(now), *self._decide(now)]
 
     def on_public_connection(self, connected: bool, now: float) -> list[Effect]:
-        """The NATS connection over which clients ask and founders are heard was lost or made."""
+        """The NATS connection that carries requests of clients and claims of founders was lost or made."""
         self._unheard_since = inf if connected else now
         if connected:
             self._unheard_patience = self._settings.unheard_timeout_s
@@ -174,13 +174,13 @@ class ControllerCore:
         return [*self._go_on_bootstrapping(now), *self._decide(now)]
 
     def on_own_question(self, now: float) -> list[Effect]:
-        """The question of this broker to all others was delivered to itself, too."""
+        """The question that this broker sent to all brokers was delivered to itself, too."""
         if self._bootstrap is not None:
             self._bootstrap.on_own_question()
         return self._go_on_bootstrapping(now)
 
     def on_claim(self, claim: Claim, now: float) -> list[Effect]:
-        """Another broker told to which cluster it belongs, or that it is about to found one."""
+        """Another broker named the cluster that it belongs to, or announced that it is about to found one."""
         if self._bootstrap is not None:
             self._bootstrap.on_claim(claim)
         return self._go_on_bootstrapping(now)
@@ -270,7 +270,7 @@ class ControllerCore:
     def on_condition(
         self, broker: BrokerId, *, room: Room, disk_hangs: bool, has_master_key: bool, now: float
     ) -> list[Effect]:
-        """A broker told of its disk and its keys, in an answer to a probe."""
+        """A probe answer reported the broker's disk and keys."""
         self._rebalancing.on_room(broker, room)
         self._rebalancing.on_disk(broker, disk_hangs)
         self._rebalancing.on_master_key(broker, has_master_key)
@@ -296,7 +296,7 @@ class ControllerCore:
         return [*self._failover.count_witnesses(now, suspected), *self._decide(now)]
 
     def tick(self, now: float) -> list[Effect]:
-        """To be called at `next_deadline`, and at any other time."""
+        """Takes due decisions; to be called at `next_deadline`, and at any other time."""
         if self._phase is Phase.STARTING and self._epoch_ticket is None and now >= self._epoch_retry_at:
             return self._start_epoch(now)
         if self._phase is Phase.STARTING:
@@ -321,7 +321,7 @@ class ControllerCore:
         return self._liveness.newest_answer(broker)
 
     def live_brokers(self) -> list[BrokerId]:
-        """Alive by the state, and listening as far as the last probes tell."""
+        """Brokers that are alive by the state and have not refused the last probe, sorted."""
         return [
             broker
             for broker, known in sorted(self._state.brokers.items())
@@ -396,7 +396,7 @@ class ControllerCore:
         return [AskForClusters()] if asks else []
 
     def _decide(self, now: float) -> list[Effect]:
-        """What is due: probes, declarations of death, elections, steps of repartitions."""
+        """Returns the effects that are due: probes, declarations of death, elections, steps of repartitions."""
         self._go_on_at = inf
         if self._phase is not Phase.ACTIVE or not self._has_quorum:
             return []

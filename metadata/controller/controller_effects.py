@@ -12,7 +12,7 @@ from wire.types import BrokerId, LeaderMove
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Commit this command; say how it ended with `on_outcome(ticket, …)`."""
+    """Commit this command, and report its outcome to `on_outcome(ticket, …)`."""
 
     command: pb.Command
     ticket: int
@@ -40,7 +40,7 @@ class ResignController:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Let another voter lead: this one seems cut off from the brokers, or from clients. Say `on_hand_over_refused` if
+    """Let another voter lead: this one seems cut off from the brokers, or from clients. Call `on_hand_over_refused` if
     there is none."""
 
     why: str
@@ -48,20 +48,20 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class AskForClusters:
-    """Ask all brokers of the namespace to which cluster they belong. Say `on_own_question` when the question comes
+    """Ask all brokers of the namespace to which cluster they belong. Call `on_own_question` when the question comes
     back, and `on_claim` for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseToFound:
-    """Another cluster lives in the namespace: this broker cannot go on."""
+    """The namespace has another cluster: this broker cannot go on."""
 
     error: TidelogError
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader:
-    """Move a leadership away from a broker that should not have it; say how that ended with `on_move_ended`."""
+    """Move a leadership away from a broker that should not have it; report the end to `on_move_ended`."""
 
     move: LeaderMove
 
@@ -72,7 +72,7 @@ class Note:
 
     text: str
     is_warning: bool = False
-    """Something has failed that a person may have to mend; else it only says what is done."""
+    """A failure that a person may have to mend; else a step of normal work."""
 
 
 Effect: TypeAlias = (

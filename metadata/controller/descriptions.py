@@ -37,7 +37,7 @@ from wire.types import BrokerId, Generation, LeaderEpoch, Offset, PartitionKey, 
 
 
 def plan_form(stream: Stream, partitions: int) -> RepartitionPlan:
-    """What a repartition to so many partitions does; it may begin, as `why_not_repartition` says."""
+    """Returns the effects of a repartition to so many partitions; `why_not_repartition` has allowed it."""
     before = stream.partition_count
     made = missing_partitions(stream, partitions)
     used_again = [number for number in range(before, partitions) if number in stream.partitions]
@@ -64,7 +64,7 @@ def _waits(before: int, after: int) -> list[PartitionSources]:
     for partition in range(after):
         others = sources(partition, before, after)
         if len(others) == 1 and others[0] == partition:
-            continue  # what it has of before is in its own log
+            continue  # its earlier records are in its own log
         waits.append(
             {
                 "partition": partition,
@@ -105,7 +105,7 @@ def _effects(left: list[int], waits: list[PartitionSources], *, forgets: bool) -
 
 
 def state_form(stream: Stream, driver: Repartitioning, now: float) -> RepartitionState | None:
-    """None: no repartition is under way. `driver`: of the controller."""
+    """Returns None when no repartition is under way. `driver`: of the controller."""
     marker = stream.repartition
     if marker is None:
         return None
@@ -128,7 +128,7 @@ def state_form(stream: Stream, driver: Repartitioning, now: float) -> Repartitio
 
 
 def _have_to_tell(stream: Stream, marker: Repartition) -> int:
-    """Each partition of the layout before, and each that is used again: they have records of that layout."""
+    """Counts the partitions with records of the previous layout: those of it, and those that are used again."""
     return sum(
         number in stream.partitions and stream.partitions[number].incarnation < marker.prepared_generation
         for number in range(len(stream.layouts[-1].starts))
@@ -145,19 +145,20 @@ def status_form(stream: Stream, driver: Repartitioning, now: float) -> Repartiti
 
 
 MAX_NAMED = 100
-"""Partitions of a kind that the status of a cluster names; it counts all."""
+"""Limit of the partitions of one kind that the status of a cluster names; it counts all."""
 _PIECE = 50
 """Partitions or streams that are looked at before `Steps` yield."""
 _OF_REPLICA = 6
-"""Looks that the description of a replica takes as long as."""
+"""Cost of describing a replica, in looks at a partition."""
 _OF_STREAM = 25
-"""The same, of the summary of a stream, with its settings."""
+"""Cost of the summary of a stream with its settings, in looks at a partition."""
 
 
 def by_partition(
     stream: Stream, told: Mapping[BrokerId, Sequence[ReplicaReport]]
 ) -> Steps[dict[int, dict[BrokerId, ReplicaReport]]]:
-    """The reports of brokers on the replicas of a stream, as far as they are of the partitions that it has now."""
+    """Returns the brokers' reports on the replicas of a stream, by partition; those of other incarnations of a
+    partition are left out."""
     found: dict[int, dict[BrokerId, ReplicaReport]] = {}
     for broker, reports in told.items():
         for piece in pieces(reports, _PIECE):
@@ -172,7 +173,7 @@ def by_partition(
 def committed_ends(
     stream: Stream, said: Mapping[int, Mapping[BrokerId, ReplicaReport]]
 ) -> Steps[dict[int, tuple[LeaderEpoch, int]]]:
-    """By partition whose leader tells it: the LeaderEpoch, and the end of the committed log."""
+    """Returns (LeaderEpoch, end of the committed log) by partition; without those whose leader reports no end."""
     found: dict[int, tuple[LeaderEpoch, int]] = {}
     for number, reports in said.items():
         partition = stream.partitions.get(number)
@@ -185,7 +186,7 @@ def committed_ends(
 
 
 def report_of_leader(partition: Partition, said: Mapping[BrokerId, ReplicaReport]) -> ReplicaReport:
-    """`said`: by broker. Empty where the leader does not serve, or does not lead by the state here."""
+    """`said`: by broker. Returns {} where the leader does not serve, or does not lead by the state here."""
     told = said.get(partition.leader) if partition.leader is not None else None
     if told is None or told.get("replicas_progress") is None or told.get("leader_epoch") != partition.leader_epoch:
         return {}
@@ -225,7 +226,7 @@ def list_form(
     internal: bool = False,
     usage: Mapping[BrokerId, UsageReport] | None = None,
 ) -> Steps[op.StreamList]:
-    """`internal`: with Tidelog's own. `usage`: by the brokers that have told it; None: nobody asked."""
+    """`internal`: with Tidelog's own. `usage`: of the brokers that answered; None: no broker was asked."""
     forms: list[op.StreamSummary] = []
     for piece in pieces(sorted(state.streams.items()), _PIECE):
         shown = [
@@ -254,7 +255,7 @@ def describe_form(
     repartition: RepartitionState | None = None,
 ) -> Steps[op.StreamDescription]:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
-    of the brokers that could not answer. `repartition`: that is under way."""
+    of the brokers that could not answer. `repartition`: the one under way."""
     told = [report for reports in said.values() for report in reports.values()]
     traffic: list[Traffic] = []
     for reports in pieces(told, _PIECE):
@@ -286,7 +287,7 @@ def describe_form(
 
 
 def _bytes_of(reports: Iterable[ReplicaReport]) -> int | None:
-    """None: nobody tells."""
+    """Returns None when no report has the number of bytes."""
     told = [report["bytes_on_disk"] for report in reports if "bytes_on_disk" in report]
     return sum(told) if told else None
 
@@ -342,7 +343,7 @@ def _partition_form(
 
 
 def partition_form(stream: Stream, number: int, said: Mapping[BrokerId, ReplicaReport]) -> op.MovedPartition:
-    """One of them, as `describe_form` has it; `said`: by broker."""
+    """Describes one partition, as `describe_form` does; `said`: by broker."""
     partition = stream.partitions[number]
     return {"stream": stream.name, **_partition_form(number, partition, report_of_leader(partition, said), said)}
 
@@ -353,7 +354,8 @@ def changed_form(
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     is_alive: Callable[[BrokerId], bool],
 ) -> Steps[ChangedPartitions]:
-    """After a change of these partitions; `said`: by partition and broker. One that was removed since is left out."""
+    """The partitions `numbers` after a change; `said`: by partition and broker. Partitions removed since are left
+    out."""
 
     def form_of(number: int, partition: Partition) -> ChangedPartition:
         of = said.get(number, {})
@@ -465,7 +467,7 @@ def metadata_form(
     state: ClusterState, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]
 ) -> Steps[op.StreamRoutes]:
     """Leaders, ISRs and incarnations, with which a client reaches each partition, and racks; all of it as of the
-    generation in which it begins. `labels`: as the brokers last said."""
+    generation in which it begins. `labels`: of each broker's last probe answer."""
     partitions: list[op.PartitionRoute] = []
     racks: dict[str, str] = {}
     form: op.StreamRoutes = {
@@ -507,7 +509,7 @@ def metadata_form(
 
 
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:
-    """Settings that new streams get where they bring none of their own."""
+    """Settings of new streams where their creation sets none."""
     return {"config": dict(state.defaults)}
 
 
@@ -519,10 +521,9 @@ def cluster_form(
     other_clusters: Sequence[op.OtherCluster] = (),
     repartitions: Sequence[RepartitionStatus] = (),
 ) -> Steps[op.ClusterStatus]:
-    """`cluster status`. `labels` and `told`: as the brokers last said; counters are null where one did not answer,
-    and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`:
-    clusters that the controller has heard in the namespace. `repartitions`: of the streams that are being
-    repartitioned."""
+    """`cluster status`. `labels` and `told`: of each broker's last answer; counters are null where one did not answer,
+    and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`: seen by
+    the controller in the namespace. `repartitions`: of the streams that are being repartitioned."""
     counts = _Counts()
     offline: list[op.OfflinePartition] = []
     under_replicated: list[str] = []
@@ -578,7 +579,7 @@ def cluster_form(
 
 
 class _Counts:
-    """Partitions by broker."""
+    """Numbers of partitions by broker."""
 
     def __init__(self) -> None:
         self.leaders: Counter[BrokerId] = Counter()
@@ -604,7 +605,7 @@ def _offline_form(key: str, partition: Partition) -> op.OfflinePartition:
 
 
 def _of_other_folders(partition: Partition) -> list[BrokerId]:
-    """Withdrawn replicas that lead again once their broker starts with the data folder that it had."""
+    """Returns withdrawn replicas that lead again once their broker starts with its earlier data folder."""
     return [entry.replica for entry in partition.withdrawn if entry.sound_incarnation]
 
 
@@ -616,7 +617,7 @@ def broker_description(
     told: BrokerReport | TidelogError,
     usage: UsageReport | None,
 ) -> Steps[op.BrokerDescription]:
-    """`broker describe`. `told` and `usage`: what it said of itself, None: it did not tell."""
+    """`broker describe`. `told`: its report, or the error it answered with; `usage` None: it did not answer."""
     counts, of_internal = _Counts(), _Counts()
     held: list[op.HeldReplica] = []
     streams = sorted(state.streams.items())

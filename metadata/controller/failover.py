@@ -1,11 +1,10 @@
 """Failed leaders and brokers: the elections and the declarations of death that a controller proposes.
 
-A closed Raft connection, or a follower's report, has the broker probed at once. If no process listens there, the
-reported partitions move as soon as something else says so, too, and the second refusal declares the broker dead (see
-`liveness`). If it answers, or is
-silent, the members of its ISR are witnesses: more than (|ISR| - 1) / 2 of them within `witness_window`, the leader not
-counted, move that partition. Reports of another epoch, of replicas outside the ISR, and those that rest on a 503 alone
-do not count; a new LeaderEpoch and a new controller epoch clear them.
+After a closed Raft connection, or a follower's report, the broker is probed at once. If no process listens there, the
+reported partitions move as soon as another fact confirms it, and the second refusal declares the broker dead (see
+`liveness`). If it answers, or is silent, the members of its ISR are witnesses: more than (|ISR| - 1) / 2 of them within
+`witness_window`, the leader not counted, move that partition. Reports of another epoch, of replicas outside the ISR,
+and those that rest on a 503 alone do not count; a new LeaderEpoch and a new controller epoch clear them.
 
 A partition without a leader, of which some members are back and others on their way (`election.awaited`), has
 `election_wait`, from the moment at which this controller first sees it so. Then one of those that are back leads.
@@ -13,8 +12,8 @@ A partition without a leader, of which some members are back and others on their
 A decision that is refused or lost is taken anew from the state that is applied then, at the latest `DECISION_RETRY_S`
 later; one of very many, that long after the last of them.
 
-No call decides on more than AT_ONCE partitions, however many have failed. What is left stands in `has_more`, and the
-next call goes on with it, as soon as the event loop has done other work:
+No call decides on more than AT_ONCE partitions, however many have failed. `has_more` says that some are left, and the
+next call goes on with them, as soon as the event loop has done other work:
 
     witnesses   suspicions go round: those that were looked at come last. There is more while leaders to replace are
                 found; else the next event goes on
@@ -48,7 +47,7 @@ MAX_ELECTIONS = 1000
 """Limit of elections in one command, which must not be too large for Raft; more go into further ones."""
 
 AT_ONCE: Final = 500
-"""Partitions that a call decides on: those of some 5 ms."""
+"""Limit of the partitions that a call decides on: some 5 ms."""
 
 
 @dataclass(slots=True)
@@ -62,11 +61,11 @@ class _Suspicion:
     witnesses: dict[BrokerId, float] = field(default_factory=dict)
     """When each last reported."""
     refused: set[BrokerId] = field(default_factory=set)
-    """Those of them with no other ground than a 503."""
+    """Witnesses with no other ground than a 503."""
 
 
 class Failover:
-    """See the module. `state` is read only. `propose` makes the effect that proposes a command."""
+    """Elections and declarations of death. `state` is read only. `propose` makes the effect that proposes a command."""
 
     def __init__(
         self,
@@ -84,28 +83,28 @@ class Failover:
         self._suspicions: dict[PartitionKey, _Suspicion] = {}
         self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
         self._dying: dict[tuple[BrokerId, Incarnation], float] = {}
-        """Lives that a proposed command declares dead, and until when its outcome is waited for."""
+        """Incarnations that a proposed command declares dead, and until when its outcome is waited for."""
         self._cut_off: Collection[BrokerId] = ()
-        """Brokers that the log told to be cut off."""
+        """Brokers that the log has reported as cut off."""
         self._replaced: Mapping[BrokerId, str] = {}
         """Brokers that shall lead nothing, and why."""
         self._leaderless: dict[PartitionKey, float] = {}
         """Partitions without a leader, of which a replica that may lead is back, and since when; oldest first."""
         self._overdue: dict[PartitionKey, float] = {}
-        """Those whose wait is over, and when they were looked at; oldest first."""
+        """Partitions whose wait is over, and when they were looked at; oldest first."""
         self._walk: Iterator[list[PartitionKey]] | None = None
-        """What is left of a walk through all partitions."""
+        """The rest of a walk through all partitions."""
         self._walk_at = inf
-        """When the next one may begin."""
+        """When the next walk may begin."""
         self._has_more_witnesses = self._has_more_waits = False
 
     @property
     def has_more(self) -> bool:
-        """There is something to decide now that the last calls did not come to."""
+        """Whether the last calls left some decisions that are due."""
         return self._walk is not None or self._has_more_witnesses or self._has_more_waits
 
     def end(self) -> None:
-        """The controller epoch is over."""
+        """The controller epoch of this broker is over."""
         self.controller_epoch = 0
         self._suspicions.clear()
         self._electing.clear()
@@ -142,7 +141,7 @@ class Failover:
             self._leaderless.setdefault(key, now)
 
     def end_waits(self, now: float) -> list[Effect]:
-        """Elect where others were waited for, and have not come."""
+        """Elects leaders where the other members were waited for, and have not come."""
         wait = self._settings.election_wait_s
         over: list[PartitionKey] = []
         for waiting, pause in ((self._leaderless, wait), (self._overdue, DECISION_RETRY_S)):
@@ -157,7 +156,7 @@ class Failover:
             self._leaderless.pop(key, None)
             self._overdue.pop(key, None)
             self._overdue[key] = now
-        # The state may be ahead of the changes that `on_applied` has told of.
+        # The state may be ahead of the changes that `on_applied` has received.
         found = [
             (key, each) for key in over if (each := self._state.partition(key)) is not None and each.leader is None
         ]
@@ -194,8 +193,8 @@ class Failover:
     # or with no other ground than a 503 do not count.
     # Hazard: Stale witnesses; one broken link.
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
-        """Elect where the leader's probe, or enough witnesses, say so. `keys`: look only at these suspicions; None: at
-        those that were not looked at for longest."""
+        """Elects where the leader's probe was refused, or enough witnesses report it. `keys`: only these suspicions;
+        None: those that were looked at longest ago."""
         if not self.controller_epoch:
             return []
         refused: list[tuple[PartitionKey, Partition]] = []
@@ -209,7 +208,7 @@ class Failover:
                 if now - at <= self._settings.witness_window_s and partition is not None and broker in partition.isr
             }
             suspicion.witnesses = fresh
-            # The state may be ahead of the changes that `on_applied` has told of.
+            # The state may be ahead of the changes that `on_applied` has received.
             if partition is None or partition.leader_epoch != suspicion.leader_epoch or not fresh:
                 continue
             self._suspicions[key] = suspicion  # behind all others
@@ -229,7 +228,7 @@ class Failover:
         return effects
 
     def declare_dead(self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float) -> list[Effect]:
-        """Declare these lives dead, unless a command that does is on its way."""
+        """Declares these incarnations dead, unless a command that does is on its way."""
         due = [life for life in dead if self._dying.get(life, -inf) <= now]
         self._dying = {life: until for life, until in self._dying.items() if life in dead}
         if not due:
@@ -246,8 +245,8 @@ class Failover:
         return [Note(f"dead: {names}", is_warning=True), self._propose(command)]
 
     def replace(self, behind: Collection[BrokerId], cut_off: Collection[BrokerId], now: float) -> list[Effect]:
-        """Elect other leaders for all partitions that these brokers lead, one turn of it: members of the ISR, else
-        eligible replicas. To be called with all of these brokers as long as there are any, and while it has more."""
+        """Elects other leaders for the partitions that these brokers lead, as many as a turn takes: members of the ISR,
+        else eligible replicas. To be called with all such brokers as long as there are any, and while `has_more`."""
         effects: list[Effect] = [
             Note(
                 f"broker {broker} takes part in the metadata group, but is not heard over NATS; check its connection to"
@@ -269,7 +268,7 @@ class Failover:
         return effects + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Effect]:
-        """A turn of the walk."""
+        """Takes the walk one turn further."""
         found: dict[str, list[tuple[PartitionKey, Partition]]] = {}
         looks = 0
         while self._walk is not None and looks < LOOKS:
@@ -288,7 +287,8 @@ class Failover:
         return [effect for why, partitions in found.items() for effect in self._elect(partitions, now, why)]
 
     def _is_walked_for(self, partition: Partition) -> bool:
-        """What changes meanwhile is seen by `on_applied`, where a partition loses its leader, and by the next walk."""
+        """Partitions that change during the walk are seen by `on_applied`, if they lose their leader, or by the next
+        walk."""
         return partition.leader is None or partition.leader in self._replaced
 
     def _elect(self, partitions: list[tuple[PartitionKey, Partition]], now: float, why: str) -> list[Effect]:

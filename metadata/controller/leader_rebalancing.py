@@ -33,14 +33,14 @@ from wire.turns import LOOKS
 from wire.types import BrokerId, LeaderMove, PartitionKey, Room
 
 MAX_MOVES = 16
-"""Under way at a time."""
+"""Limit of the moves under way at a time."""
 SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 LOOK_INTERVAL_S = 0.2
-"""While some broker is in need a walk through all partitions begins this often, as the one before has ended. It takes a
-turn with each answer to a probe."""
+"""While some broker is in need a walk through all partitions begins this often, as the one before has ended. Each
+answer to a probe carries it on."""
 OF_LED: Final = 2
-"""Looks that a partition takes which a broker in need leads."""
+"""Cost of a partition that a broker in need leads, in looks."""
 
 _RANK: Final[Mapping[Room, int]] = {Room.AMPLE: 0, Room.SHORT: 1, Room.FULL: 2}
 
@@ -52,7 +52,7 @@ class _Failed:
 
 
 class LeaderRebalancing:
-    """`state` is read only."""
+    """Chooses the leaderships to move, and their targets. `state` is read only."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -63,7 +63,7 @@ class LeaderRebalancing:
         self._failed: dict[PartitionKey, _Failed] = {}
         self._in_need: set[BrokerId] = set()
         self._walk: Iterator[list[PartitionKey]] | None = None
-        """What is left of a walk through the partitions that brokers in need lead."""
+        """The rest of a walk through the partitions that brokers in need lead."""
         self._walk_at = -inf
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class LeaderRebalancing:
             self._without_key.add(broker)
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
-        """Brokers for new replicas: the ones that are not known to lack room or to hang, if there are `enough`, else
+        """Returns the brokers for new replicas: those not known to lack room or to hang, if there are `enough`, else
         all."""
         roomy = [
             broker
@@ -102,7 +102,7 @@ class LeaderRebalancing:
         return roomy if len(roomy) >= enough else list(brokers)
 
     def due(self, now: float) -> list[LeaderMove]:
-        """Moves to begin now; say how each ended with `on_ended`."""
+        """Returns the moves to begin now; report the end of each to `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
         keyless = self._without_key if self._without_key and self._is_any_encrypted() else set()
         self._in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
@@ -157,7 +157,7 @@ class LeaderRebalancing:
         return partition.leader in self._in_need
 
     def _is_to_move(self, key: PartitionKey, partition: Partition) -> bool:
-        """Whether it is led by a broker that should not lead it."""
+        """Whether the partition's leader is a broker that should not lead it."""
         leader, settings = partition.leader, self._state.streams[key.stream].settings
         if leader is None or leader not in self._in_need:
             return False
@@ -176,8 +176,8 @@ class LeaderRebalancing:
         return settings.encryption and broker in self._without_key
 
     def _target(self, key: PartitionKey, partition: Partition) -> BrokerId | None:
-        """A live member of the ISR with more room than the leader (or another reason to lead in its place), that can
-        take records; most room first, then the one that leads fewest, moves on their way counted."""
+        """Returns a live member of the ISR with more room than the leader (or another reason to lead in its place),
+        that can take records; most room first, then the fewest leaderships, with those of moves under way."""
         leader = partition.leader
         assert leader is not None
         settings = self._state.streams[key.stream].settings

@@ -8,7 +8,7 @@
 Probe m was sent after t, and its controller knew no more than is applied here. So the leaderships that this broker
 believes to have were its own at t. The arrival of a probe proves nothing: it may have lain unread while this process
 stood still. Probes of a deposed controller prove nothing. A generation that is not applied yet may name another leader:
-the lease waits for the first probe that finds it applied (by then the roles of this broker have heard of it too).
+the lease waits for the first probe that finds it applied (by then the roles of this broker have received it too).
 A probe of a controller epoch that is not applied yet is ignored: the controller repeats it, and anybody can invent one.
 
 A request of the controller that names the newest answered probe is not older than that answer (`age_of`): so a request
@@ -33,9 +33,9 @@ class Lease:
     def __init__(self, settings: MetadataSettings) -> None:
         self._settings = settings
         self._since = -inf
-        """A moment at which this broker had the leaderships that it believes to have."""
+        """A moment at which this broker held the leaderships that it believes to hold."""
         self._controller_epoch = 0
-        """The newest of which a probe came; it was applied then."""
+        """Controller epoch of the newest probe received; it was applied then."""
         self._answers: dict[int, tuple[float, int]] = {}
         """When probes of that controller epoch were answered, and the generation that each carried, by number; oldest
         first."""
@@ -50,9 +50,9 @@ class Lease:
     # Hazard: Zombie leaders; a process that stood still; a probe that is answered between applying a state and telling
     # the roles.
     def on_probe(self, probe: pb.Probe, *, controller_epoch: int, generation: int, now: float) -> bool:
-        """A probe is being answered. `controller_epoch`: of the state applied here. `generation`: one that is applied,
-        and of which those roles of this broker have heard that lead no more by it. False: the probe is of a later
-        controller epoch than that, and is ignored."""
+        """A probe is being answered. `controller_epoch`: of the state applied here. `generation`: an applied one of
+        which the roles that lead no more by it have been notified. Returns False for a probe of a later controller
+        epoch, which is ignored."""
         if probe.controller_epoch != controller_epoch:
             return probe.controller_epoch < controller_epoch
         if probe.controller_epoch > self._controller_epoch:
@@ -74,12 +74,12 @@ class Lease:
         return now - self._since <= self._settings.leader_lease_s
 
     def proves(self, moment: float) -> bool:
-        """The leaderships that this broker believes to have were its own at that moment, or later."""
+        """Whether this broker still held the leaderships that it believes to hold at that moment, or later."""
         return self._since >= moment
 
     def age_of(self, controller_epoch: int, answered: int, now: float) -> float:
-        """Age, at most, of a request by the controller of `controller_epoch` that names `answered` as the newest probe
-        whose answer had arrived. inf: of another controller epoch, or without such an answer."""
+        """Returns the most seconds since the controller of `controller_epoch` sent a request that names `answered` as
+        the newest probe whose answer had arrived. inf: of another controller epoch, or without such an answer."""
         if controller_epoch != self._controller_epoch or answered not in self._answers:
             return inf
         return now - self._answers[answered][0]

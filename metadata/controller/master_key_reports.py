@@ -1,6 +1,6 @@
-"""Which brokers have master keys, as far as the controller has heard: encrypted streams need one wherever they lie.
+"""Which brokers have master keys, as far as the controller knows: encrypted streams need one on every broker.
 
-A broker tells the ids of its keys, never a key, as one of the labels of its probe answers. A broker that has not
+A broker reports the ids of its keys, never a key, as one of the labels of its probe answers. A broker that has not
 answered this controller yet counts as having one. A broker that leads an encrypted partition without a key is relieved
 of the leadership: `metadata.controller.leader_rebalancing`.
 """
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 _MOST_NAMED: Final = 5
 MASTER_KEYS_LABEL: Final = "master_keys"
-"""Its text: the ids with commas, the one that wraps first; empty for none."""
+"""Label with the ids of a broker's keys, with commas, the wrapping key first; empty for none."""
 
 
 def warn_of_missing_keys(broker: BrokerId, ids: Sequence[str], state: ClusterState) -> None:
-    """At the start of a broker. `ids`: of its master keys."""
+    """Logs a warning at the start of a broker that lacks a key. `ids`: of its master keys."""
     encrypted = sorted(stream.name for stream in state.streams.values() if stream.settings.encryption)
     is_default = StreamConfig.from_strings(dict(state.defaults)).encryption
     if ids or not (encrypted or is_default):
@@ -40,8 +40,8 @@ def warn_of_missing_keys(broker: BrokerId, ids: Sequence[str], state: ClusterSta
 
 
 def check_encryption(labels: Mapping[BrokerId, Mapping[str, str]]) -> None:
-    """Before a stream becomes encrypted. `labels` of live brokers. Raises TidelogError(BAD_CONFIG) that names those
-    without a master key."""
+    """To be called before a stream becomes encrypted. `labels`: of live brokers. Raises TidelogError(BAD_CONFIG) that
+    names those without a master key."""
     without = sorted(broker for broker, said in labels.items() if said.get(MASTER_KEYS_LABEL) == "")
     if without:
         raise TidelogError(

@@ -17,7 +17,7 @@ _PIECE: Final = 50
 
 
 class Chance(Protocol):
-    """The part of a seeded `random.Random` that is asked for."""
+    """The part of a seeded `random.Random` that placement uses."""
 
     def shuffle(self, x: MutableSequence[Any], /) -> None: ...
 
@@ -25,7 +25,7 @@ class Chance(Protocol):
 @dataclass(frozen=True, slots=True)
 class Placement:
     replicas: tuple[BrokerId, ...]
-    """The leader first."""
+    """Brokers, the leader first."""
 
     @property
     def leader(self) -> BrokerId:
@@ -52,8 +52,8 @@ def place(
     """Placements of `partitions` new partitions on `live` brokers, of which there are at least `replication_factor`.
     `beside`: partitions that their stream has already.
 
-    Each takes the brokers with the fewest replicas; of these the one with the fewest leaderships leads. Equals are told
-    apart by chance, so that partitions which share a leader do not share all followers too.
+    Each takes the brokers with the fewest replicas; of these the one with the fewest leaderships leads. Equal brokers
+    are chosen by chance, so that partitions which share a leader do not share all followers too.
     """
     loads = {broker: _Load() for broker in live}
     for looked_at in pieces(state.partitions(), _PIECE):

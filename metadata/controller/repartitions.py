@@ -1,17 +1,17 @@
-"""Repartitions of living streams, as the controller drives them: when keys begin to go to the new layout, and when that
+"""Repartitions of streams in use, as the controller drives them: when keys begin to go to the new layout, and when that
 is over. Events in, effects out.
 
     PREPARED   the partitions are made. Cutover is proposed when the leader of each partition of both layouts has
                answered a probe with the generation of the Prepare, or a later one, so that it is there, and knows that
                it leads; and each of them has min ISR members, without which it may not be able to report (R62)
     CUTOVER    leaders report where the layout before ends. Finish is proposed when all of them have, and the clients
-               that tell of what they know have applied the cutover; at the latest `repartition_adoption_timeout_s`
-               after this controller has found that all have reported
+               that report their generations have applied the cutover; at the latest `repartition_adoption_timeout_s`
+               after this controller has found that all leaders have reported
 
-What clients have applied rides on the probe answers of their brokers (`wire.operations.adoption_report`). A dead
-broker's last word is that of clients which are gone, and does not count. No word at all is no adoption: then the
-timeout decides. Adoption spares clients refusals; what is written is right without it, for leaders refuse what is
-routed by an older layout.
+The generations that clients have applied ride on the probe answers of their brokers
+(`wire.operations.adoption_report`). The last report of a dead broker is of clients which are gone, and does not count.
+Without any report the timeout decides. Adoption spares clients refusals; records are placed right without it, for
+leaders refuse those routed by an older layout.
 
 A command that is refused or lost is proposed anew, at the latest `DECISION_RETRY_S` later. A new controller begins to
 wait anew.
@@ -34,22 +34,23 @@ from wire.protobuf import metadata_pb2 as pb
 from wire.types import BrokerId, Generation, StreamName
 
 LOOKED_AT: Final = 10_000
-"""Partitions of streams that are repartitioned, at a decision, and up to a stream's more: some ms."""
+"""Partitions of repartitioned streams that one decision looks at, and up to one stream's more: some ms."""
 
 
 @dataclass(slots=True)
 class _Watched:
     marker: Repartition
     retry_at: float = -inf
-    """A command is on its way until then."""
+    """A proposed command is waited for until then."""
     told_at: float = inf
-    """When this controller found that all cutovers are known."""
+    """When this controller found that all cutovers are reported."""
 
 
 class Repartitioning:
-    """See the module. `state` is read only. `knows(broker)`: the generation up to which that broker leads what it is to
-    lead, by its newest answer to a probe; `live()`: the brokers that are alive; `propose` makes the effect that
-    proposes a command; `epoch()`: the controller epoch of this broker, 0 while it is not the controller."""
+    """Proposes the steps of repartitions. `state` is read only. `knows(broker)`: the generation up to which that broker
+    has taken up its leaderships, by its newest answer to a probe; `live()`: the brokers that are alive; `propose` makes
+    the effect that proposes a command; `epoch()`: the controller epoch of this broker, 0 while it is not the
+    controller."""
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class Repartitioning:
         self._epoch = epoch
         self._watched: dict[StreamName, _Watched] = {}
         self._adoption: dict[BrokerId, Mapping[str, int]] = {}
-        """By broker, the label in its newest answer to a probe."""
+        """Adoption labels of the brokers' newest answers to probes."""
 
     def begin(self) -> None:
         """A controller epoch of this broker begins."""
         self._look_at(self._state.streams)
 
     def end(self) -> None:
-        """It is over."""
+        """The controller epoch of this broker is over."""
         self._watched.clear()
         self._adoption.clear()
 
@@ -84,26 +85,26 @@ class Repartitioning:
         self._look_at({*changes.repartitioned, *(key.stream for key in changes.gone)} if changes else ())
 
     def on_adoption(self, broker: BrokerId, generations: Mapping[str, int]) -> None:
-        """By stream, the smallest routing generation that a client of this broker has applied."""
+        """`generations`: by stream, the smallest routing generation that a client of this broker has applied."""
         self._adoption[broker] = generations
 
     # Keeps R60.
     def adopted(self, stream: StreamName) -> int | None:
         """The smallest routing generation of the stream that clients of live brokers have applied; None: no client
-        tells."""
+        reported one."""
         told = [self._adoption[broker] for broker in self._live() if broker in self._adoption]
         return min((generations[stream] for generations in told if stream in generations), default=None)
 
     def seconds_since_reports(self, stream: StreamName, now: float) -> float | None:
-        """For how long this controller has known all cutovers of the stream's repartition; None: it does not."""
+        """Seconds since this controller knows all cutovers of the stream's repartition; None: some are unreported."""
         watched = self._watched.get(stream)
         return None if watched is None or watched.told_at == inf else max(0.0, now - watched.told_at)
 
     # Keeps R58.
     def not_ready(self, stream: Stream) -> list[int]:
-        """Partitions of both layouts that are below min ISR, whose leaders are not known to know of the repartition
-        yet, or that have still to tell of the last one: keys that come from there, or go there, could not be written
-        after the cutover."""
+        """Returns partitions of both layouts that are below min ISR, whose leaders have not confirmed the Prepare yet,
+        or that have not reported the last cutover: keys that come from there, or go there, could not be written after
+        the cutover."""
         marker = stream.repartition
         assert marker is not None
         untold = {*unreported_sources(stream)}
@@ -117,8 +118,8 @@ class Repartitioning:
         ]
 
     def due(self, now: float) -> list[Effect]:
-        """Commands to propose now. Of very many partitions it looks at those of some streams, and at the others next
-        time."""
+        """Returns effects that propose the commands due now. A call looks at the partitions of some streams, and the
+        next one at those of others."""
         effects: list[Effect] = []
         looked_at = 0
         for name, watched in [*self._watched.items()]:
@@ -126,7 +127,7 @@ class Repartitioning:
                 break
             self._watched[name] = self._watched.pop(name)  # behind all others
             stream = self._state.streams.get(name)
-            # The state may be ahead of the changes that `on_applied` has told of.
+            # The state may be ahead of the changes that `on_applied` has received.
             if stream is None or stream.repartition != watched.marker:
                 continue
             looked_at += len(stream.partitions)
@@ -178,11 +179,11 @@ class Repartitioning:
 
 
 def concerned(stream: Stream, marker: Repartition) -> list[int]:
-    """Partitions without which the cutover cannot be: those of both layouts, and any that has still to tell of the last
+    """Partitions whose leaders the cutover waits for: those of both layouts, and any that has not reported the last
     one."""
     return sorted({*range(max(stream.partition_count, marker.partitions)), *unreported_sources(stream)})
 
 
 def unreported_sources(stream: Stream) -> list[int]:
-    """Partitions whose leaders have to report the newest cutover."""
+    """Returns the partitions whose leaders have not reported the newest cutover."""
     return [number for number, start in enumerate(stream.layouts[-1].starts) if start == NOT_REPORTED]

@@ -73,12 +73,12 @@ from wire.turns import in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, StreamName
 
 CUTOVER_WAIT_S = 3.0
-"""The cutover is waited for so long; it comes either way."""
+"""The answer waits for the cutover so long; the cutover comes either way."""
 
 
 class RepartitionAdmin:
-    """`commit` raises TidelogError when a command's outcome cannot be had; `voters`: of the metadata group;
-    `check_new_partitions(stream, partitions)` raises TidelogError where a stream cannot have so many."""
+    """Handlers of repartitions. `commit` raises TidelogError when a command's outcome cannot be had; `voters`: of the
+    metadata group; `check_new_partitions(stream, partitions)` raises TidelogError if a stream cannot have so many."""
 
     def __init__(
         self,
@@ -138,18 +138,17 @@ _log = logging.getLogger(__name__)
 PRODUCER_ID_BLOCK = 1000
 """Producer ids taken from the group at once; the rest of a block is lost with the controller epoch."""
 STATUS_TIMEOUT_S = 0.5
-"""A broker that has not told the progress of its partitions by then is left out of a description."""
+"""A broker that has not reported the progress of its partitions by then is left out of a description."""
 MAX_ASKED = 250
-"""Partitions of a stream that a broker is asked about at once: the answer has room in a message, and is read in one
-go."""
+"""Partitions of a stream that one request to a broker names: the answer fits into a message, and is read at once."""
 READY_TIMEOUT_S = 3.0
-"""A new stream's leaders are waited for so long; the stream exists either way."""
+"""The answer waits for a new stream's leaders so long; the stream exists either way."""
 
 
 class Admin:
-    """See the module. `commit` raises TidelogError when a command's outcome cannot be had; `labels`: of all brokers
-    that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: that were heard in
-    the namespace."""
+    """Handlers of all other operations. `commit` raises TidelogError when a command's outcome cannot be had; `labels`:
+    of all brokers that have answered a probe, and of this one; `voters`: of the metadata group; `other_clusters`: seen
+    in the namespace."""
 
     def __init__(
         self,
@@ -168,16 +167,16 @@ class Admin:
         self._voters = voters
         self._other_clusters = other_clusters
         self._rounds = Rounds()
-        """For what brokers or services are asked."""
+        """Shared requests to brokers and services."""
         self._producer_ids: list[int] = []
-        """The rest of the block that was taken last, the next one at the end."""
+        """The rest of the newest block of ids, the next one at the end."""
         self._producer_ids_epoch = 0
-        """The controller epoch in which that block was asked for."""
+        """The controller epoch in which that block was requested."""
         self._producer_lock = asyncio.Lock()
         self.repartitions = RepartitionAdmin(
             context, commit=commit, voters=voters, check_new_partitions=self._check_new_partitions
         )
-        """Handlers, too."""
+        """Holds further handlers."""
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -227,14 +226,14 @@ class Admin:
                 )
 
     async def _check_new_partitions(self, stream: Stream, partitions: int) -> None:
-        """Raises TidelogError where a stream that exists cannot have so many: as for a new one."""
+        """Raises TidelogError where an existing stream cannot have so many partitions, as for a new one."""
         self._check_encryption(stream.config)
         await self._check_heard(stream.subject, partitions)
         if stream.settings.reply_acks:
             await check_subject_uncaptured(self._rounds, self._context.transport, stream.subject, partitions)
 
     async def create_internal(self, stream: InternalStream) -> None:
-        """Unless it exists. Raises TidelogError."""
+        """Creates the stream unless it exists. Raises TidelogError."""
         if StreamName(stream.name) not in self._context.state.streams:
             command = await in_turns(self._context.core.requests.create_internal(stream, voters=self._voters()))
             self._check_encryption(with_defaults(stream.config, self._context.state.defaults))
@@ -279,7 +278,7 @@ class Admin:
                 command = await in_turns(self._context.core.requests.delete_records(request.name, before, committed))
                 (await self._commit(command)).raise_for_refusal()
                 return await self._changed_partitions(request.name, before)
-            except TidelogError as error:  # while leaders change nothing is done
+            except TidelogError as error:  # a change of leader: nothing was deleted
                 if error.code not in (Code.UNAVAILABLE, Code.FENCED_LEADER_EPOCH):
                     raise
                 if self._context.monotonic() >= deadline:
@@ -287,15 +286,15 @@ class Admin:
             await asyncio.sleep(0.05)
 
     async def _committed_ends(self, name: str, numbers: Collection[int]) -> dict[int, tuple[LeaderEpoch, int]]:
-        """The ends of the partitions whose leaders tell: the LeaderEpoch, and the end of the committed log."""
+        """Returns (LeaderEpoch, end of the committed log) of the partitions whose leaders report it."""
         stream = find_stream(self._context.state, name)
         asked = [stream.partitions[number] for number in numbers if number in stream.partitions]
         leaders = sorted({partition.leader for partition in asked if partition.leader is not None})
         return await in_turns(committed_ends(stream, await self._ask_replicas(stream, leaders, partitions=numbers)))
 
     async def _changed_partitions(self, name: str, numbers: Collection[int]) -> ChangedPartitions:
-        """When all live replicas act by the metadata that is applied here, or after READY_TIMEOUT_S. No numbers: all
-        partitions."""
+        """Returns when all live replicas act by the metadata that is applied here, or after READY_TIMEOUT_S. No
+        numbers: all partitions."""
         deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
         while True:
             stream = find_stream(self._context.state, name)
@@ -317,7 +316,7 @@ class Admin:
 
     @handles(op.STREAM_LIST)
     async def list_streams(self, request: op.ListStreamsRequest) -> op.StreamList:
-        """With `usage`, brokers that do not answer in STATUS_TIMEOUT_S are named."""
+        """Lists streams; with `usage` it names brokers that do not answer in STATUS_TIMEOUT_S."""
         state, subjects = self._context.state, self._context.subjects
         if not request.usage:
             return await in_turns(list_form(state, subjects, internal=request.internal))
@@ -338,9 +337,9 @@ class Admin:
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:
-        """Ids ascend. A block of an earlier controller epoch is not used any more, also if it was committed after that
-        epoch: the controllers since then may have handed out higher ids, and where leaders have forgotten those they
-        refuse all lower ones."""
+        """Ids ascend. A block of an earlier controller epoch is not used any more, even if it was committed after that
+        epoch: the controllers since then may have handed out higher ids, and leaders that have forgotten those refuse
+        all lower ones."""
         async with self._producer_lock:
             epoch = self._context.state.controller_epoch
             if not self._producer_ids or epoch != self._producer_ids_epoch:
@@ -398,7 +397,7 @@ class Admin:
 
     @handles(op.PARTITION_UNCLEAN_ELECT)
     async def elect_unclean(self, request: op.UncleanElectionRequest) -> op.UncleanElection:
-        """Without `accept_loss` nothing is changed."""
+        """Elects only with `accept_loss`; always describes the loss."""
         number, chosen = request.partition, BrokerId(request.broker)
         command = self._context.core.requests.elect_unclean(request.stream, number, chosen)
         stream = find_stream(self._context.state, request.stream)
@@ -453,7 +452,7 @@ class Admin:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _check_encryption(self, config: Mapping[str, str]) -> None:
-        """Raises TidelogError(BAD_CONFIG) where these settings ask for it and a live broker has no master key."""
+        """Raises TidelogError(BAD_CONFIG) if these settings enable encryption and a live broker has no master key."""
         if StreamConfig.from_strings({key: text for key, text in config.items() if key == "encryption"}).encryption:
             own, is_alive = self._context.broker_id, self._context.state.is_alive
             check_encryption({id_: told for id_, told in self._labels().items() if id_ == own or is_alive(id_)})
@@ -474,9 +473,9 @@ class Admin:
         partitions: Collection[int] = (),
         history_of: int | None = None,
     ) -> dict[int, dict[BrokerId, ReplicaReport]]:
-        """Reports of the live brokers that answer, by partition and broker. `refusals` gets the errors of brokers that
-        could not answer. `partitions`: those that are asked about; none: all are. `history_of`: the partition whose last
-        events are wanted, too."""
+        """Returns reports of the live brokers that answer, by partition and broker. `refusals` receives the errors of
+        brokers that could not answer. `partitions`: only these; empty: all. `history_of`: the partition whose last
+        events the reports include."""
         live = [broker for broker in brokers if self._context.state.is_alive(broker)]
         wanted = sorted({*partitions} & stream.partitions.keys() if partitions else stream.partitions)
         answers = await asyncio.gather(*(self._ask_status(broker, stream, wanted, history_of) for broker in live))
@@ -517,11 +516,11 @@ class Admin:
         return report["partitions"] if report is not None else ()
 
     async def _ask_broker(self, broker: BrokerId) -> BrokerReport | TidelogError:
-        """Empty when the broker does not answer."""
+        """Returns {} when the broker does not answer."""
         return await self._ask(broker, {}, BrokerReport) or {}
 
     async def _ask_usage(self, broker: BrokerId) -> UsageReport | None:
-        """None: the broker is dead, does not answer, or could not."""
+        """Returns None when the broker is dead, does not answer, or refuses."""
         if not self._context.state.is_alive(broker):
             return None
         report = await self._ask(broker, {"usage": True}, UsageReport)
@@ -530,7 +529,7 @@ class Admin:
     async def _ask(
         self, broker: BrokerId, request: Mapping[str, Any], kind: type[_Report]
     ) -> _Report | TidelogError | None:
-        """None when the broker does not answer, or with something else; an error when its answer is one."""
+        """Returns None without a valid answer of the broker; an error when its answer is one."""
         question = broker, json.dumps(request, sort_keys=True)
         return await self._rounds.join(question, lambda: self._ask_now(broker, request, kind))
 

@@ -1,7 +1,7 @@
-"""The cluster state as the Raft node drives it, and who sees its changes.
+"""The cluster state as the Raft node drives it, and its two readers.
 
-An observer sees the state as each command left it, so nothing is applied while it still looks. What follows the newest
-state only is told by `on_changes`, and looks when the loop is free, at so many partitions in a turn (`ChangesInTurns`).
+An observer sees the state as each command left it, so nothing is applied while it still looks. Work that needs the
+newest state only is notified by `on_changes`, and runs in turns when the loop is free (`ChangesInTurns`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AppliedState:
         self._on_changes = on_changes
         self._observe = observe
         self._observing = Turns(observe_nothing(state, NOTHING, from_snapshot=False))
-        """What the observer has not seen yet of the last command. The state stays as it is until then."""
+        """Rest of the observer's look at the last command's changes. The state stays as it is until then."""
 
     def prepare(self, command: bytes | None) -> bool:
         return self._look() and (command is None or self._state.prepare(command))
@@ -54,17 +54,17 @@ class AppliedState:
         self._on_changes(changes)
 
     def _look(self) -> bool:
-        """True: the observer has seen everything."""
+        """Returns True when the observer has seen everything."""
         return self._observing.turn(LOOKS)
 
 
 def observe_nothing(state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:  # noqa: ARG001
-    """A `StateObserver`."""
+    """A `StateObserver` that ignores all changes."""
     yield from ()
 
 
 class ChangesInTurns:
-    """Changes that are not looked at yet. What applies to the newest state does not care by which command it came."""
+    """Changes that wait to be looked at, merged: acting on the newest state needs no command boundaries."""
 
     def __init__(self) -> None:
         self._left: deque[Changes] = deque()
@@ -77,7 +77,7 @@ class ChangesInTurns:
         self._left.append(changes)
 
     def take(self) -> Changes:
-        """The next ones, of as many partitions as a turn looks at."""
+        """Removes and returns the next changes, of as many partitions as a turn looks at."""
         taken: list[Changes] = []
         room = max(1, LOOKS // PARTITION)
         while self._left and room > 0:

@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 MAX_STATUS_REQUEST_BYTES = 4096
 MAX_STATUS_REQUESTS = 1024
-"""That wait for their answers; those that ask the same share a report."""
+"""Limit of the requests that wait for their answers; equal requests share a report."""
 MAX_CONNECTED_S = 3600.0
 """Limit of the connection's age that an answer to a probe states."""
 
 
 class ControllerRequests:
     """`labels`: read anew for each answer to a probe. `raft_status`: None before the Raft node has started.
-    `deliver_applied`: tell the roles of this broker what is applied, a turn of that. `folder`: of its data, for
+    `deliver_applied`: hands one turn of applied changes to the roles of this broker. `folder`: path of its data, for
     messages."""
 
     def __init__(
@@ -56,9 +56,9 @@ class ControllerRequests:
         self._lease = Lease(context.settings)
         self._probes_of_unknown_epoch = 0
         self._rounds = Rounds()
-        """In which reports are made."""
+        """Rounds in which reports are made."""
         self._status_requests = 0
-        """That wait for their answers."""
+        """Count of the requests that wait for their answers."""
 
     async def subscribe(self) -> list[Subscription]:
         transport, subjects, broker = self._context.transport, self._context.subjects, self._context.broker_id
@@ -86,12 +86,12 @@ class ControllerRequests:
             self._answer_newcomer(probe, message.reply)
             return
         if not self._namespace.is_ours(probe.cluster_id, probe.controller):
-            # That controller takes the first answer, which must be the one of its own broker of this name.
+            # That controller takes the first answer, which must come from its own broker of this name.
             return
         # A generation proves the lease once it is applied, and a leader that it deposes must not believe in that lease.
         told = self._deliver_applied()
         state, now = context.state, context.monotonic()
-        # A probe that was meant for another life of this broker may be a copy.
+        # A probe that was meant for another incarnation of this broker may be a copy.
         if probe.incarnation == context.incarnation and not self._lease.on_probe(
             probe, controller_epoch=state.controller_epoch, generation=told.ended, now=now
         ):
@@ -150,8 +150,8 @@ class ControllerRequests:
         def answer(error: TidelogError | None) -> None:
             context.transport.publish(reply, [b""], headers=error.to_headers() if error is not None else None)
 
-        # This process may have stood still with the request unread, and another may lead since. The request itself says
-        # that the controller counted on this broker when that answer had arrived, as a probe does.
+        # This process may have stood still with the request unread, and another may lead since. The request names the
+        # newest answer that the controller had when it counted on this broker, as a probe does.
         age = self._lease.age_of(request.controller_epoch, request.answered, context.monotonic())
         settings = context.settings
         left = min(request.timeout_ms / 1000, settings.drain_timeout_s, settings.leader_lease_s) - age
@@ -191,7 +191,7 @@ class ControllerRequests:
         context.messages.answer(message.reply, json.dumps(Refusal(error=error.to_json())).encode(), "the status")
 
     def _report(self, request: Any) -> Callable[[], Steps[StreamReport | BrokerReport | UsageReport]] | None:
-        """Makes the report that is asked for. None: nobody knows what is asked for."""
+        """Returns a function that makes the requested report. None: the request is not valid."""
         port = self._context.port
         match request:
             case {"stream": str(stream)}:

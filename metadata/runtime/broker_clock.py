@@ -1,4 +1,4 @@
-"""The agreed clock of this broker (R72) with its two real clocks, and what it tells of them."""
+"""The agreed clock of this broker (R72) with its two real clocks, and its log lines, counters and status."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class BrokerClock:
         return self._wall()
 
     def stamp_ns(self) -> int:
-        """For what this broker dates."""
+        """Returns the time for this broker's own dates, ns since 1970."""
         return self._agreed.stamp_ns(self._monotonic(), self._wall())
 
     def common_ns(self) -> int:
-        """For what one broker dates and another judges."""
+        """Returns the time for dates that another broker judges, ns since 1970."""
         return self._agreed.common_ns(self._monotonic(), self._wall())
 
     def time_ns(self) -> int | None:
@@ -61,7 +61,7 @@ class BrokerClock:
         self._tell(self._agreed.state(now, self._wall()), now)
 
     def _tell(self, state: ClockState, now: float) -> None:
-        """One line for each state that an operator has to know of."""
+        """Logs one line for each state that an operator has to know of."""
         before, self._state = self._state, state
         if state is before:
             return
@@ -86,7 +86,7 @@ class BrokerClock:
             _log.warning("broker %s: its clock is %s again", self._broker, _AFTERWARDS[state])
 
     def report(self) -> ClockStatus:
-        """For the broker's status."""
+        """Returns the clock's part of the broker's status."""
         now, wall = self._monotonic(), self._wall()
         return {
             "state": self._agreed.state(now, wall).value,

@@ -1,8 +1,8 @@
 """JetStream streams that capture a subject, asked before a stream is created on it.
 
-Both would store what is published there, and both would acknowledge it: a publisher takes whichever answer comes first,
-and believes that its message is where it is not. JetStream tells which of its streams capture a subject. Where there is
-no JetStream NATS says so at once; one in another account than the brokers', or one that they may not ask, is not seen.
+Both would store the messages published there, and both would acknowledge them: a publisher takes whichever answer comes
+first, and may believe its message in the wrong one. JetStream lists the streams that capture a subject. Where there is
+no JetStream NATS answers so at once; one in another account, or one that brokers may not ask, is not seen.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from wire.messaging.transport import NO_RESPONDERS, Message, PeerTransport
 
 QUESTION = "$JS.API.STREAM.NAMES"
 WAIT_S = 0.25
-"""For the answer: a cluster of JetStream servers asks its leader."""
+"""Wait for the answer: a cluster of JetStream servers asks its leader."""
 MAX_ANSWER_BYTES = 64 << 10
-"""A larger one is not read."""
+"""Limit of an answer; a larger one is not read."""
 _SHOWN = 80
 
 
 async def check_subject_uncaptured(rounds: Rounds, transport: PeerTransport, subject: str, partitions: int) -> None:
-    """Raises TidelogError(SUBJECT_TAKEN) when a stream of JetStream captures a subject on which this stream is
-    published to."""
+    """Raises TidelogError(SUBJECT_TAKEN) when a stream of JetStream captures an ingest subject of this stream."""
     subjects = [subject] if partitions == 1 else [subject, f"{subject}.*"]
     for asked in subjects:
         names = await rounds.join((QUESTION, asked), lambda asked=asked: _names(transport, asked))  # type: ignore[misc]
@@ -41,7 +40,7 @@ async def check_subject_uncaptured(rounds: Rounds, transport: PeerTransport, sub
 async def _names(transport: PeerTransport, subject: str) -> list[str]:
     answered: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
-    def on_answer(message: Message, is_proved: bool) -> None:  # noqa: ARG001 - JetStream is a stranger
+    def on_answer(message: Message, is_proved: bool) -> None:  # noqa: ARG001 - JetStream is no broker
         if not answered.done():
             answered.set_result([] if message.status == NO_RESPONDERS else _streams(message.data))
 
@@ -59,7 +58,7 @@ async def _names(transport: PeerTransport, subject: str) -> list[str]:
 
 
 def _streams(data: bytes) -> list[str]:
-    """The streams of an answer; empty for one that is none."""
+    """Returns the names of the streams in an answer; empty for any other message."""
     if len(data) > MAX_ANSWER_BYTES:
         return []
     try:

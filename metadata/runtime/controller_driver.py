@@ -43,7 +43,7 @@ SHORTEST_PAUSE_S = 0.001
 
 
 class ControllerDriver:
-    """See the module. `own_labels`: the labels of this broker."""
+    """Runs the controller core. `own_labels`: the labels of this broker."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class ControllerDriver:
         self._subscriptions = ControllerSubscriptions(context, self.namespace, proposals, self.run)
 
     def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
-        """The labels of the brokers, as they last said. While this broker is not the controller there are its own
-        alone."""
+        """The labels in the brokers' last answers, and this broker's own. While it is not the controller there are its
+        own alone."""
         return {**self._labels, self._context.broker_id: self._own_labels}
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class ControllerDriver:
                 self.run(context.core.on_peer_lost(broker, context.monotonic()))
 
     def on_claim(self, data: bytes, reply: str | None, is_proved: Callable[[], bool]) -> None:
-        """A message on the subject of claims, where anybody may send. See `ClaimHandler`."""
+        """A message on the subject of claims, where any NATS client may publish. See `ClaimHandler`."""
         if self.namespace.may_skip(reply):
             return
         self._take_claim(data, reply, is_proved)
@@ -173,7 +173,7 @@ class ControllerDriver:
     # ---- effects ---------------------------------------------------------------------------------------------------
 
     def run(self, effects: list[Effect]) -> None:
-        """Carry out the core's effects, and set the timer for its next deadline."""
+        """Carries out the core's effects, and sets the timer for its next deadline."""
         context = self._context
         for effect in effects:
             match effect:
@@ -267,8 +267,8 @@ class ControllerDriver:
         if told is None or told.broker != broker or told.number != probe.number:
             return
         known = context.state.brokers.get(broker)
-        # A process that is not registered (yet) says nothing of the life that is. Its own probes prove a controller's
-        # connection, even if another life is registered.
+        # A process that is not registered (yet) is no evidence of the registered one. Its own probes prove a
+        # controller's connection, even if another process is registered under its id.
         if broker == context.broker_id or (known is not None and known.life_id == told.life_id):
             self._labels[broker] = dict(told.labels)
             context.core.clocks.on_answer(broker, told.time_ns, sent, now)

@@ -1,7 +1,7 @@
 """Subscriptions of the controller: requests of brokers, and the API. They exist only while this broker is the
 controller.
 
-A broker that is the controller no longer and still subscribed stays silent: its successor hears the same messages.
+A broker that is the controller no longer and still subscribed stays silent: its successor gets the same messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionEpoch
 _log = logging.getLogger(__name__)
 
 REPORTS: Final = 250
-"""Reports of followers that are decided on before others have their turn."""
+"""Reports of followers that are decided on before other tasks have their turn."""
 
 
 class ControllerSubscriptions:
@@ -104,7 +104,7 @@ class ControllerSubscriptions:
     def _take_reports(self, reports: pb.LeaderReports) -> Steps[None]:
         for part in pieces(reports.items, REPORTS):
             if reports.controller_epoch != self._context.core.controller_epoch:
-                return  # to an earlier controller, and perhaps copied; its sender repeats it while it holds
+                return  # for an earlier controller, and perhaps copied; its sender repeats it while it holds
             told = [
                 LeaderReport(
                     key=key_of(report.partition),
@@ -120,7 +120,7 @@ class ControllerSubscriptions:
             yield LOOKS
 
     async def _forward(self, command: pb.Command) -> None:
-        """Propose a compare-and-set of another broker, once: that broker repeats its request until it is over."""
+        """Proposes a compare-and-set of another broker, once: that broker repeats its request until it is over."""
         try:
             await self._proposals.attempt(command)
         except RaftError as error:

@@ -59,14 +59,14 @@ class Tasks:
 
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Bytes of a message between brokers and controllers, as of a Raft command: items of messages are looked at one by
+"""Limit of a message between brokers and controllers, and of a Raft command: items of messages are looked at one by
 one."""
 
 LOG_INTERVAL_S = 10.0
-"""At most one line for each subject in so long: a line costs more than all else about a message that is dropped, and on
-the subject of claims strangers may send."""
+"""Pause between log lines about one subject: a line costs more than all else about a dropped message, and any NATS
+client may publish on the subject of claims."""
 MAX_LOGGED = 64
-"""Subjects that are remembered for that; all are forgotten when one more comes."""
+"""Limit of the subjects that are remembered for that; all are forgotten when one more comes."""
 
 _Message = TypeVar("_Message", bound=Protobuf)
 
@@ -76,17 +76,17 @@ class Messages:
         self._id = broker_id
         self._monotonic = monotonic
         self._logged: dict[str, float] = {}
-        """By subject: when."""
+        """Times of the last log line, by subject."""
         self._transport = transport
         self.dropped = 0
-        """Messages that did not decode."""
+        """Count of messages that did not decode."""
 
     def decode(self, kind: type[_Message], message: Message) -> _Message | None:
-        """None when the message is too large or does not decode: it is counted and logged."""
+        """Returns None when the message is too large or does not decode: it is counted and logged."""
         return self.decode_data(kind, message.subject, message.data, MAX_MESSAGE_BYTES)
 
     def decode_data(self, kind: type[_Message], subject: str, data: bytes, most: int) -> _Message | None:
-        """As `decode`, of the bytes that came on a subject; `most` of them are allowed."""
+        """Decodes bytes that came on a subject, as `decode` does; at most `most` of them."""
         if len(data) > most:
             self.drop(subject, data, f"the limit is {most} bytes")
             return None
@@ -108,7 +108,7 @@ class Messages:
         _log.warning("dropped a message of %d bytes on %s: %s", len(data), subject, error)
 
     def answer(self, inbox: str, data: bytes, what: str) -> None:
-        """Publish an answer. If it is larger than a message may be, the error is published in its place."""
+        """Publishes an answer. If it is larger than a message may be, the error is published in its place."""
         try:
             self._transport.publish(inbox, [data])
         except TidelogError as error:
@@ -121,7 +121,7 @@ class Messages:
 class MetadataContext:
     broker_id: BrokerId
     life_id: str
-    """Unique to this run of the process."""
+    """Unique to this process."""
     state: ClusterState
     core: ControllerCore
     port: BrokerPort
@@ -134,11 +134,11 @@ class MetadataContext:
     messages: Messages
     producer_keys: ProducerKeys
     incarnation: Incarnation | None = None
-    """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
+    """The incarnation of this process, once registered; while the broker is declared dead, the one that died."""
     refused_requests: int = 0
-    """Requests of clients and operators that the API refused."""
+    """Count of the requests of clients and operators that the API refused."""
     unqueued_requests: int = 0
-    """Those that it refused because too many waited."""
+    """Count of the requests that the API refused because too many waited."""
     closed: bool = False
 
     @property

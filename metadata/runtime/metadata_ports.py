@@ -44,7 +44,7 @@ RaftFactory: TypeAlias = Callable[[StateMachine, Callable[[RaftStatus], None], C
 
 class StateObserver(Protocol):
     """Is called while Raft applies, after each command that changed something, and must not raise. Its steps are taken
-    to their end before anything else is applied. `from_snapshot`: the changes are all that a snapshot differs in."""
+    to their end before anything else is applied. `from_snapshot`: the changes are all differences of a snapshot."""
 
     def __call__(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]: ...
 
@@ -54,31 +54,31 @@ class BrokerPort(Protocol):
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
         """Write both into the data folder. Called in each new incarnation, before `on_partitions`. Raises TidelogError
-        NO_SPACE where the first one of a life cannot be written: it is called again until it can."""
+        NO_SPACE where the first one of a process cannot be written: it is called again until it can."""
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         """Take over new and changed partitions that this broker replicates, and partitions that it no longer
         replicates."""
 
     def on_all_partitions(self) -> None:
-        """Called once in the life of a process, when all that this broker replicates was handed over: other logs in the
+        """Called once in a process, when all partitions that this broker replicates were handed over: other logs in the
         data folder belong to streams that were deleted while the broker was down."""
 
     def on_fatal(self, error: TidelogError) -> None:
-        """End: another cluster's folder, another process under this id, another cluster in the namespace, or
-        `on_registered` or `on_partitions` raised anything else."""
+        """End the process: another cluster's folder, another process under this id, another cluster in the namespace,
+        or `on_registered` or `on_partitions` raised anything else."""
 
     def log_ends(self) -> Steps[Mapping[PartitionKey, LogEnd]]:
-        """How far the logs of this broker reach, as they are now."""
+        """Returns the ends of this broker's logs, as they are now."""
 
     def stream_report(
         self, stream: StreamName, partitions: Collection[int], history_of: int | None
     ) -> Steps[StreamReport]:
         """The state of this broker's replicas of a stream, with the last events of the partition `history_of`.
-        `partitions`: only of these; none: all."""
+        `partitions`: only these; empty: all."""
 
     def usage_report(self) -> Steps[UsageReport]:
-        """What the replicas of each stream take up on this broker's disk, and their traffic."""
+        """The bytes of each stream's replicas on this broker's disk, and their traffic."""
 
     def broker_report(self) -> Steps[BrokerReport]:
         """The state of the broker as a whole."""
@@ -94,5 +94,5 @@ class BrokerPort(Protocol):
         unread for longer than that, or than the lease."""
 
     async def on_controller(self, is_controller: bool) -> None:
-        """Begin or cease to serve the API: this broker is the controller now, or no longer. If it raises it is called
-        again."""
+        """Begin or cease to serve the API: this broker is the controller now, or no longer. After an exception it is
+        called again."""

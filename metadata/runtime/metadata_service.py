@@ -1,9 +1,9 @@
 """The metadata plane of one broker, on an event loop: the drivers of this package, composed.
 
-Every broker: applies the group's commands, registers its life (again whenever it finds itself declared dead), answers
-probes, hands changed partitions to the data plane, and carries the data plane's requests to the controller. Requests
-are repeated until applied state settles them; nothing waits for an answer. Nothing reaches the data plane before this
-life's own registration is applied.
+Every broker: applies the group's commands, registers its incarnation (again whenever it finds itself declared dead),
+answers probes, hands changed partitions to the data plane, and carries the data plane's requests to the controller.
+Requests are repeated until applied state settles them; nothing waits for an answer. Nothing reaches the data plane
+before this process's own registration is applied.
 
 The controller also listens for requests of brokers and of the API, and probes all other brokers.
 """
@@ -59,7 +59,7 @@ ROOM_RETRY_S = 0.5
 
 
 class MetadataService:
-    """See the module. All methods run on one event loop."""
+    """The metadata plane of one broker. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class MetadataService:
         secrets: ClusterSecrets,
         observe: StateObserver = observe_nothing,
     ) -> None:
-        """`life_id`: unique to this run of the process. `transport`: to other brokers. `observe`: sees every change."""
+        """`life_id`: unique to this process. `transport`: to other brokers. `observe`: is called with every change."""
         self.state = ClusterState()
         core = ControllerCore(
             broker_id,
@@ -114,7 +114,7 @@ class MetadataService:
             context, self._raft, proposals, registration.labels, registration.cluster_id
         )
         self.admin = self._controller.admin
-        """Requests of clients and operators; to be asked of the controller only."""
+        """Handlers of requests of clients and operators; to be called at the controller only."""
         self._outbound = OutboundRequests(context)
         self._registrar = Registrar(context, proposals, registration, self._outbound.withdrawing)
         self._views = ViewDelivery(context)
@@ -127,17 +127,17 @@ class MetadataService:
             registration.folder,
         )
         self._delivers = False
-        """Views are handed over: this life is registered."""
+        """Views are handed over: this process is registered."""
         self._registered = asyncio.Event()
         self._waits_for_room = False
         self._changes = ChangesInTurns()
         self._told = Told(Generation(0), Generation(0))
         self.stream_changes = 0
-        """Grows when streams may have been created, deleted or repartitioned."""
+        """Count of changes that may have created, deleted or repartitioned streams."""
         self._flush_scheduled = False
         self._subscriptions: list[Subscription] = []
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- start and close -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Joins the group; returns before the broker is registered (`wait_registered`). Raises RaftError, and
@@ -176,7 +176,7 @@ class MetadataService:
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """The incarnation of this life, once registered; while the broker is declared dead, the one that died."""
+        """The incarnation of this process, once registered; while the broker is declared dead, the one that died."""
         return self._context.incarnation
 
     @property
@@ -197,38 +197,38 @@ class MetadataService:
         return self._controller.namespace
 
     def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
-        """The labels of the brokers, as they last said to this controller."""
+        """The labels of the brokers in their last answers to this controller."""
         return self._controller.labels()
 
     async def wait_registered(self) -> None:
-        """Returns when this life is registered and its partitions are handed over."""
+        """Returns when this process is registered and its partitions are handed over."""
         await self._registered.wait()
 
     def lease_valid(self, now: float) -> bool:
-        """Whether a controller has been heard, and has heard this broker, within the leader lease."""
+        """Whether, within the leader lease, a controller has probed this broker and received its answer."""
         return self._requests.lease_valid(now)
 
     def time_ns(self) -> int:
-        """ns since 1970, for what this broker dates: its own clock, where that is not known to be off (R72)."""
+        """ns since 1970, for this broker's own dates: its own clock, where that is not known to be off (R72)."""
         return self._context.clock.stamp_ns()
 
     def common_time_ns(self) -> int:
-        """ns since 1970, for what one broker dates and another judges: the time on which most brokers agree, as it was
-        last told, and this broker's own clock before one was told (R72)."""
+        """ns since 1970, for dates that another broker judges: the time on which most brokers agree, as last received,
+        or this broker's own clock before the first one (R72)."""
         return self._context.clock.common_ns()
 
     def agreed_time_ns(self) -> int | None:
-        """The time by which this broker may forget, ns since 1970: one on which most brokers agree, and its own clock.
+        """The time by which this broker may forget, ns since 1970: most brokers' clocks and its own agree on it.
         None: it may forget nothing now (R72)."""
         return self._context.clock.time_ns()
 
     def led_at(self, moment: float) -> bool:
-        """Whether a controller has counted on this broker, and on its leaderships, at that moment or later (monotonic
-        seconds)."""
+        """Whether a controller has counted on this broker, and on its leaderships, at that moment or later.
+        `moment`: monotonic seconds."""
         return self._requests.led_at(moment)
 
     def next_producer_id(self) -> int:
-        """No producer without transactions has been given this id or a higher one, as far as is applied here."""
+        """No producer without transactions has been given this id or a higher one, as far as applied here."""
         return self.state.next_producer_id
 
     def is_of_lost_decisions(self, key: PartitionKey) -> bool:
@@ -253,7 +253,7 @@ class MetadataService:
         self._outbound.ask(report)
 
     def report_leader(self, report: LeaderReport) -> None:
-        """Tell the controller that a leader seems to have failed. Sent once: a follower repeats it while it lasts."""
+        """Reports a leader that seems to have failed. Sent once: a follower repeats it while the failure lasts."""
         self._outbound.report(report)
 
     def report_loss(self, report: LossReport) -> None:
@@ -303,7 +303,7 @@ class MetadataService:
             return None
 
     def why_no_leader(self) -> str:
-        """A sentence, as far as the Raft node knows; empty: it knows nothing."""
+        """Returns a sentence, as far as the Raft node knows the reason; empty: it knows none."""
         status = self._raft_status()
         return "" if status is None else status.why_no_leader()
 
@@ -313,7 +313,7 @@ class MetadataService:
     # ---- applied state ---------------------------------------------------------------------------------------------
 
     def _on_changes(self, changes: Changes) -> None:
-        """Called while Raft applies: note the changes, and act on them when the loop is free."""
+        """Called while Raft applies: keeps the changes, to act on them when the loop is free."""
         self._changes.add(changes)
         self.stream_changes += changes.streams or bool(changes.repartitioned)
         self._flush_soon()
@@ -328,7 +328,7 @@ class MetadataService:
         self._deliver_applied()
 
     def _deliver_applied(self) -> Told:
-        """A turn of acting on what is applied; others follow by themselves."""
+        """Takes one turn of acting on applied changes; schedules the next one if some are left."""
         context, changes = self._context, self._changes.take()
         if context.closed:
             return self._told
@@ -359,8 +359,8 @@ class MetadataService:
         return self._told
 
     def _begin(self, incarnation: Incarnation) -> None:
-        """This life is registered as `incarnation`. Where the data folder has no room for that the broker takes no part
-        until it has some."""
+        """This process is registered as `incarnation`. Where the data folder has no room to record it the broker takes
+        no part until it has some."""
         context = self._context
         try:
             context.port.on_registered(self.state.cluster_id, incarnation)
@@ -389,11 +389,11 @@ class MetadataService:
 
     @contextmanager
     def _fatal_if_it_fails(self) -> Iterator[None]:
-        """A change comes once: without it the broker would stand still, unseen."""
+        """Ends the broker when the block raises: a change comes once, and without it the broker would stand still."""
         context = self._context
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:  # noqa: BLE001 - any of them: a change comes once
             _log.exception("broker %s cannot take over what has been applied", context.broker_id)
             context.port.on_fatal(
                 TidelogError(

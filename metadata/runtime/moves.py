@@ -10,8 +10,8 @@
 
 The election decides, whatever happens on the way: a leader that died, or lost its leadership otherwise, has another
 LeaderEpoch, and the compare-and-set fails. A leader that drained in vain sequences again by itself after
-`drain_timeout_s`. So nothing is remembered of a move that ended, and a new controller needs to know nothing of the old
-one's.
+`drain_timeout_s`. So nothing is remembered of a move that ended, and a new controller needs nothing of the old one's
+moves.
 
 The request to drain names the controller epoch, and the newest probe that the leader has answered. The leader knows by
 its own clock when it answered that probe. So a leader that stood still with the request unread recognises it: beyond
@@ -38,26 +38,26 @@ from wire.types import BrokerId, LeaderMove
 _log = logging.getLogger(__name__)
 
 ANSWER_MARGIN_S = 0.5
-"""For the leader's answer to travel, beyond the time that it may take to drain."""
+"""Time for the leader's answer to travel, beyond its time to drain."""
 
 
 HEARTBEATS_TO_HEAR = 5
-"""A new controller waits for so many at most until it has heard the leader."""
+"""Limit of the heartbeats for which a new controller waits until the leader has answered a probe."""
 
 
 class LeaderMoves:
-    """See the module. `commit` raises TidelogError when a command's outcome cannot be had."""
+    """Carries out planned moves. `commit` raises TidelogError when a command's outcome cannot be had."""
 
     def __init__(self, context: MetadataContext, commit: Callable[[pb.Command], Awaitable[Outcome]]) -> None:
         self._context = context
         self._commit = commit
         self._under_way: dict[tuple[str, int], tuple[LeaderMove, asyncio.Task[None]]] = {}
-        """By stream name and partition number."""
+        """Moves under way, by stream name and partition number."""
 
     # Keeps R30.
     async def move(self, name: str, partition: int, target: BrokerId, *, disk_hangs: bool = False) -> None:
-        """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot), LEADER_NOT_MOVED (it does not),
-        and those of a commit."""
+        """Returns when `target` leads. Raises TidelogError: BAD_REQUEST (it cannot lead), LEADER_NOT_MOVED (the move
+        failed), and those of a commit."""
         known = self._under_way.get((name, partition))
         if known is None:
             move = replace(self._context.core.requests.plan_move(name, partition, target), disk_hangs=disk_hangs)
@@ -102,7 +102,7 @@ class LeaderMoves:
         return partition is not None and partition.leader == move.target
 
     async def _drain(self, move: LeaderMove) -> None:
-        """Returns when the leader has handed everything to the target."""
+        """Returns when the target holds everything that the leader has. Raises TidelogError."""
         timeout = self._context.settings.drain_timeout_s
         await self._until_heard(move.leader)
         request = pb.DrainRequest(

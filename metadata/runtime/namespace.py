@@ -1,10 +1,10 @@
 """Messages about the clusters in a namespace: there should be one.
 
-Every broker answers the question to which cluster it belongs, so that no second one is founded beside it
-(`bootstrap`). A controller says it unasked every `ANNOUNCE_INTERVAL_S`, and every message between brokers
-and controllers carries a cluster id. A message of another cluster is not carried out; it is counted, and the other
-cluster is told to operators. Two clusters in one namespace come about where NATS was divided when one of them was
-founded. Neither stops by itself, for both may hold data.
+Every broker answers the question to which cluster it belongs, so that no second one is founded beside it (`bootstrap`).
+A controller announces its own every `ANNOUNCE_INTERVAL_S`, and every message between brokers and controllers carries a
+cluster id. A message of another cluster is not carried out; it is counted, and the other cluster is reported to
+operators. Two clusters in one namespace come about where NATS was divided when one of them was founded. Neither stops
+by itself, for both may hold data.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from wire.protobuf import metadata_pb2 as pb
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_INTERVAL_S = 0.2
-"""A founder listens for `bootstrap_wait_s`, so it hears a controller whose answers stand behind a flood all the same:
+"""A founder listens for `bootstrap_wait_s`, so it sees a controller whose answers stand behind a flood all the same:
 announcements leave by the connection that no flood reaches."""
 REMEMBERED_S = 60.0
-"""A cluster that has not been heard for so long is not told of any more; while it is heard, the log repeats it so
-often."""
+"""A cluster that has sent nothing for so long is not reported any more; while it sends, the log repeats it so often."""
 MAX_CLUSTERS = 16
-"""Others that are told of at a time; claims under ever new ids fill neither memory nor the log."""
+"""Limit of the others that are reported at a time; claims under ever new ids fill neither memory nor the log."""
 MAX_CLAIM_BYTES = 4096
 """A broker's own claim has a name and three ids, some hundred bytes."""
 MAX_CLAIMS = 10_000
-"""Without a reply, in a second, at a broker that founds no cluster. Each controller in the namespace sends one."""
+"""Claims without a reply, in a second, at a broker that founds no cluster. Each controller in the namespace sends
+five."""
 MAX_QUESTIONS = 200
-"""In a second, at a broker that founds no cluster, that are answered one by one. A founder asks ten in a second."""
+"""Questions in a second, at a broker that founds no cluster, that are answered singly. A founder asks ten."""
 SHARED_ANSWER_S = 0.05
-"""The questions beyond MAX_QUESTIONS get one answer together, so long after the first of them: founders hear it on the
-subject of claims, where they listen before they ask. It is less than the distance of a founder's questions, so all but
-the last are answered before it decides."""
+"""The questions beyond MAX_QUESTIONS get one answer together, so long after the first of them: founders receive it on
+the subject of claims, where they listen before they ask. It is less than the distance of a founder's questions, so all
+but the last are answered before it decides."""
 FLOOD = 1000
-"""Claims and questions in a second: a founder that hears more does not rely on silence. Of each other founder and each
-broker it hears some twenty at most."""
+"""Claims and questions in a second: a founder that receives more does not rely on silence. Each other founder and each
+broker sends it some twenty at most."""
 MAX_PRESENCE_ANSWERS = 500
-"""In a second. More clients than that do not lose their controller at a time; their errors name no brokers then."""
+"""Answers in a second. No more clients lose their controller at a time; the errors of others name no brokers."""
 LOGGED_QUESTIONS = 50
-"""A founder that goes on asking says why after so many questions, and again after as many more."""
+"""A founder that goes on asking logs the reason after so many questions, and again after as many more."""
 
 
 @dataclass(slots=True)
@@ -60,14 +60,14 @@ class _Heard:
 
 
 class _PerSecond:
-    """Counts what comes in a second."""
+    """Counts events in a second."""
 
     def __init__(self) -> None:
         self._began = -inf
         self._taken = 0
 
     def take(self, now: float, limit: int) -> bool:
-        """Whether one more is within the limit."""
+        """Counts one more; returns whether it is within the limit."""
         if now >= self._began + 1.0:
             self._began, self._taken = now, 0
         self._taken += 1
@@ -75,7 +75,7 @@ class _PerSecond:
 
 
 class Namespace:
-    """See the module. `known_cluster_id`: from the data folder; empty: a new folder. `run` carries effects out."""
+    """Claims of clusters. `known_cluster_id`: from the data folder; empty: a new folder. `run` carries effects out."""
 
     def __init__(self, context: MetadataContext, known_cluster_id: str, run: Callable[[list[Effect]], None]) -> None:
         self._context = context
@@ -84,19 +84,19 @@ class Namespace:
         self._announced_at = -inf
         self._others: dict[str, _Heard] = {}
         self._full_until = -inf
-        """Before that none of `_others` is forgotten, and there are MAX_CLUSTERS of them."""
+        """Time before which no entry of the full `_others` expires."""
         self.dropped = 0
-        """Messages of other clusters."""
+        """Count of messages of other clusters."""
         self.dropped_presence = 0
-        """Questions which brokers are connected, beyond MAX_PRESENCE_ANSWERS."""
+        """Count of questions which brokers are connected, beyond MAX_PRESENCE_ANSWERS."""
         self.dropped_claims = 0
-        """Claims beyond MAX_CLAIMS, and questions beyond MAX_QUESTIONS."""
+        """Count of claims beyond MAX_CLAIMS, and questions beyond MAX_QUESTIONS."""
         self._claims = _PerSecond()
         self._questions = _PerSecond()
         self._presence = _PerSecond()
         self._at_founder = _PerSecond()
         self._shared_answer: asyncio.TimerHandle | None = None
-        """Set while questions wait for it."""
+        """Set while questions wait for the shared answer."""
 
     @property
     def cluster_id(self) -> str:
@@ -104,8 +104,8 @@ class Namespace:
         return self._context.state.cluster_id or self._known_cluster_id
 
     def is_ours(self, cluster_id: str, sender: str) -> bool:
-        """Whether a message is of this broker's cluster; it is counted if it is not. A broker that does not know its
-        cluster yet takes nothing."""
+        """Whether a message is of this broker's cluster; others are counted. A broker that does not know its cluster
+        yet takes no message."""
         if not self.cluster_id:
             return False
         if cluster_id != self.cluster_id:
@@ -113,7 +113,7 @@ class Namespace:
         return cluster_id == self.cluster_id
 
     def ask(self, inbox: str) -> None:
-        """Ask all brokers of the namespace to which cluster they belong, before bootstrap one. Answers: `on_claim`."""
+        """Asks all brokers of the namespace to which cluster they belong, before bootstrap. Answers: `on_claim`."""
         bootstrap = self._context.core.bootstrap
         if bootstrap is not None and bootstrap.asked % LOGGED_QUESTIONS == 0:
             _log.warning("broker %s founds no cluster yet: %s", self._context.broker_id, self.bootstrap_obstacle)
@@ -123,12 +123,12 @@ class Namespace:
 
     @property
     def bootstrap_obstacle(self) -> str:
-        """Why this broker, which is about to found a cluster, still asks; empty: it is not about to."""
+        """The reason why this broker, which is about to found a cluster, still asks; empty: it is not about to."""
         bootstrap = self._context.core.bootstrap
         return bootstrap.obstacle(self._context.subjects.cluster()) if bootstrap is not None else ""
 
     def announce(self) -> None:
-        """Say the own cluster, if this broker is the controller and the time has come."""
+        """Announces this broker's cluster, if it is the controller and the time has come."""
         now = self._context.monotonic()
         if self._context.core.controller_epoch and now >= self._announced_at + ANNOUNCE_INTERVAL_S:
             self._announced_at = now
@@ -137,8 +137,8 @@ class Namespace:
     def may_skip(self, reply: str | None) -> bool:
         """Whether a message on the subject of claims is not looked into, because too many come; it is counted.
 
-        A claim is news for operators to a broker that founds no cluster, and nothing else. A question is answered all
-        the same, with others. A founder looks into each message: it hears every other founder and every cluster."""
+        At a broker that founds no cluster a claim serves operators only. A question is answered all the same, with
+        others. A founder looks into each message, so that it misses no other founder and no cluster."""
         bootstrap = self._context.core.bootstrap
         if bootstrap is not None:
             self._count_at(bootstrap)
@@ -169,9 +169,9 @@ class Namespace:
             self._shared_answer.cancel()
 
     def on_claim(self, claim: pb.ClusterClaim, reply: str | None, is_proved: Callable[[], bool]) -> None:
-        """Another broker, or this one, has said to which cluster it belongs, or asks with it. `is_proved()`: it holds a
-        secret of this cluster. Anybody else may say what he likes here: it makes a founder wait or stop, and a log say
-        so, and nothing more. That this broker's own question came back is proved, or it did not.
+        """Another broker, or this one, has named its cluster, or asks and names it. `is_proved()`: the sender holds a
+        secret of this cluster. Without proof a claim makes a founder wait or stop, and is logged, and nothing more. A
+        return of this broker's own question counts only with proof.
 
         A broker that founds no cluster asks for no proof, and does not wake its core: a claim changes nothing there."""
         founds = self._context.core.bootstrap is not None
@@ -212,7 +212,7 @@ class Namespace:
             self._context.transport.publish_claim(reply, claim.SerializeToString())
 
     def others(self) -> list[OtherCluster]:
-        """Clusters that were heard lately, as JSON."""
+        """Clusters that sent messages lately, as JSON."""
         now = self._context.monotonic()
         return [
             {"cluster_id": cluster_id, "broker": heard.broker, "heard_seconds_ago": round(now - heard.at, 1)}

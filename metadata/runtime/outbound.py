@@ -37,12 +37,12 @@ from wire.types import (
 )
 
 MESSAGE_BYTES = 256 << 10
-"""More goes into further messages: each must fit into a NATS message, and into a Raft command."""
+"""Limit of a message; further items go into others. Each must fit into a NATS message, and into a Raft command."""
 LONGEST_PAUSE_S = 1.0
 TURN: Final = 250
 """Requests, and reports of leaders, that are sent in one turn of the event loop."""
 TURN_PAUSE_S: Final = 0.001
-"""Between two turns, for whatever else the loop has to do."""
+"""Pause between two turns, for other work of the loop."""
 
 Request: TypeAlias = IsrChange | PauseChange | CutoverReport | RetiredReport | Withdrawal | LossReport
 
@@ -63,7 +63,7 @@ class _Open:
 
     request: Request
     pause_s: float = 0.0
-    """How long it waited before it was sent last."""
+    """The pause before it was sent last."""
 
 
 class _Time(NamedTuple):
@@ -76,7 +76,7 @@ class _Time(NamedTuple):
 
 
 class OutboundRequests:
-    """See the module."""
+    """All open requests, and the timer that sends them."""
 
     def __init__(self, context: MetadataContext) -> None:
         self._context = context
@@ -84,11 +84,11 @@ class OutboundRequests:
         """No partition has an empty entry."""
         self._reports: dict[PartitionKey, LeaderReport] = {}
         self._times: list[_Time] = []
-        """A heap."""
+        """A heap, the earliest first."""
         self._numbers = count()
         self._wake: asyncio.TimerHandle | asyncio.Handle | None = None
         self._is_soon = False
-        """`_wake` comes with the next turn of the loop, and is not put off for those who ask meanwhile."""
+        """`_wake` runs in the next turn of the loop, and later requests do not put it off."""
 
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
@@ -174,7 +174,7 @@ class OutboundRequests:
         heappush(self._times, _Time(at, next(self._numbers), opened))
 
     def _send_soon(self) -> None:
-        """Requests of one turn of the loop are sent together."""
+        """Sends the requests of one turn of the loop together."""
         if self._is_soon:
             return
         if self._wake is not None:
@@ -182,14 +182,14 @@ class OutboundRequests:
         self._wake, self._is_soon = asyncio.get_running_loop().call_soon(self._send), True
 
     def _send(self) -> None:
-        """A turn."""
+        """Sends the requests of one turn."""
         self._wake, self._is_soon = None, False
         now = self._context.monotonic()
         try:
             self._send_due(now)
             self._send_reports()
         finally:
-            # After an error, too: what has not been sent is due again.
+            # After an error, too: requests that were not sent are due again.
             if self._reports:
                 self._send_later(TURN_PAUSE_S)
             elif self._times:

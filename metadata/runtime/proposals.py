@@ -1,8 +1,8 @@
 """Commands for the metadata group.
 
-commit   a command of this broker: sealed with its life and a number, and sent until its outcome is known; applied
-         once, however often it is sent
-attempt  a decision of the controller or a request of another broker: sent once; it is decided or asked for anew
+commit   a command of this broker: sealed with its process's id and a number, and sent until its outcome is known;
+         applied once, however often it is sent
+attempt  a decision of the controller or a request of another broker: sent once; its sender makes it anew
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Proposals:
         self._attempts = 0
 
     async def commit(self, command: pb.Command) -> Outcome:
-        """Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN, BAD_REQUEST (too large)."""
+        """Returns the command's outcome. Raises TidelogError: UNAVAILABLE (not applied), OUTCOME_UNKNOWN, BAD_REQUEST
+        (too large)."""
         self._sequence += 1
         command.client = self._context.life_id
         command.sequence = self._sequence
@@ -52,7 +53,7 @@ class Proposals:
         raise TidelogError(code, f"the metadata group did not answer in {timeout} s: {trouble}")
 
     async def attempt(self, command: pb.Command) -> Outcome | None:
-        """None when MAX_PROPOSALS are on their way. Raises RaftError."""
+        """Returns the outcome; None when MAX_PROPOSALS are on their way. Raises RaftError."""
         if self._attempts >= MAX_PROPOSALS:
             return None
         self._attempts += 1

@@ -1,14 +1,14 @@
-"""The registration of this life of the broker, made again whenever the broker finds itself declared dead.
+"""The registration of this process as the broker, made again whenever the broker finds itself declared dead.
 
-An id has one living process. Before this one listens to anything it asks on the subject of its id's probes whether
+An id has one running process. Before this one listens to anything it asks on the subject of its id's probes whether
 another one does:
 
-    nobody listens there (503) ──> on, at once: whoever had this id is gone
+    nobody listens there (503) ──> on, at once: the process that had this id is gone
     silence for `broker_silence_timeout_s`, as of a dead host ──> on
-    a registered life answers ──> this process ends, and says which one has the id
+    a registered process answers ──> this process ends, and names the one that has the id
 
-A process whose folder is another one is refused by the cluster state, too, while the registered life counts as alive.
-It asks that life then, and names it as silent in its next registration if it has not answered.
+A process whose folder is another one is refused by the cluster state, too, while the registered process counts as
+alive. It asks that process then, and names it as silent in its next registration if it has not answered.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _log = logging.getLogger(__name__)
 SAY_EVERY_S = 5.0
 """Seconds between two lines about a registration that does not succeed."""
 MOST_LOGS_BYTES = 512 << 10
-"""Limit of the ends of logs in a registration: those of 40,000 partitions or so."""
+"""Limit of the log ends in a registration: those of some 40,000 partitions."""
 MOST_NAMED_BYTES = MAX_COMMAND_BYTES - (64 << 10)
-"""Limit of these and of the unsound logs together. Those are named first, for what is not named counts as sound:
-100,000 partitions of a few streams take half of it."""
+"""Limit of the log ends and the unsound logs together. Unsound logs go first, for a log that is not named counts as
+sound: 100,000 partitions of a few streams take half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """Facts of the data folder about earlier lives of this broker."""
+    """Facts of the data folder about earlier processes of this broker."""
 
     folder_same: bool
     page_cache_survived: bool
     unsound: tuple[PartitionKey, ...] = ()
     held: frozenset[PartitionKey] | None = None
-    """Partitions that have a log, where the folder does not tell which have lost theirs. None: it does."""
+    """Partitions that have a log, where the folder cannot show which ones lost theirs. None: it can."""
     last_incarnation: Incarnation = Incarnation(0)
     earlier_lives: tuple[str, ...] = ()
-    """Ids of lives since then, of which one may have been registered without hearing of it."""
+    """Ids of processes since then, of which one may have been registered without learning it."""
     cluster_id: str = ""
     """Empty: a new folder."""
     labels: Mapping[str, str] = field(default_factory=dict)
     raft_address: str = ""
     """Empty: an observer."""
     replace: bool = False
-    """The operator says that an empty folder takes the place of the one of the last life."""
+    """The operator has confirmed that an empty folder takes the place of the last process's folder."""
     folder: str = ""
-    """Where it is, for messages."""
+    """Path of the data folder, for messages."""
 
 
 class Registrar:
-    """`unsound()`: replicas that this process found damaged and that are not out of their ISR yet."""
+    """Keeps this process registered. `unsound()`: replicas that it found damaged and that are still in their ISR."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Registrar:
         self._registration = registration
         self._unsound = unsound
         self._silent_life = ""
-        """The registered life that has not answered when it was asked."""
+        """Id of the registered process that did not answer when it was asked."""
         self._is_due = asyncio.Event()
         self._say_at = 0.0
-        """From then on for SAY_EVERY_S, an attempt in vain is one of many."""
+        """A refused attempt from then on, within SAY_EVERY_S, is logged as one of many."""
 
     def start(self) -> None:
         self._is_due.set()
@@ -94,13 +94,13 @@ class Registrar:
     # Hazard: A copied configuration, or a copied folder, that takes the place of a healthy broker.
     # Not covered: A copy of a folder is found by the first question only.
     async def check_id_is_free(self) -> None:
-        """To be called before this process listens to anything. Raises TidelogError ID_IN_USE."""
+        """To be called before this process listens to anything. Raises TidelogError(ID_IN_USE)."""
         holder = await self._ask_holder()
         if holder is not None:
             raise self._id_in_use(holder)
 
     async def _ask_holder(self) -> pb.ProbeAnswer | None:
-        """The answer of another process that is registered under this id and lives; None: there is none."""
+        """Returns the answer of another running process that is registered under this id; None: there is none."""
         context = self._context
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[pb.ProbeAnswer | None] = loop.create_future()
@@ -141,7 +141,7 @@ class Registrar:
         )
 
     def on_own_change(self) -> Incarnation | None:
-        """The registration under this broker's id has changed. Returns the incarnation of this life if it is new."""
+        """The registration under this broker's id has changed. Returns the incarnation of this process if it is new."""
         context = self._context
         own = context.state.brokers.get(context.broker_id)
         if own is None:
@@ -152,7 +152,7 @@ class Registrar:
             _log.warning("broker %s finds itself declared dead and registers again", context.broker_id)
             self._is_due.set()
         elif context.incarnation is not None:
-            # Alive, or dead since: this process does not speak for the id any more.
+            # Alive, or dead since: the id belongs to that other process.
             self._is_due.clear()
             context.port.on_fatal(
                 TidelogError(
@@ -215,7 +215,7 @@ class Registrar:
         if context.incarnation is None:
             lost = yield from logs_to_pb([*known.unsound, *(yield from self._not_held())])
         ends = yield from log_ends_to_pb((yield from context.port.log_ends()))
-        # Others have no turn from here on, so none is found unsound that is not named. An attempt whose outcome was
+        # No other task runs from here on, so none finds a log unsound that is not named. An attempt whose outcome was
         # unknown may have been applied since the beginning.
         again = context.incarnation is not None
         unsound = [*(() if again else lost), *Turns(logs_to_pb(self._unsound())).finish()]
@@ -226,7 +226,7 @@ class Registrar:
                 life_id=context.life_id,
                 cluster_id=context.state.cluster_id if again else known.cluster_id,
                 last_incarnation=context.incarnation if context.incarnation is not None else known.last_incarnation,
-                # This life may be registered and declared dead already, without having heard of it.
+                # This process may be registered and declared dead already, without having learned it.
                 earlier_lives=(*(() if again else known.earlier_lives), context.life_id),
                 # The same process lost nothing.
                 folder_same=again or known.folder_same,
@@ -240,8 +240,8 @@ class Registrar:
         )
 
     def _not_held(self) -> Steps[list[PartitionKey]]:
-        """Partitions that this broker has to hold and does not, as far as is known here before it is registered; the
-        data plane withdraws the others when it is told of them."""
+        """Returns the partitions that this broker has to hold and does not, as far as known before it is registered;
+        the data plane withdraws the others when it receives their views."""
         broker, held = self._context.broker_id, self._registration.held
         missing: list[PartitionKey] = []
         if held is not None:

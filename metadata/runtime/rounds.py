@@ -1,4 +1,4 @@
-"""Questions that many ask at a time: one round of the work answers all that asked before it began.
+"""Questions that many ask at a time: one round of the work answers all requests that came before it began.
 
     asked          a, b          c, d, e              f
     rounds         |---- a, b ----|---- c, d, e ------|---- f ----
@@ -23,8 +23,8 @@ class Rounds:
         """Rounds that have not begun."""
 
     async def join(self, question: Hashable, work: Callable[[], Awaitable[_T]]) -> _T:
-        """What a round of `work` that has not begun yet returns, or raises. Two works with one `question` do the
-        same."""
+        """Returns or raises the result of a round of `work` that has not begun yet. Two works with one `question` do
+        the same."""
         task: asyncio.Task[_T] | None = self._next.get(question)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._round(question, work, self._begun.get(question)))

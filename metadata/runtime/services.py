@@ -1,8 +1,8 @@
 """NATS services: which of them listen where, asked before a stream is created on a subject that one of them serves.
 
-Requests of that service's clients would be answered twice, by the service and by the stream's leader. NATS tells an
-ordinary account no more than what services say of themselves: a subscription that belongs to no NATS service cannot be
-found without a message to it.
+Requests of that service's clients would be answered twice, by the service and by the stream's leader. NATS shows an
+ordinary account only the services' own answers: a subscription that belongs to no NATS service cannot be found without
+a message to it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from wire.subjects import reaches
 
 QUESTION = "$SRV.INFO"
 WAIT_S = 0.05
-"""For the first answer. This cluster's own service is among those that answer, so one comes where NATS allows it."""
+"""Wait for the first answer. This cluster's own service answers too, so one comes where NATS allows it."""
 MORE_WAIT_S = 0.01
-"""For further answers, after the first one."""
+"""Wait for further answers, after the first one."""
 MAX_ANSWERS = 1000
 MAX_ANSWER_BYTES = 64 << 10
-"""A larger one is not read."""
+"""Limit of an answer; a larger one is not read."""
 MAX_BYTES_OF_ALL = 256 << 10
-"""Bytes of all answers together; what comes beyond is not read."""
+"""Limit of all answers together; further ones are not read."""
 MAX_ENDPOINTS = 2000
-"""Endpoints of all services together, on different subjects."""
+"""Limit of the endpoints of all services together, on different subjects."""
 _SHOWN = 80
 
 
@@ -41,7 +41,7 @@ class Service:
 
 async def check_subject_unserved(rounds: Rounds, transport: PeerTransport, subject: str) -> None:
     """Raises TidelogError(SUBJECT_TAKEN) when a NATS service has an endpoint that messages to the stream reach.
-    `rounds`: streams that are created at a time share a question."""
+    `rounds`: streams that are created at the same time share a question."""
     for service in await rounds.join(QUESTION, lambda: _services(transport)):
         if reaches(subject, service.subject):
             raise TidelogError(
@@ -53,13 +53,13 @@ async def check_subject_unserved(rounds: Rounds, transport: PeerTransport, subje
 
 
 async def _services(transport: PeerTransport) -> list[Service]:
-    """All endpoints of all services that answer in time."""
+    """Returns all endpoints of all services that answer in time."""
     found: dict[str, Service] = {}
-    """By the endpoint's subject: instances of a service have the same."""
+    """Endpoints by subject: instances of a service have the same."""
     answered = asyncio.Event()
     answers = size = 0
 
-    def on_answer(message: Message, is_proved: bool) -> None:  # noqa: ARG001 - services are strangers
+    def on_answer(message: Message, is_proved: bool) -> None:  # noqa: ARG001 - services are no brokers
         nonlocal answers, size
         answered.set()
         if message.status == NO_RESPONDERS or len(message.data) > MAX_ANSWER_BYTES:
@@ -87,7 +87,7 @@ async def _services(transport: PeerTransport) -> list[Service]:
 
 
 def _endpoints(data: bytes) -> list[Service]:
-    """The endpoints of one answer; empty for one that is none."""
+    """Returns the endpoints in one answer; empty for any other message."""
     try:
         answer: Any = json.loads(data)
     except (ValueError, RecursionError):

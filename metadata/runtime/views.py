@@ -1,7 +1,7 @@
 """Views of the partitions that this broker replicates, delivered to the data plane when they change.
 
 A command may change very many of them, so they are handed over in turns. A view is made when it is handed over, of the
-state that is applied then: a role is never told of an earlier state after a later one. In this order:
+state that is applied then: a role never receives an earlier state after a later one. In this order:
 
     held        partitions that this broker believes to lead: another may lead them, or it leads in a new LeaderEpoch
     gained      partitions that it leads now, and whose followers wait for it
@@ -19,28 +19,28 @@ from wire.turns import LOOKS
 from wire.types import Generation, PartitionGone, PartitionKey, PartitionView
 
 HANDED_OVER: Final = 20
-"""Looks for a view that the data plane is told: its role takes a step, and may begin a task."""
+"""Cost of a view handed to the data plane, in looks: its role takes a step, and may begin a task."""
 
 
 class Told(NamedTuple):
-    """How much of the state that is applied the roles of this broker have heard of."""
+    """The generations up to which the roles of this broker have been notified."""
 
     ended: Generation
-    """No role leads any more that does not by this generation."""
+    """Every role that does not lead by this generation has stopped leading."""
     begun: Generation
-    """And those that lead by this one have been told so."""
+    """And every role that leads by this generation has been notified of it."""
 
 
 class ViewDelivery:
-    """See the module."""
+    """Delivers the views, in turns."""
 
     def __init__(self, context: MetadataContext) -> None:
         self._context = context
         self._delivered: dict[PartitionKey, PartitionView] = {}
         self._walk: Iterator[list[PartitionKey]] | None = None
-        """What is left of a walk through all partitions, for the first views."""
+        """The rest of a walk through all partitions, for the first views."""
         self._changed: deque[PartitionKey] = deque()
-        """Not looked at yet."""
+        """Partitions that were not looked at yet."""
         self._held: deque[PartitionKey] = deque()
         self._gained: deque[PartitionKey] = deque()
         self._followed: deque[PartitionKey] = deque()
@@ -51,12 +51,12 @@ class ViewDelivery:
 
     @property
     def has_told_leaders(self) -> bool:
-        """No role leads any more where, or as, it does not by the state that is applied."""
+        """Every role that does not lead, or leads in another LeaderEpoch, by the applied state has been notified."""
         return self._walk is None and not self._changed and not self._held
 
     @property
     def has_begun_leaders(self) -> bool:
-        """Each role that leads by the state that is applied has been told so, too."""
+        """And every role that leads by the applied state has been notified of it."""
         return self.has_told_leaders and not self._gained
 
     @property
@@ -64,12 +64,12 @@ class ViewDelivery:
         return self.has_begun_leaders and not self._followed
 
     def begin(self) -> None:
-        """The first views: those of all that this broker replicates."""
+        """Begins with the first views: those of all partitions that this broker replicates."""
         self._walk = self._context.state.walk(lambda partition: self._context.broker_id in partition.replicas)
 
     # Keeps R29.
     def deliver(self) -> None:
-        """A turn: hand over partitions whose view differs from the one delivered last."""
+        """Hands over one turn's partitions whose view differs from the one delivered last."""
         changes = self._turn()
         if changes:
             self._context.port.on_partitions(changes)
@@ -107,7 +107,7 @@ class ViewDelivery:
             self._followed.append(key)
 
     def _change(self, key: PartitionKey) -> PartitionView | PartitionGone | None:
-        """None: the data plane knows."""
+        """Returns None when the data plane has this view already."""
         view = self._context.state.view(key)
         if view is not None and self._context.broker_id in view.replicas:
             if self._delivered.get(key) == view:

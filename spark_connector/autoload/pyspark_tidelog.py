@@ -6,7 +6,7 @@ from __future__ import annotations
 import pyspark
 
 if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
-    # Spark says of the import's failure that it does not find the source, and of the reason in its log alone.
+    # Spark reports that it does not find the source, and logs the reason only.
     raise ImportError(f"the data source tidelog needs Spark 4.2 or later, and this is {pyspark.__version__}")
 
 from spark_connector.source import TidelogDataSource as DefaultSource

@@ -1,10 +1,10 @@
-"""`spark.read`: the records committed when the query is planned, or the offsets asked for.
+"""`spark.read`: the records committed when the query is planned, or the requested offsets.
 
 Spark plans in one Python process and reads in others: `partitions` connects and cuts the logs into ranges, every task
 connects for itself.
 
 Spark collects garbage in a Python worker after every task. That looks at every object of the modules that are loaded,
-some hundred thousand, which takes longer than many a task. They live as long as the process; `gc.freeze` takes them out
+some hundred thousand, which takes longer than many a task. They stay as long as the process; `gc.freeze` takes them out
 of the collection. Objects that come later are collected as ever.
 """
 
@@ -34,7 +34,7 @@ _is_done = False
 
 
 def freeze_once() -> None:
-    """To be called behind a worker's first task, when modules are loaded and a connection is kept."""
+    """Freezes the modules' objects. Called behind a worker's first task, when a connection is kept, too."""
     global _is_done  # noqa: PLW0603 - the state of the process
     if not _is_done:
         gc.collect()
@@ -50,7 +50,7 @@ class TidelogBatchReader(DataSourceReader):
         self._open_log = open_log
 
     def partitions(self) -> list[InputPartition]:
-        """What is committed now, as tasks."""
+        """Returns the presently committed records, as tasks."""
         with closing(self._open_log(self._options)) as log:
             extents = extents_of(log, self._options)
             check_matches(extents, self._options)
@@ -64,7 +64,7 @@ class TidelogBatchReader(DataSourceReader):
 
 
 def tasks_of(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[InputPartition]:
-    """The ranges, cut and put together as the options say: a task for each InputPartition, which holds its ranges."""
+    """Cuts and packs the ranges as the options say: a task for each InputPartition, which holds its ranges."""
     least = options.min_partitions
     pieces = split(ranges, least, options.max_records_per_partition)
     tasks = pack(pieces, max(least, default_tasks()), options.max_records_per_partition)
@@ -74,7 +74,7 @@ def tasks_of(ranges: Sequence[OffsetRange], options: SourceOptions) -> list[Inpu
 def read_partition(
     partition: InputPartition, options: SourceOptions, schema: StructType, open_log: OpenLog
 ) -> Iterator[pa.RecordBatch]:
-    """A task. Spark makes up a partition with the value None when there is nothing to read."""
+    """Runs a task. Spark makes up a partition with the value None when there is nothing to read."""
     wanted: tuple[OffsetRange, ...] | None = partition.value
     if wanted is None:
         return

@@ -2,8 +2,8 @@
 
     {"v": 1, "streams": {"flights": {"incarnation": 7, "partitions": {"0": {"incarnation": 7, "offset": 123}}}}}
 
-`offset` is the next one to read. The incarnations say of which life of a name it is an offset: a stream that was
-deleted and created again starts over at 0, and going on at 123 there would skip records without a word.
+`offset` is the next one to read. The incarnations say which stream and partition of these names it is of: a stream that
+was deleted and created again starts over at 0, and going on at 123 there would skip records without a word.
 
 Spark compares offsets as text, so equal positions are written in one way: streams and partitions in order.
 """
@@ -22,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next record to read of one life of one partition."""
+    """The next record to read of one incarnation of one partition."""
 
     incarnation: Incarnation
     offset: Offset
@@ -54,7 +54,7 @@ def to_json(positions: Positions) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any]) -> Positions:
-    """Raises TidelogError(BAD_CONFIG) on anything but version 1 of the form above."""
+    """Returns the positions. Raises TidelogError(BAD_CONFIG) on anything but version 1 of the form above."""
     version = value.get("v")
     if version != VERSION:
         raise TidelogError(

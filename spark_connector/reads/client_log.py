@@ -33,9 +33,9 @@ from wire.types import Incarnation, Offset, StreamName
 
 CHUNK_BYTES = 4 << 20
 LEAST_STALL_SECONDS = 10.0
-"""An answer may take so long, even where nothing is to be waited for (retry.timeout 0)."""
+"""Seconds for an answer, even where retry.timeout is 0."""
 CUT_SECONDS = 5.0
-"""After so long without an answer a task asks whether its records are still in the log."""
+"""Seconds without an answer after which a task asks whether its records are still in the log."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Which records are read, and of which replicas; as the arguments of `Client.fetch_batches`."""
+    """The records to read, and the replicas to read from; as the arguments of `Client.fetch_batches`."""
 
     read_uncommitted: bool = False
     read_from: Literal["leader", "follower", "nearest"] = "leader"
@@ -53,7 +53,7 @@ class Isolation:
 
 
 class ClientLog:
-    """Connects when something is asked. For one thread at a time."""
+    """A log that connects at its first request. For one thread at a time."""
 
     def __init__(self, cluster: Cluster, isolation: Isolation = Isolation()) -> None:
         self.cluster = cluster
@@ -102,11 +102,11 @@ class ClientLog:
         return RangeFetch(self, wanted, max_bytes)
 
     def close(self) -> None:
-        """The connection stays with the process."""
+        """Does nothing: the connection stays with the process."""
 
     def check_there(self, connection: Connection, wanted: OffsetRange, position: int) -> None:
-        """Raises LOG_TRUNCATED (detail `offset`: the end of the log) if records of the range, from `position` on, are
-        in the log of the partition's leader no more. Says nothing where nobody answers."""
+        """Raises LOG_TRUNCATED (detail `offset`: the end of the log) if the log of the partition's leader does not have
+        the records of the range, from `position` on, any more. Returns where nobody answers."""
         try:
             found = connection.run(self._extent(connection.client, wanted.stream))
         except TidelogError:
@@ -157,21 +157,21 @@ async def _gathered(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 class RangeFetch:
-    """Batches of one range. Fetching begins when it is made, and after an error it goes on where it was."""
+    """Batches of one range. Fetching begins at construction, and after an error it goes on at the same offset."""
 
     def __init__(self, log: ClientLog, wanted: OffsetRange, max_bytes: int) -> None:
         self._log = log
         self._wanted = wanted
         self._max_bytes = max_bytes
         self._position: int = wanted.start
-        """All before it has been handed out."""
+        """All records before this offset have been handed out."""
         self._chunk: deque[RecordBatch] = deque()
         self._running: tuple[Connection, Ahead] | None = None
         self._is_over = False
         try:
             self._begin()
         except TidelogError:
-            self.close()  # the first batch is asked for again, with patience
+            self.close()  # the first batch is requested again, with patience
 
     def __iter__(self) -> Iterator[RecordBatch]:
         return self
@@ -184,12 +184,12 @@ class RangeFetch:
         return self._chunk.popleft()
 
     def close(self) -> None:
-        """What is being fetched is given up. Raises nothing."""
+        """Gives up the fetch under way. Raises nothing."""
         running, self._running = self._running, None
         if running is None:
             return
         connection, ahead = running
-        with suppress(TidelogError):  # closed, or given up as a whole
+        with suppress(TidelogError):  # the connection is closed, or given up as a whole
             connection.run(ahead.abandon(), LEAST_STALL_SECONDS)
 
     def _begin(self) -> tuple[Connection, Ahead]:
@@ -225,7 +225,7 @@ class RangeFetch:
             chunk = self._take(connection, ahead)
         except TidelogError as error:
             self.close()
-            if connection.is_broken:  # closed because of another fetch
+            if connection.is_broken:  # another fetch has closed it
                 raise TidelogError(Code.UNAVAILABLE, f"the connection was lost: {error.message}") from error
             if error.retriable:
                 self._log.cluster.on_failure(connection)
@@ -241,7 +241,7 @@ class RangeFetch:
             self._is_over = True
 
     def _take(self, connection: Connection, ahead: Ahead) -> list[RecordBatch]:
-        """The next chunk. Raises the errors of the client; WaitedOut when nothing has come for too long."""
+        """Returns the next chunk. Raises the errors of the client; WaitedOut after too long without an answer."""
         limit = max(self._log.cluster.retry.timeout, LEAST_STALL_SECONDS)
         begun = time.monotonic()
         warn_at = begun + WARN_SECONDS
@@ -265,14 +265,14 @@ class RangeFetch:
 
 
 class Ahead:
-    """Batches that are fetched before they are asked for, chunk by chunk. Its coroutines are for one event loop."""
+    """Batches that are fetched before they are requested, chunk by chunk. Its coroutines are for one event loop."""
 
     def __init__(self, fetch: Callable[[Callable[[int], None]], AsyncGenerator[RecordBatch, None]]) -> None:
-        """`fetch` gets a function to call at each step forward."""
+        """`fetch` gets a function to call at each step forward, with the next offset."""
         self.moved_at = 0.0
-        """Monotonic seconds."""
+        """Monotonic seconds of the last step forward."""
         self.position = 0
-        """The next offset that is asked for, once one is known."""
+        """The next offset to fetch, once one is known."""
         self._batches = fetch(self._on_position)
         self._filling: asyncio.Task[list[RecordBatch]] | None = None
 
@@ -280,8 +280,8 @@ class Ahead:
         self._filling = asyncio.create_task(self._chunk())
 
     async def take(self, timeout: float) -> list[RecordBatch] | None:
-        """The next batches, of CHUNK_BYTES or more, fewer at the end, empty behind it; None after `timeout` seconds.
-        Then those behind them are fetched."""
+        """Returns the next batches, of CHUNK_BYTES or more, fewer at the end, empty behind it; None after `timeout`
+        seconds. Then those behind them are fetched."""
         assert self._filling is not None
         done, _ = await asyncio.wait([self._filling], timeout=timeout)
         if not done:

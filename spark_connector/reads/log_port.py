@@ -27,7 +27,7 @@ class PartitionExtent:
     end: Offset
     log_end: Offset
     """End of the leader's log, >= `end`. A new leader has all committed records below it, and may not know yet that
-    they are committed; a position behind it is one of records that are gone."""
+    they are committed; records at a position behind it are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class StreamExtent:
     incarnation: Incarnation
     partitions: Mapping[int, PartitionExtent]
     layouts: tuple[Layout, ...] = ()
-    """Over which partitions keys were spread, and where that changed; oldest first."""
+    """The layouts with the partitions over which keys were spread; oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Records `[start, end)` of one life of one partition. A Spark task reads some of them."""
+    """Records `[start, end)` of one incarnation of one partition. A Spark task reads some of them."""
 
     stream: StreamName
     stream_incarnation: Incarnation
@@ -66,7 +66,7 @@ class Span:
 
     end: Offset
     bytes_to_end: int
-    """Bytes of everything that is committed and not before the part."""
+    """Bytes of all committed records from the begin of the part on."""
 
 
 class Batches(Protocol):
@@ -75,31 +75,32 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[RecordBatch]: ...
 
     def close(self) -> None:
-        """What is being fetched is given up. Raises nothing; does nothing the second time."""
+        """Gives up the fetch under way. Raises nothing; does nothing the second time."""
 
 
 class CommittedLog(Protocol):
     """A connection to a cluster. Every method raises `TidelogError`."""
 
     def streams(self) -> Collection[StreamName]:
-        """The names of all streams."""
+        """Returns the names of all streams."""
 
     def extents(self, streams: Collection[StreamName]) -> Mapping[StreamName, StreamExtent]:
-        """Where each partition's log begins and ends, of the streams that exist."""
+        """Returns, for the streams that exist, where each partition's log begins and ends."""
 
     def offsets_at(
         self, times: Mapping[StreamName, Mapping[int, int]]
     ) -> Mapping[StreamName, Mapping[int, Offset | None]]:
-        """For each partition the first committed record at or after its time (ns since 1970); None: there is none."""
+        """Returns for each partition the first committed record at or after its time (ns since 1970); None: there is
+        none."""
 
     def spans(self, wanted: Mapping[PartitionName, tuple[Offset, int]]) -> Mapping[PartitionName, Span]:
-        """For each partition where about so many bytes of its committed log from an offset on end."""
+        """Returns for each partition where about so many bytes of its committed log from an offset on end."""
 
     def commit_group(self, group: str, offsets: Mapping[PartitionName, Offset]) -> None:
         """Commits the next offsets to read for a consumer group without members. GROUP_NOT_EMPTY when it has some."""
 
     def fetch(self, wanted: OffsetRange, max_bytes: int) -> Batches:
-        """Batches that hold every record of the range, in order; the first and the last may reach beyond it.
+        """Yields batches that hold every record of the range, in order; the first and the last may reach beyond it.
 
         Fetching may begin at once, and raises when the batches are asked for.
         Ends when there is none left in the range, not before. Batches without records (control) may be left out.
@@ -112,4 +113,4 @@ class CommittedLog(Protocol):
 
 
 OpenLog = Callable[["SourceOptions"], CommittedLog]
-"""How a reader connects, in the driver and in every task: a module-level function, because Spark pickles it."""
+"""Connects a reader, in the driver and in every task: a module-level function, because Spark pickles it."""

@@ -5,7 +5,7 @@ Invariants:
 - a partition is read from a position that a checkpoint holds: one that is new to a query joins first, without records;
 - ranges between two positions depend on these positions alone: a batch planned again after a crash reads the same
   records;
-- a position is only ever compared with the same life of the same partition.
+- a position is only ever compared with the same incarnation of the same partition.
 
 When the log no longer holds the record of a position, records are lost to this query. With `failOnDataLoss` (the
 default) that is an error; without, the query goes on at the nearest record that exists. A recreated stream is another
@@ -37,21 +37,21 @@ from wire.types import Incarnation, Offset, StreamName
 TASK_RECORDS = 16_384
 """Offsets that are worth a task of their own: reading them takes about as long as Spark needs to run a task."""
 TASKS_OF_LEAST = 8
-"""So many for each slot that is known of: for a cluster with more slots than that, and to balance unequal tasks."""
+"""Tasks per known slot: for a cluster with more slots than that, and to balance unequal tasks."""
 LARGE_TASK_RECORDS = 262_144
 """Offsets that take so long to read that Spark's own time for a task hardly counts."""
 
 
 def pack(ranges: Sequence[OffsetRange], least: int, most_records: int | None = None) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of each task, every range in one of them, in no fewer tasks than `least` where there are as many
-    ranges. `most_records`: of a task; a range that has more is a task of its own.
+    """Returns the ranges of each task, every range in one of them, in no fewer tasks than `least` where there are as
+    many ranges. `most_records`: of a task; a range that has more is a task of its own.
 
     Depends on its arguments alone: a micro-batch that runs again has the same tasks.
     """
     total = sum(len(each) for each in ranges)
     few, many = -(-total // LARGE_TASK_RECORDS), -(-total // TASK_RECORDS)
     tasks = min(len(ranges), max(least, few, min(many, TASKS_OF_LEAST * least)))
-    # The largest first, each to the task that has least to read.
+    # Packs the largest first, each into the task that has least to read.
     loads = [(0, number) for number in range(tasks)]
     packed: list[list[OffsetRange]] = [[] for _ in range(tasks)]
     for each in sorted(ranges, key=len, reverse=True):
@@ -67,8 +67,8 @@ def pack(ranges: Sequence[OffsetRange], least: int, most_records: int | None = N
 
 
 def default_tasks() -> int:
-    """`least` where the user gives none. Spark does not tell a data source how many slots there are, so it is the
-    processors of this machine."""
+    """Returns `least` where the user gives none: the processors of this machine, because Spark does not report the
+    number of slots to a data source."""
     return os.cpu_count() or 1
 
 
@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 
 
 def assigned(extents: Extents, assign: Mapping[StreamName, Collection[int]]) -> Extents:
-    """Without the partitions that `assign` does not name. Raises TidelogError(BAD_CONFIG) for one that is not there."""
+    """Returns only the partitions that `assign` names. Raises TidelogError(BAD_CONFIG) for one that does not exist."""
     for stream, partitions in assign.items():
         missing = set(partitions) - set(extents[stream].partitions)
         if missing:
@@ -96,7 +96,7 @@ def assigned(extents: Extents, assign: Mapping[StreamName, Collection[int]]) -> 
 
 
 def positions_at(extents: Extents, edge: Edge) -> Positions:
-    """Where all logs begin, or end."""
+    """Returns the positions at which all logs begin, or end."""
     return {
         stream: StreamPosition(
             extent.incarnation,
@@ -110,7 +110,7 @@ def positions_at(extents: Extents, edge: Edge) -> Positions:
 
 
 def positions_of(extents: Extents, explicit: ExplicitOffsets, option: str, *, fail_on_data_loss: bool) -> Positions:
-    """The user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
+    """Returns the user's offsets, checked against the logs. Raises TidelogError naming the option and the partition."""
     by_partition = {
         stream: dict.fromkeys(extents[stream].partitions if stream in extents else (), given)
         if isinstance(given, Edge)
@@ -168,7 +168,7 @@ def _checked(offset: Offset, what: str, log_start: Offset, end: Offset, *, fail_
 
 
 def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, Offset]]) -> Positions:
-    """Looked-up offsets (by timestamp) as positions; never beyond the end that goes with them."""
+    """Returns looked-up offsets (by timestamp) as positions; never beyond the end that goes with them."""
     return _moved(
         positions_at(extents, Edge.LATEST), lambda stream, partition, end: min(offsets[stream][partition], end)
     )
@@ -177,11 +177,11 @@ def positions_from(extents: Extents, offsets: Mapping[StreamName, Mapping[int, O
 def carried_on(
     start: Positions, extents: Extents, *, fail_on_data_loss: bool, planned: Positions | None = None
 ) -> Positions:
-    """`start` as far as a query may go on at it: the same lives, and the logs still reach it.
+    """Returns `start` as far as a query may go on at it: the same incarnations, and the logs still reach it.
 
-    Positions in lives of partitions that were read to their end and are gone are left out. Other streams and partitions
+    Incarnations of partitions that were read to their end and are gone are left out. Other streams and partitions
     that are not read any more are left out, with a warning in the log, unless `fail_on_data_loss`. `planned`: the ends
-    of a micro-batch that is to be read still; a life does not end below them.
+    of a micro-batch that is still to be read; an incarnation does not end below them.
 
     Raises WRONG_INCARNATION, OFFSET_BEFORE_LOG, LOG_TRUNCATED, UNKNOWN_STREAM or PARTITION_RETIRED.
     """
@@ -243,8 +243,8 @@ def _check_reachable(name: str, position: Position, held: PartitionExtent, *, fa
 
 
 def within_logs(ends: Positions, extents: Extents, *, fail_on_data_loss: bool) -> Positions:
-    """The ends of a micro-batch that was planned earlier, where the logs still reach them. Else raises LOG_TRUNCATED;
-    without `fail_on_data_loss` they become the ends of the logs."""
+    """Returns the ends of a micro-batch that was planned earlier, if the logs still reach them. Else raises
+    LOG_TRUNCATED; without `fail_on_data_loss` it returns the ends of the logs."""
 
     def reached(stream: StreamName, partition: int, end: Offset) -> Offset:
         extent = extents.get(stream)
@@ -311,13 +311,13 @@ def _made_anew(name: str, position: Position, held: PartitionExtent, *, fail_on_
 
 
 def reachable_ends(start: Positions, extents: Extents, target: Positions | None) -> Positions:
-    """Up to where records can be read that follow `start`.
+    """Returns the ends up to which records behind `start` can be read.
 
     - A partition never goes back: a new leader may know an earlier end of the committed log than `start`, until its
       followers have fetched. Only where its whole log ends below `start` is that end the next position.
     - A partition that is not in `start` joins where its log begins, without records. They are read by a later
       micro-batch, when that position is in the checkpoint.
-    - With `target` (Trigger.AvailableNow) none goes past it, and what is neither in it nor in `start` is left out.
+    - With `target` (Trigger.AvailableNow) none goes past it, and a partition neither in it nor in `start` is left out.
     """
 
     def end_of(stream: StreamName, partition: int, held: PartitionExtent) -> Offset | None:
@@ -343,7 +343,7 @@ def reachable_ends(start: Positions, extents: Extents, target: Positions | None)
 
 def in_key_order(start: Positions, ends: Positions, extents: Extents) -> Positions:
     """`ends`, moved back where records wait for others, so that those of each key are read in their order although a
-    repartition has taken the key to another partition. What they wait for was read by earlier micro-batches, up to
+    repartition has taken the key to another partition. Records waited for were read by earlier micro-batches, up to
     `start`: records of one micro-batch have no order between partitions."""
 
     def read_to(stream: StreamName, partition: int) -> int:
@@ -366,7 +366,7 @@ def in_key_order(start: Positions, ends: Positions, extents: Extents) -> Positio
 
 
 def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict[PartitionName, int]:
-    """By partition, the offsets between `start` and `ends` that the log still has."""
+    """Returns, by partition, the offsets between `start` and `ends` that the log still has."""
     return {
         (stream, partition): max(0, end.offset - max(began, extents[stream].partitions[partition].log_start))
         for stream, at in ends.items()
@@ -376,17 +376,17 @@ def waiting_records(start: Positions, ends: Positions, extents: Extents) -> dict
 
 
 def byte_shares(sizes: Mapping[PartitionName, int], most: int) -> dict[PartitionName, int]:
-    """`most` bytes split between partitions in proportion to the bytes that wait in each, at least one for each."""
+    """Splits `most` bytes between partitions in proportion to the bytes that wait in each, at least one for each."""
     return {name: max(1, share) for name, share in _share(sizes, most).items()}
 
 
 def not_past(ends: Positions, most: Mapping[PartitionName, Offset]) -> Positions:
-    """`ends`, of some partitions no further than `most`."""
+    """Returns `ends`, with some partitions no further than `most`."""
     return _moved(ends, lambda stream, partition, end: min(end, most.get((stream, partition), end)))
 
 
 def common(positions: Positions, others: Positions) -> Positions:
-    """`positions`, of the lives of streams and partitions that `others` has too."""
+    """Returns `positions` in the incarnations of streams and partitions that `others` has too."""
     return {
         stream: replace(
             at,
@@ -402,7 +402,7 @@ def common(positions: Positions, others: Positions) -> Positions:
 
 
 def only_grows(start: Positions, ends: Positions) -> bool:
-    """Both are of the same partitions, and none goes back."""
+    """Returns whether both have the same partitions, and none goes back."""
     return {stream: set(at.partitions) for stream, at in start.items()} == {
         stream: set(at.partitions) for stream, at in ends.items()
     } and all(
@@ -413,8 +413,9 @@ def only_grows(start: Positions, ends: Positions) -> bool:
 
 
 def limited(ends: Positions, waiting: Mapping[PartitionName, int], max_records: int) -> Positions:
-    """`ends`, moved back so that at most `max_records` offsets are read, which the partitions share in proportion to
-    their waiting records: 1 at least in each that has some, as by Kafka's source, also where that is more in all."""
+    """Returns `ends`, moved back so that at most `max_records` offsets are read, which the partitions share in
+    proportion to their waiting records: 1 at least in each that has some, like Kafka's source, also where that is more
+    in all."""
     if sum(waiting.values()) <= max_records:
         return ends
     granted = _share(waiting, max_records)
@@ -427,7 +428,7 @@ def limited(ends: Positions, waiting: Mapping[PartitionName, int], max_records: 
 
 
 def offsets_behind(positions: Positions, ends: Positions) -> dict[str, float]:
-    """How far the partitions are behind the ends of their logs, by the names that Kafka's source has for it."""
+    """Returns how far the partitions are behind the ends of their logs, by the names of Kafka's source."""
     behind = [
         max(0, end.offset - (_offset_in(positions, stream, partition, end.incarnation) or 0))
         for stream, at in ends.items()
@@ -441,7 +442,7 @@ def offsets_behind(positions: Positions, ends: Positions) -> dict[str, float]:
 
 
 def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]) -> Positions:
-    """The same partitions, each at the offset that `to(stream, partition, offset)` gives."""
+    """Returns the same partitions, each at the offset that `to(stream, partition, offset)` gives."""
     return {
         stream: replace(
             at,
@@ -455,8 +456,8 @@ def _moved(positions: Positions, to: Callable[[StreamName, int, Offset], Offset]
 
 
 def _share(waiting: Mapping[PartitionName, int], limit: int) -> dict[PartitionName, int]:
-    """`limit` split in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders. At
-    least 1 for each that has something waiting, so that none starves, also where the sum is above `limit` then."""
+    """Splits `limit` in proportion to `waiting`, exactly: the rest of the rounding goes to the largest remainders. At
+    least 1 for each with waiting offsets, so that none starves, also where the sum is above `limit` then."""
     granted = dict.fromkeys(waiting, 0)
     large = {key: count for key, count in waiting.items() if count}
     total = sum(large.values())
@@ -473,8 +474,8 @@ def _share(waiting: Mapping[PartitionName, int], limit: int) -> dict[PartitionNa
 
 
 def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
-    """Every partition's records from `start` to `end`. Partitions with none are left out, and so are lives of
-    partitions that are not in `start`: they join at `end`."""
+    """Returns every partition's records from `start` to `end`. Partitions without any are left out, and so are
+    incarnations of partitions that are not in `start`: they join at `end`."""
     return [
         found
         for stream, at in end.items()
@@ -486,21 +487,21 @@ def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
 
 
 def _offset_in(positions: Positions, stream: StreamName, partition: int, incarnation: Incarnation) -> Offset | None:
-    """None: there is no position of that life of the partition."""
+    """Returns the offset; None: there is no position of that incarnation of the partition."""
     at = positions.get(stream)
     position = None if at is None else at.partitions.get(partition)
     return position.offset if position is not None and position.incarnation == incarnation else None
 
 
 def split(ranges: Sequence[OffsetRange], minimum: int, most: int | None = None) -> list[OffsetRange]:
-    """Cut so that none has more than `most` offsets (None: no limit), and then, where the offsets allow it, into at
-    least `minimum` ranges: each is cut in proportion to its share of them."""
+    """Cuts ranges so that none has more than `most` offsets (None: no limit), and then, where the offsets allow it,
+    into at least `minimum` ranges: each is cut in proportion to its share of them."""
     if most is not None:
         ranges = [part for whole in ranges for part in _cut(whole, -(-len(whole) // most))]
     total = sum(len(whole) for whole in ranges)
     if len(ranges) >= minimum or total == 0:
         return list(ranges)
-    # Rounded up, so that the sum cannot fall short of the minimum.
+    # The counts are rounded up, so that the sum cannot fall short of the minimum.
     return [part for whole in ranges for part in _cut(whole, min(len(whole), -(-len(whole) * minimum // total)))]
 
 

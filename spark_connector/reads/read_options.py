@@ -2,7 +2,7 @@
 
 Names are case-insensitive, as everywhere in Spark, which hands them over in lower case. Names, meanings and precedence
 are those of Spark's Kafka source where it has the option; docs/spark.md has them side by side. An unknown name is
-refused: a misspelt `startingOffsets` would otherwise read something else than was asked for, silently.
+refused: a misspelt `startingOffsets` would otherwise silently read other records than requested.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LATEST_IN_JSON = -1
 _MAX_COUNT = (1 << 63) - 1
 """Java's Long.MaxValue, which programs give for "no limit" or "no end"."""
 _END_OF_TIME_NS = 1 << 63
-"""Since 1970, in either direction."""
+"""ns since 1970, in either direction."""
 
 
 class Edge(Enum):
@@ -66,22 +66,22 @@ class AtTimestamp:
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamps:
-    """The first record at or after a time that each partition has of its own."""
+    """The first record at or after a time of each partition's own."""
 
     timestamps_ns: Mapping[StreamName, Mapping[int, int]]
 
 
 ExplicitOffsets = Mapping[StreamName, Mapping[int, Offset | Edge] | Edge]
 Point = Edge | AtTimestamp | AtTimestamps | ExplicitOffsets
-"""Where a query starts, or ends."""
+"""A position at which a query starts, or ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(ConnectionOptions):
-    """The user's options. `starting` and `ending` are None where the user left them to the kind of query."""
+    """The user's options. `starting` and `ending` are None where the kind of query decides."""
 
     streams: tuple[StreamName, ...]
-    """Empty with a pattern."""
+    """The streams to read; empty with a pattern."""
     pattern: str | None
     """A regular expression, for the whole name of a stream; None: `streams` are read."""
     assign: Mapping[StreamName, tuple[int, ...]] | None
@@ -115,7 +115,8 @@ class SourceOptions(ConnectionOptions):
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed values."""
+        """Parses the options. Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed
+        values."""
         values = by_name(given, _PARSERS, _refuse_unknown)
         _check_what_is_read(values)
         found = parsed(values, _PARSERS)
@@ -124,7 +125,7 @@ class SourceOptions(ConnectionOptions):
             streams=found["subscribe"] or tuple(found["assign"] or ()),
             pattern=found["subscribePattern"],
             assign=found["assign"],
-            # In the order in which Kafka's source takes them.
+            # Precedence is that of Kafka's source.
             starting=next((found[name] for name in STARTING_OPTIONS if found[name] is not None), None),
             latest_without_match=found["startingOffsetsByTimestampStrategy"] == "latest",
             ending=next((found[name] for name in ENDING_OPTIONS if found[name] is not None), None),
@@ -155,7 +156,7 @@ class SourceOptions(ConnectionOptions):
         return options
 
     def for_batch(self) -> SourceOptions:
-        """Checked for `spark.read`: begins at the earliest record unless told, ends at the latest."""
+        """Returns the options checked for `spark.read`: by default from the earliest record to the latest."""
         if self.starting is Edge.LATEST:
             refuse(
                 "startingOffsets=latest leaves nothing for a batch query to read: "
@@ -185,7 +186,7 @@ class SourceOptions(ConnectionOptions):
         return self
 
     def for_stream(self) -> SourceOptions:
-        """Checked for `spark.readStream`: begins at the latest record unless told, and has no end."""
+        """Returns the options checked for `spark.readStream`: by default from the latest record on, without an end."""
         if self.ending is not None:
             refuse(
                 "endingOffsets, endingOffsetsByTimestamp and endingTimestamp have no meaning in a streaming query: "
@@ -199,7 +200,7 @@ def _check_what_is_read(values: Mapping[str, str]) -> None:
     if len(given) > 1:
         refuse(f"{' and '.join(given)} are both given, and one of them can say what is read: leave one out")
     if not has_servers(values):
-        # A table of the catalog that was declared with its columns gets here: nothing tells it from an empty load().
+        # A table of the catalog that was declared with its columns gets here, and looks like an empty load().
         refuse(
             NO_SERVERS + ("" if values else f", or if this is a table in Spark's catalog, use a view instead: {_VIEW}")
         )
@@ -295,7 +296,7 @@ def _parse_assign(name: str, text: str) -> Mapping[StreamName, tuple[int, ...]]:
 
 
 def _are_partitions(value: Any) -> bool:
-    """Not empty, numbers from 0 up, each once."""
+    """Returns whether the value is a list, not empty, of numbers from 0 up, each once."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -329,7 +330,7 @@ def _parse_timestamp(name: str, text: str) -> AtTimestamp:
 
 
 def _checked_time(told: str, timestamp_ns: int) -> int:
-    """Long.MaxValue ms are the last time that there is."""
+    """Returns the time, checked; Long.MaxValue ms become the last possible time."""
     if timestamp_ns == _MAX_COUNT * 1_000_000:
         return _END_OF_TIME_NS - 1
     if not -_END_OF_TIME_NS <= timestamp_ns < _END_OF_TIME_NS:
@@ -392,7 +393,7 @@ def _by_stream(name: str, text: str, form: str) -> Mapping[str, Any]:
 
 
 def _by_partition(name: str, streams: Mapping[str, Any], form: str) -> Iterator[tuple[StreamName, int, Any]]:
-    """(stream, partition, value) of `{"flights": {"0": value}}`."""
+    """Yields (stream, partition, value) of `{"flights": {"0": value}}`."""
     if not all(isinstance(value, dict) and value for value in streams.values()):
         refuse(f"{name}={json.dumps(streams)!r} is not {form}")
     for stream, partitions in streams.items():
@@ -407,7 +408,7 @@ _IN_JSON: Mapping[int, Edge] = {EARLIEST_IN_JSON: Edge.EARLIEST, LATEST_IN_JSON:
 _WHAT_IS_READ = ("subscribe", "subscribePattern", "assign")
 STARTING_OPTIONS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 ENDING_OPTIONS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-"""The first of these that is given counts."""
+"""Options in the order of precedence: the first one given counts."""
 _BY_PARTITION = (*STARTING_OPTIONS[1:], *ENDING_OPTIONS[1:])
 
 _PARSERS: Mapping[str, Parser] = {

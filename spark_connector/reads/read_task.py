@@ -41,7 +41,7 @@ RANGES_AHEAD = 4
 """Ranges that are being fetched at once: most of a small one's time is the way to its leader and back."""
 
 _GONE = frozenset({Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED})
-"""The stream, or the partition, was deleted after the range was planned."""
+"""Codes for a stream or a partition that was deleted after the range was planned."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ class TaskSettings:
 def read_ranges(
     log: CommittedLog, wanted: Sequence[OffsetRange], schema: StructType, settings: TaskSettings
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The records of the ranges, one range after the other; the next ones are being fetched meanwhile.
+    """Yields the records of the ranges, one range after the other; the next ones are being fetched meanwhile.
 
     Raises the errors of the log; OFFSET_BEFORE_LOG only with `fail_on_data_loss`.
     """
@@ -104,7 +104,7 @@ def _records(
             cut = error.detail(OFFSET)
             if error.code is Code.LOG_TRUNCATED and cut is not None and not settings.fail_on_data_loss:
                 _log.warning("%s (failOnDataLoss=false)", error.message)
-                # Below the cut there may be records that were fetched, and not handed out.
+                # Below the cut there may be records that were fetched, but not handed out.
                 end = wanted.end if cut < expected else Offset(min(cut, wanted.end))
                 if expected >= end:
                     return
@@ -124,7 +124,7 @@ def _records(
 
 
 def _cut(batch: RecordBatch, start: Offset, end: Offset) -> RecordBatch | None:
-    """The batch's records from `start` to `end`, None when it holds none of them."""
+    """Returns the batch's records from `start` to `end`, None when it holds none of them."""
     header = batch.header
     if header.is_control or header.end_offset <= start or header.base_offset >= end:
         return None

@@ -1,4 +1,4 @@
-"""Asks the logs what the options name: the streams that are read, where they begin and end, and where a time is."""
+"""Resolves the options against the logs: the streams to read, their starts and ends, and the offsets of times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.types import Offset, StreamName
 
 
 def names_of(log: CommittedLog, options: SourceOptions) -> tuple[StreamName, ...]:
-    """The streams that the options name, or those that the pattern matches now."""
+    """Returns the streams that the options name, or those that the pattern matches now."""
     if options.pattern is None:
         return options.streams
     matches = re.compile(options.pattern).fullmatch
@@ -22,7 +22,7 @@ def names_of(log: CommittedLog, options: SourceOptions) -> tuple[StreamName, ...
 
 
 def extents_found(log: CommittedLog, options: SourceOptions, names: Collection[StreamName]) -> Extents:
-    """The logs of these streams, as they are now, without streams that do not exist.
+    """Returns the present extents of these streams, without streams that do not exist.
 
     Raises TidelogError(BAD_CONFIG) where `assign` names a partition that a stream does not have.
     """
@@ -33,9 +33,9 @@ def extents_found(log: CommittedLog, options: SourceOptions, names: Collection[S
 
 
 def extents_of(log: CommittedLog, options: SourceOptions) -> Extents:
-    """The logs that the query reads, as they are now.
+    """Returns the present extents of the streams that the query reads.
 
-    Raises TidelogError: UNKNOWN_STREAM where a stream that is named does not exist, and as `extents_found`.
+    Raises TidelogError: UNKNOWN_STREAM where a named stream does not exist, and like `extents_found`.
     """
     extents = extents_found(log, options, names_of(log, options))
     check_exist(extents, options)
@@ -52,7 +52,7 @@ def check_exist(extents: Extents, options: SourceOptions) -> None:
 
 
 def check_matches(extents: Extents, options: SourceOptions) -> None:
-    """A batch query of no stream at all is a mistake: raises TidelogError(UNKNOWN_STREAM)."""
+    """Raises TidelogError(UNKNOWN_STREAM) for a batch query of no stream at all, which is a mistake."""
     if not extents:
         raise TidelogError(
             Code.UNKNOWN_STREAM,
@@ -62,7 +62,7 @@ def check_matches(extents: Extents, options: SourceOptions) -> None:
 
 
 def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptions, *, default: Edge) -> Positions:
-    """Positions of the options startingTimestamp, startingOffsetsByTimestamp or startingOffsets in the logs."""
+    """Returns positions of the options startingTimestamp, startingOffsetsByTimestamp or startingOffsets in the logs."""
 
     def without_match(stream: StreamName, partition: int) -> Offset:
         if options.latest_without_match:
@@ -77,8 +77,8 @@ def starting_positions(log: CommittedLog, extents: Extents, options: SourceOptio
 
 
 def ending_positions(log: CommittedLog, extents: Extents, options: SourceOptions) -> Positions:
-    """Positions of the options endingTimestamp, endingOffsetsByTimestamp or endingOffsets in the logs: the end where
-    no record is at or after a time."""
+    """Returns positions of the options endingTimestamp, endingOffsetsByTimestamp or endingOffsets in the logs: the end
+    where no record is at or after a time."""
 
     def without_match(stream: StreamName, partition: int) -> Offset:
         return extents[stream].partitions[partition].end

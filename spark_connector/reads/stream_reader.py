@@ -1,16 +1,16 @@
 """`spark.readStream`: committed records as they come, in micro-batches that a restart repeats exactly or not at all.
 
-One reader lives in a process of its own for as long as the query runs; Spark asks it, in this order:
+One reader runs in a process of its own for as long as the query; Spark asks it, in this order:
 
     new query   initialOffset
     restart     partitions(start, end) of the micro-batch that was planned and not finished, if there is one
     then        latestOffset(start, limit) → partitions(start, end) → commit(end), over and over
 
 Spark writes `end` to the checkpoint before it reads, so `partitions` must depend on its two arguments alone. The first
-of these calls after a restart also finds out whether the checkpoint still speaks of these streams.
+of these calls after a restart also checks whether the checkpoint is still of these streams.
 
-The options of limits are combined here, because a Python source can tell Spark of one limit only. They are overruled
-where Spark's trigger means to read everything.
+The options of limits are combined here, because a Python source can return only one limit to Spark. They are ignored
+where Spark's trigger is to read everything.
 
 Trigger.AvailableNow: the ends of the logs are taken once, and `latestOffset` never goes past them.
 """
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LIST_SECONDS = 1.0
-"""A pattern is matched against the names of all streams once in this time."""
+"""Seconds between two matches of a pattern against the names of all streams."""
 IDLE_SECONDS = 0.05
-"""Spark asks an idle query for news every 10 ms, at a request per partition: the answer "none" takes this long."""
+"""Seconds for the answer "none": Spark asks an idle query for news every 10 ms, at a request per partition."""
 
 
 @plain_errors
@@ -92,21 +92,21 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Positions = {}
         """The end of the micro-batch that was planned last."""
         self._names: Collection[StreamName] = ()
-        """The names of the streams that are read, if they exist, as found out at `_listed_at` by the clock."""
+        """Names of the streams to read, if they exist, as found at `_listed_at` by the clock."""
         self._listed_at: float | None = None
         self._absent: frozenset[StreamName] = frozenset()
-        """Streams that are named and do not exist."""
+        """Named streams that do not exist."""
         self._last_trigger: float | None = None
-        """By the clock; of the last micro-batch that `minOffsetsPerTrigger` let through."""
+        """Time by the clock of the last micro-batch that `minOffsetsPerTrigger` let through."""
         self._committed: Mapping[PartitionName, Offset] = {}
-        """For the group."""
+        """Offsets committed for the group."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         extents = extents_of(self._connected(), self._options)
         return to_json(starting_positions(self._connected(), extents, self._options, default=Edge.LATEST))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One that stands for the options; `latestOffset` goes by these."""
+        """Returns a limit that stands for the options, which `latestOffset` applies."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -165,8 +165,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_bytes(
         self, begin: Positions, ends: Positions, waiting: Mapping[PartitionName, int], most: int
     ) -> Positions:
-        """`ends`, moved back so that about `most` bytes are read, which the partitions share in proportion to the bytes
-        that wait in each."""
+        """Returns `ends`, moved back so that about `most` bytes are read, which the partitions share in proportion to
+        the bytes that wait in each."""
         starts = {
             (stream, partition): begin[stream].partitions[partition].offset
             for (stream, partition), count in waiting.items()
@@ -179,11 +179,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(found) > 1:
             shares = byte_shares(sizes, most)
             found = self._connected().spans({name: (start, shares[name]) for name, start in starts.items()})
-        # A log that was cut since its extent was asked for may end below the start: that is told next time.
+        # A log that was cut after its extent was requested may end below the start; the next call reports that.
         return not_past(ends, {name: max(starts[name], span.end) for name, span in found.items()})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """For the query's progress report: the ends seen last, and how far the planned micro-batch is behind them."""
+        """Returns, for the query's progress report, the ends seen last, and how far the planned micro-batch is behind
+        them."""
         if self._latest is None:
             return None
         return to_json(self._latest) | offsets_behind(self._planned, self._latest)
@@ -194,7 +195,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, stop = from_json(start), from_json(end)
         if self._latest is None:
-            # What this micro-batch reads, even if the query is not subscribed to it any more.
+            # This micro-batch keeps its streams, even if the query is not subscribed to them any more.
             begin = common(begin, stop)
             extents = self._connected().extents(tuple(begin))
             begin = carried_on(begin, extents, fail_on_data_loss=self._options.fail_on_data_loss, planned=stop)
@@ -202,12 +203,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks_of(ranges_between(begin, stop), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark calls it when it plans the next micro-batch, so the group's positions are one behind."""
+        """Commits the group's positions. Spark calls it when it plans the next micro-batch, so they are one behind."""
         if self._options.group is not None:
             self._commit_group(self._options.group, from_json(end))
 
     def _commit_group(self, group: str, positions: Positions) -> None:
-        # Offsets of an earlier life of a stream or partition are nothing to the group.
+        # Offsets of an earlier incarnation of a stream or partition are not committed for the group.
         offsets = {
             (stream, partition): position.offset
             for stream, at in common(positions, self._latest or {}).items()
@@ -219,7 +220,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except TidelogError as error:
                 if error.code is not Code.GROUP_NOT_EMPTY:
                     raise
-                # The query reads by its checkpoint, and goes on.
+                # The query reads by its checkpoint, so it goes on.
                 _log.warning("tidelog: the positions of the query are not committed: %s", error.message)
             self._committed = offsets
 
@@ -239,7 +240,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @plain_errors
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises why there is no reader, whatever Spark asks first. Of an error that `streamReader` raises itself Spark
+    """Raises the reason why there is no reader at any call. Of an error that `streamReader` raises itself Spark
     shows another one: its runner stops a reader that it does not have."""
 
     def __init__(self, why: TidelogError) -> None:

@@ -59,15 +59,16 @@ _ARROW_TYPES: Mapping[str, pa.DataType] = {
 
 
 CREATE_TIME = 0
-"""Value of `timestampType`, as in Kafka's connector: a record has the time that its producer gave it, or, where it has
-none, that at which the broker took it."""
+"""Value of `timestampType`, as in Kafka's connector: a record has the time that its producer gave it, or, without one,
+the time at which the broker took it."""
 ON_REQUEST = ("timestampType",)
-"""Columns that are only there when the option `columns` or the user's schema names them: a constant is not shipped for
-nothing."""
+"""Columns that exist only when the option `columns` or the user's schema names them: a constant is not shipped
+without need."""
 
 
 def spark_schema(*, include_headers: bool, columns: Sequence[str] | None = None) -> StructType:
-    """`columns`: these, in this order. Raises TidelogError(BAD_CONFIG) for one that is not there."""
+    """Returns the schema. `columns`: these, in this order. Raises TidelogError(BAD_CONFIG) for one that does not
+    exist."""
     known = _known(include_headers=include_headers)
     if columns is None:
         return StructType([field for field in known.fields if field.name not in ON_REQUEST])
@@ -131,7 +132,7 @@ class ArrowRows:
 
 
 class _Constant:
-    """Arrays of one value: each is a slice of the longest made so far."""
+    """An array of one value: each is a slice of the longest made so far."""
 
     def __init__(self, value: pa.Scalar) -> None:
         self._value = value
@@ -144,17 +145,17 @@ class _Constant:
 
 
 def _int64(kind: pa.DataType, numbers: Any) -> pa.Array:
-    """A view of numpy's int64."""
+    """Returns a view of numpy's int64."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _microseconds(batch: RecordBatch) -> pa.Array:
-    """Spark's timestamps have microseconds, ours nanoseconds: rounded down, before 1970 too."""
+    """Returns times rounded down to microseconds, Spark's unit, before 1970 too."""
     return _int64(_ARROW_TYPES["timestamp"], np.floor_divide(batch.timestamps, 1_000))
 
 
 def _headers(batch: RecordBatch) -> pa.Array:
-    """Null where a record has none, as in Kafka's connector."""
+    """Returns the headers; null where a record has none, as in Kafka's connector."""
     kind = _ARROW_TYPES["headers"]
     if not batch.has_headers:
         return pa.nulls(len(batch), kind)
@@ -166,7 +167,7 @@ def _headers(batch: RecordBatch) -> pa.Array:
     values = _pieces(data, spans.value_starts, spans.value_ends)
     try:
         names = keys.cast(pa.string())
-    except pa.ArrowInvalid:  # no UTF-8
+    except pa.ArrowInvalid:  # a name is no UTF-8
         return _headers_one_by_one(batch)
     places = np.zeros(len(batch) + 1, np.int32)
     np.cumsum(spans.counts, out=places[1:])
@@ -177,11 +178,11 @@ def _headers(batch: RecordBatch) -> pa.Array:
 
 
 def _pieces(data: memoryview, starts: Any, ends: Any) -> pa.Array:
-    """The bytes from each start to its end; these grow, and do not overlap."""
+    """Returns the bytes from each start to its end; these grow, and do not overlap."""
     bounds = np.empty(2 * len(starts) + 1, np.int32)
     bounds[:-1:2], bounds[1::2] = starts, ends
     bounds[-1] = len(data)
-    # With what lies between them; every second one is taken.
+    # The array alternates pieces and the bytes between them; every second entry is taken.
     all_of_it = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
     return all_of_it.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
 

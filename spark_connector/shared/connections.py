@@ -35,7 +35,7 @@ from wire.errors import Code, TidelogError
 
 MAX_KEPT = 8
 CALL_SECONDS = 90.0
-"""One call of the client, whose own limits are shorter: a call that takes longer will never end."""
+"""Seconds for one call of the client, whose own limits are shorter: a call that takes longer will never end."""
 CLOSE_SECONDS = 5.0
 
 _T = TypeVar("_T")
@@ -57,7 +57,7 @@ class Connection:
     def __init__(self, address: Address) -> None:
         self._thread = LoopThread("tidelog-spark")
         self.is_broken = False
-        """It is closed, or to be closed."""
+        """The connection is closed, or to be closed."""
         try:
             self.client: Client = self.run(
                 tidelog.connect(
@@ -73,7 +73,8 @@ class Connection:
             raise
 
     def run(self, work: Coroutine[Any, Any, _T], timeout: float = CALL_SECONDS) -> _T:
-        """Raises what `work` raises; UNAVAILABLE when it takes longer than `timeout` seconds."""
+        """Returns the result of `work`, or raises its error; UNAVAILABLE when it takes longer than `timeout`
+        seconds."""
         try:
             return self._thread.run(work, timeout)
         except TimeoutError:
@@ -84,7 +85,7 @@ class Connection:
             ) from None
 
     def close(self) -> None:
-        """Returns within twice `CLOSE_SECONDS`, whatever the connection does."""
+        """Closes within twice `CLOSE_SECONDS`, even if the connection hangs."""
         self.is_broken = True
         try:
             self._thread.run(self.client.close(), CLOSE_SECONDS)
@@ -98,12 +99,12 @@ class KeptConnections:
     def __init__(self, connect: Callable[[Address], Connection] = Connection) -> None:
         self._connect = connect
         self._kept: dict[Address, Connection] = {}
-        """The one that was leased last comes last."""
+        """Connections by address; the one that was leased last is last."""
         self._lock = threading.Lock()
         self._of_parent: list[object] = []
 
     def lease(self, address: Address) -> Connection:
-        """Raises the errors of `tidelog.connect`."""
+        """Returns the kept connection, or a new one. Raises the errors of `tidelog.connect`."""
         with self._lock:
             found = self._kept.pop(address, None)
             if found is not None and found.is_broken:
@@ -130,8 +131,8 @@ class KeptConnections:
                 self._kept.popitem()[1].close()
 
     def forget(self) -> None:
-        """In a child after a fork. Nothing is closed, and nothing is freed: sockets and the selector are shared with
-        the parent, which goes on using them."""
+        """Forgets all connections in a child after a fork. None is closed or freed: sockets and the selector are shared
+        with the parent, which goes on using them."""
         self._lock = threading.Lock()
         self._of_parent.append(self._kept)
         self._kept = {}
@@ -144,11 +145,11 @@ atexit.register(kept.close)
 
 
 RENEW_SECONDS = 15.0
-"""A connection that has got no good answer for so long is replaced: another cluster may be behind its address now."""
+"""Seconds without a good answer after which a connection is replaced: its address may lead to another cluster now."""
 
 
 class Cluster:
-    """Connects when something is asked. For one thread at a time."""
+    """A cluster, connected at the first request. For one thread at a time."""
 
     def __init__(self, address: Address, retry: Retry, pool: KeptConnections = kept) -> None:
         self.retry = retry
@@ -163,20 +164,20 @@ class Cluster:
         return cls(address, Retry(options.retry_seconds))
 
     def ask(self, what: str, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
-        """The answer to a question that can be repeated. `what` completes "cannot … yet" in the log. Raises the error
-        of the last attempt."""
+        """Returns the answer to a request that can be repeated. `what` completes "cannot … yet" in the log. Raises the
+        error of the last attempt."""
         return self.retry.run(what, lambda: self._once(work))
 
     def connection(self) -> Connection:
-        """That of the process; connects if there is none. Raises the errors of `tidelog.connect`."""
+        """Returns the connection of the process; connects if there is none. Raises the errors of `tidelog.connect`."""
         return self._pool.lease(self.address)
 
     def discard(self, connection: Connection) -> None:
-        """The next question gets a new one."""
+        """Drops the connection; the next request opens a new one."""
         self._pool.discard(connection)
 
     def on_failure(self, connection: Connection) -> None:
-        """Something that may pass has gone wrong on this connection."""
+        """Notes an error on this connection that may pass."""
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         if connection.is_broken or now - self._failing_since > RENEW_SECONDS:

@@ -18,16 +18,16 @@ FILE_OPTIONS = ("nkey", "creds", "ca", "cert", "key")
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 
 _paths: dict[str, str] = {}
-"""By text. A process has few logins, so none is closed."""
+"""Paths by text. A process has few logins, so none is closed."""
 
 
 def with_paths(login: Mapping[str, str]) -> dict[str, str]:
-    """The login with paths in place of texts. Raises TidelogError(BAD_CONFIG) where the system has no memfd."""
+    """Returns the login with paths in place of texts. Raises TidelogError(BAD_CONFIG) where the system has no memfd."""
     return {name: _path(name, text) if is_inline(name, text) else text for name, text in login.items()}
 
 
 def is_inline(name: str, text: str) -> bool:
-    """The value is what its file would hold: PEM, a .creds file, or the seed of an NKey."""
+    """Returns whether the value is the content of its file: PEM, a .creds file, or the seed of an NKey."""
     return name in FILE_OPTIONS and (
         "-----BEGIN " in text or (name == "nkey" and _SEED.fullmatch(text.strip()) is not None)
     )

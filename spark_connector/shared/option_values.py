@@ -1,4 +1,4 @@
-"""What the options of reads and of writes have in common: how their texts are parsed, and those of connections.
+"""Common to the options of reads and of writes: the parsers of their texts, and the options of connections.
 
 A parser takes the name of an option and its text, and gives its value. It raises TidelogError(BAD_CONFIG) that names
 the option, its value and the allowed values.
@@ -30,7 +30,7 @@ _Value = TypeVar("_Value")
 def by_name(
     given: Mapping[str, str], known: Mapping[str, Parser], refuse_unknown: Callable[[str], NoReturn]
 ) -> dict[str, str]:
-    """The user's options under the names of `known`, which Spark hands over in lower case."""
+    """Returns the user's options under the names of `known`, which Spark hands over in lower case."""
     names = {name.lower(): name for name in known}
     values: dict[str, str] = {}
     for key, value in given.items():
@@ -41,18 +41,18 @@ def by_name(
 
 
 def parsed(values: Mapping[str, str], parsers: Mapping[str, Parser]) -> dict[str, Any]:
-    """The values of every option of `parsers`; None: it is not given."""
+    """Returns the values of every option of `parsers`; None: it is not given."""
     return {name: parse(name, values[name]) if name in values else None for name, parse in parsers.items()}
 
 
 def did_you_mean(key: str, known: Collection[str]) -> str:
-    """Completes a sentence about an unknown option."""
+    """Returns the end of a sentence about an unknown option."""
     close = get_close_matches(key.lower(), [name.lower() for name in known], n=1)
     return next((f" (did you mean {name}?)" for name in known if [name.lower()] == close), "")
 
 
 def kafka_login_hint(key: str) -> str | None:
-    """What stands here in place of an option of Kafka's logins and certificates. None: it is none of these."""
+    """Returns the replacement of an option of Kafka's logins and certificates. None: the key is none of these."""
     if key.lower().startswith("kafka.ssl."):
         return "certificates are nats.ca, nats.cert and nats.key here, in PEM, and nats.tls asks for TLS"
     if key.lower().startswith(("kafka.sasl.", "kafka.security.")):
@@ -74,18 +74,18 @@ def _login_option(name: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
     servers: tuple[str, ...] | None = field(repr=False)
-    """None: those of the context, or of the environment."""
+    """NATS URLs; None: those of the context, or of the environment."""
     login: Mapping[str, str] = field(repr=False)
     """The options of the login, as `tidelog.connect` takes them, or as text in place of a file: nothing in Spark shows
     them."""
     namespace: str
     inbox_prefix: str | None
     retry_seconds: float
-    """For how long what waiting may mend is tried again."""
+    """Seconds for which an error that may pass is retried."""
 
 
 def of_connection(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `ConnectionOptions`, from the parsed options."""
+    """Returns the fields of `ConnectionOptions`, from the parsed options."""
     return {
         "servers": values["servers"],
         "login": {name: values[_login_option(name)] for name in LOGIN_OPTIONS if values[_login_option(name)]},
@@ -145,7 +145,8 @@ _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 
 
 
 def duration(*, bare: str | None = None, most: str = "100d") -> Callable[[str, str], float]:
-    """To seconds. `bare`: the unit of a number without one; None: it needs one. `most`: the longest."""
+    """Returns a parser to seconds. `bare`: the unit of a number without one; None: it needs one. `most`: the
+    longest."""
 
     def parse(name: str, text: str) -> float:
         found = re.fullmatch(r"(\d+)([a-z]*)", text.strip().lower())
@@ -188,4 +189,4 @@ OF_CONNECTIONS: Final[Mapping[str, Parser]] = {
     "inboxPrefix": _parse_inbox_prefix,
     **{_login_option(name): parse_bool if name in _SWITCHES else _as_given for name in LOGIN_OPTIONS},
 }
-"""Which cluster, which login, and how long it is waited for."""
+"""Parsers of the options for the cluster, the login, and the time to wait for it."""

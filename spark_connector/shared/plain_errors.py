@@ -25,7 +25,8 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def plain_errors(of: _Class) -> _Class:
-    """Class decorator: errors of its public methods, and of iterators that they return, are told without traceback."""
+    """Decorates a class: errors of its public methods, and of iterators that they return, are shown without
+    traceback."""
     for name, method in list(vars(of).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(of, name, _plain(method))
@@ -58,6 +59,6 @@ def _told(error: TidelogError) -> TidelogError:
 
 
 def _is_worker() -> bool:
-    """This is a process of Spark's, and not one of the user's."""
+    """Returns whether this is a process of Spark's, and not one of the user's."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")

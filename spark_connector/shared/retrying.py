@@ -1,4 +1,4 @@
-"""Repeats what a cluster could not answer, for as long as the option `retry.timeout` says.
+"""Repeats requests that a cluster could not answer, for as long as the option `retry.timeout` says.
 
 Brokers and NATS servers are restarted while queries run. Whatever talks to the cluster, on the driver and in tasks,
 does it through a `Retry`, so that a query waits for the cluster as a producer or a consumer does, and says so in the
@@ -17,12 +17,12 @@ from tidelog.client.base.exceptions import NoServer
 from wire.errors import TidelogError
 
 WARN_SECONDS = 10.0
-"""Between two warnings of one wait."""
+"""Seconds between two warnings of one wait."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
 REFUSAL_SECONDS = 3.0
-"""A NATS server that is being stopped may cut connections off as one does that refuses the login. So a refusal is
-final when it comes for so long."""
+"""Seconds after which a refusal of the login is final: a NATS server that is being stopped may cut connections off
+like one that refuses the login."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class Retry:
     sleep: Callable[[float], None] = time.sleep
 
     def run(self, what: str, attempt: Callable[[], _T]) -> _T:
-        """The result of `attempt`, which is called again while its error may pass. `what` completes "cannot … yet" in
-        the log. Raises the error of the last attempt, whose sentence then says how long it was tried."""
+        """Returns the result of `attempt`, which is called again while its error may pass. `what` completes "cannot …
+        yet" in the log. Raises the error of the last attempt, whose sentence then says how long it was tried."""
         first: float | None = None
         warn_at = pause = 0.0
         while True:
@@ -68,7 +68,7 @@ class Retry:
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _patience(self, error: TidelogError) -> float:
-        """Seconds for which this error is waited out."""
+        """Returns the seconds for which this error is waited out."""
         if not error.retriable or isinstance(error, WaitedOut):
             return 0.0
         if isinstance(error, NoServer) and error.is_refusal:

@@ -1,12 +1,12 @@
-"""What is kept with the number of a committed batch: enough to know the batch again. Pure.
+"""The metadata of a committed batch, by which the batch is recognised when its number comes again. Pure.
 
 A query commits each micro-batch under its id with the number of the micro-batch, and writes nothing under a number that
 is committed. But id and numbers stand in the checkpoint, so each copy of it has them too: a second query that runs with
 a copy, or with one that was put back from a backup, comes to numbers that are committed and has other rows.
 
-- Numbers count for the id and the stream that the query writes to, in its present life: `family_of_query`. Copies that
-  write to other streams do not meet.
-- A number that is met again is the same batch where it was planned as one: Spark writes down what a micro-batch reads,
+- Numbers count for the id and the stream that the query writes to, in its present incarnation: `family_of_query`.
+  Copies that write to other streams do not meet.
+- A number that is met again is the same batch if it was planned as one: Spark writes down the offsets of a micro-batch,
   with the time, before it runs it (the entry of the checkpoint's offset log). Where that cannot be read, it is the same
   batch if it has the same rows in the same streams.
 """
@@ -61,7 +61,7 @@ def added(each: Iterable[Mapping[StreamName, Rows]]) -> dict[StreamName, Rows]:
 class CommittedBatch:
     rows: int
     digest: str
-    """Digest of the rows and of the lives of the streams that they were written to."""
+    """Digest of the rows and of the incarnations of the streams that they were written to."""
     planned: str
     """Digest of the offset log's entry; empty: not known."""
     writer: str
@@ -91,7 +91,7 @@ class CommittedBatch:
 
     @classmethod
     def of_metadata(cls, text: str) -> CommittedBatch | None:
-        """None: it was not written by this connector, or by an earlier version."""
+        """Returns the batch; None: the text is not by this connector, or by an earlier version."""
         try:
             found = json.loads(text)
             return cls(int(found["rows"]), str(found["digest"]), str(found["planned"]), str(found["writer"]))
@@ -100,12 +100,12 @@ class CommittedBatch:
 
 
 def family_of_query(query: str, stream: StreamName, incarnation: Incarnation) -> str:
-    """Under which a query commits what it writes to that life of the stream."""
+    """Returns the family under which a query commits its writes to that incarnation of the stream."""
     return f"{query}-{_digest(f'{stream} {incarnation}'.encode())[:16]}"
 
 
 def planned_as(checkpoint: str | None, number: int) -> str:
-    """A digest of what Spark has written down of a micro-batch before it ran it. Empty: it cannot be read here; the
+    """Returns a digest of the offset log's entry of a micro-batch. Empty: it cannot be read here; the
     checkpoint lies in another file system, or the query does not name it."""
     if checkpoint is None:
         return ""

@@ -1,7 +1,7 @@
-"""What a task of a write does with its rows: it sends them, and says what it has sent.
+"""The delivery of a write task's rows: it sends them, and returns a summary.
 
 Exactly once: the task is a producer under a child of the write's family (docs/transactions.md). It prepares its
-transaction, and what it returns names that. The driver commits the transactions of all tasks as one, under a number
+transaction, and returns a message that names it. The driver commits the transactions of all tasks as one, by a number
 that is committed once. So a task that runs twice, a task that was taken for dead, and a micro-batch that Spark runs
 again because it does not know that it is committed, write nothing that is read. A task whose number is committed
 already writes nothing at all: it counts its rows, and the driver compares (`spark_connector.writes.committed_batch`).
@@ -35,49 +35,49 @@ from wire.internal_records.transaction_records import child_id
 from wire.types import Incarnation, StreamName
 
 CHUNKS_UNDER_WAY: Final = 3
-"""That are sent while their acknowledgements are waited for. They fit into a producer's buffer, so that none waits for
-room in it, where a later one could overtake it."""
+"""Chunks that are sent while their acknowledgements are pending. They fit into a producer's buffer, so that none waits
+for room in it, where a later one could overtake it."""
 MAX_NAMES: Final = 100
-"""For the transactions of one task: attempts that Spark gives the same number."""
+"""Names for the transactions of one task: attempts that Spark gives the same number."""
 ANSWER_SECONDS: Final = 10.0
-"""For the answer of a coordinator, which holds a commit for a moment; then it is asked again."""
+"""Seconds for the answer of a coordinator, which holds a commit for a moment; then it is asked again."""
 _SLACK_SECONDS: Final = 30.0
-"""For which a call of the client may take longer than the timeout that it keeps itself."""
+"""Seconds that a call of the client may take beyond its own timeout."""
 
 
 class Place(NamedTuple):
-    """Where the rows of a task are committed."""
+    """The name and number under which the rows of a task are committed."""
 
     name: str
     """The id of a streaming query, or the transactionalId of a batch write."""
     stream: StreamName | None
-    """The family is that of the query and this stream. None: it is `name`."""
+    """The stream of the query whose family it is. None: the family is `name`."""
     sequence: int
     child: str
     writer: str
-    """For those who find the number committed."""
+    """The writer's name for those who find the number committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """By one task."""
+    """The summary of one task."""
 
     family: str | None
-    """None: at least once."""
+    """The family of the commit; None: at least once."""
     sequence: int
     transaction: PreparedTransaction | None
-    """None: there were no rows, or `was_committed`."""
+    """The prepared transaction; None: there were no rows, or `was_committed`."""
     was_committed: bool = False
-    """Nothing was sent, since the sequence is committed."""
+    """No row was sent, since the sequence is committed."""
     rows: Mapping[StreamName, Rows] = field(default_factory=dict)
-    """That were given, by stream."""
+    """Rows given to the task, by stream."""
     name: str = ""
     writer: str = ""
-    """As in the place."""
+    """`name` and `writer` are those of the place."""
 
 
 def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Place | None) -> Sent:
-    """Raises TidelogError; then nothing of a `place` is read."""
+    """Sends the rows of a task. Raises TidelogError; then no row of a `place` is read."""
     cluster = Cluster.of(options)
     family = None if place is None else _family_of(cluster, place)
     if place is not None and family is not None:
@@ -85,7 +85,7 @@ def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Pl
         if found is not None and found[1].sequence > place.sequence:
             raise _stale(place, found[1])
         if found is not None and found[1].sequence == place.sequence:
-            # Spark takes a task that leaves rows for one that has failed.
+            # The rows are read to the end, because Spark takes a task that leaves rows for one that has failed.
             rows = added(_counted(records_of(chunk, options.stream)) for batch in batches for chunk in chunks(batch))
             return Sent(found[0], place.sequence, None, True, rows, place.name, place.writer)
     connection = cluster.retry.run("connect", cluster.connection)
@@ -98,7 +98,7 @@ def send_rows(options: SinkOptions, batches: Iterable[pa.RecordBatch], place: Pl
         transaction = task.send(batches, lambda: _ExactlyOnce(options, connection.client, child))
         return Sent(family, place.sequence, transaction, False, task.rows, place.name, place.writer)
     except BaseException:
-        cluster.discard(connection)  # the next task of this process does not meet what is left of this one
+        cluster.discard(connection)  # the next task of this process does not share records left in this connection
         raise
 
 
@@ -120,8 +120,8 @@ def last_commit(cluster: Cluster, family: str) -> FamilyCommit | None:
 
 
 def _last_commit(cluster: Cluster, place: Place, family: str) -> tuple[str, FamilyCommit] | None:
-    """The family that has committed last, with its commit. Earlier versions committed what a query writes under its id
-    alone: where nothing is committed since, that counts."""
+    """Returns the family that has committed last, with its commit. Earlier versions committed a query's writes under
+    its id alone, which counts if nothing is committed since."""
     for each in dict.fromkeys((family, place.name)):
         last = last_commit(cluster, each)
         if last is not None:
@@ -150,13 +150,13 @@ class _Delivery(Protocol):
     def give(self, target: Target, records: Records) -> Coroutine[Any, Any, object]: ...
 
     async def end(self) -> PreparedTransaction | None:
-        """All is acknowledged."""
+        """Ends the delivery: all records are acknowledged."""
 
     async def close(self) -> None: ...
 
 
 class _Task:
-    """Rows to one connection."""
+    """Sends rows through one connection."""
 
     def __init__(self, cluster: Cluster, connection: Connection, stream: StreamName | None, *, counts: bool) -> None:
         self._cluster = cluster
@@ -165,7 +165,7 @@ class _Task:
         self._timeout = cluster.retry.timeout + _SLACK_SECONDS
         self._counts = counts
         self.rows: dict[StreamName, Rows] = {}
-        """That were sent, by stream, where they are counted."""
+        """Rows that were sent, by stream, where they are counted."""
 
     def send(self, batches: Iterable[pa.RecordBatch], make: Callable[[], _Delivery]) -> PreparedTransaction | None:
         run, timeout = self._connection.run, self._timeout
@@ -194,13 +194,13 @@ class _Task:
         if not new:
             return
         run = self._connection.run
-        run(sender.drain(), self._timeout)  # what has failed is not tried again
+        run(sender.drain(), self._timeout)  # failed records are not retried
         names = ", ".join(sorted({target.stream for target in new}))
         self._cluster.retry.run(f"write to {names:.200}", lambda: run(sender.open(new), self._timeout))
 
 
 async def _sender(make: Callable[[], _Delivery]) -> _Sender:
-    """In the thread of the connection."""
+    """Makes the sender in the thread of the connection."""
     return _Sender(make())
 
 
@@ -216,7 +216,7 @@ class _Sender:
         return [target for target in targets if target not in self._opened]
 
     async def open(self, targets: Collection[Target]) -> None:
-        """Before anything is sent to them. May be called again when it has failed."""
+        """Opens targets before records are sent to them. May be called again when it has failed."""
         await self._delivery.open(targets)
         self._opened.update(targets)
 
@@ -228,7 +228,7 @@ class _Sender:
             await self._under_way.popleft()
 
     async def end(self) -> PreparedTransaction | None:
-        """All is acknowledged."""
+        """Waits for all acknowledgements, and ends the delivery."""
         await self.drain()
         return await self._delivery.end()
 
@@ -242,7 +242,7 @@ class _Sender:
         await self._delivery.close()
 
     async def drain(self) -> None:
-        """All is acknowledged. Raises the first failure."""
+        """Waits until all records are acknowledged. Raises the first failure."""
         while self._under_way:
             await self._under_way.popleft()
 
@@ -307,11 +307,11 @@ class _ExactlyOnce:
         if not self._producer.in_transaction:
             await self._producer.begin()
         for stream in {target.stream for target in targets}:
-            await self._producer.send_many(stream, [])  # it knows the stream's partitions from then on
+            await self._producer.send_many(stream, [])  # after this the producer knows the stream's partitions
 
     async def _start(self) -> TransactionalProducer[Any, Any]:
-        """Under the first name without an open transaction. Spark may have accepted what an attempt of the same number
-        has written, for it counts attempts anew when it submits a stage again; so such a transaction is not aborted
+        """Starts under the first name without an open transaction. Spark may have accepted the records of an attempt of
+        the same number, for it counts attempts anew when it submits a stage again; so such a transaction is not aborted
         here. Those that are not committed are aborted with the commit."""
         for number in range(1, MAX_NAMES + 1):
             name = self._child if number == 1 else f"{self._child}-{number}"

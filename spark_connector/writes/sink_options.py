@@ -33,13 +33,13 @@ from wire.types import StreamName
 
 CHECKPOINT: Final = "checkpointlocation"
 OF_SPARK: Final = frozenset({CHECKPOINT, "queryname"})
-"""Options of Spark's own that it hands to sinks, in lower case."""
+"""Names of Spark's own options that it hands to sinks, in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions(ConnectionOptions):
     stream: StreamName | None
-    """That all rows go to; None: each row names its own."""
+    """The stream that all rows go to; None: each row names its own."""
     exactly_once: bool
     transaction_timeout: float
     """Seconds from the first record of a write, or of a micro-batch, to its commit."""
@@ -48,20 +48,21 @@ class SinkOptions(ConnectionOptions):
     sequence: int | None
     """The number of a batch write within its family; None: it has no family."""
     checkpoint: str | None
-    """Where the checkpoint of a streaming query is, as far as it is told."""
+    """The folder of a streaming query's checkpoint, if it is known."""
     skips_committed: bool
-    """A number that is committed is taken for this batch's, without a look at what was written."""
+    """A committed number is taken for this batch's, without comparing the rows."""
     acks: Literal["all", "leader", "none"]
     compression: Literal["none", "lz4", "zstd"] | None
-    """None: as the stream has it."""
+    """The codec of batches; None: as the stream has it."""
     linger: float
     """Seconds."""
     partitioner: Literal["crc32c", "murmur2"] | None
-    """None: the stream's."""
+    """The hash of keys; None: the stream's."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed values."""
+        """Parses the options. Raises TidelogError(BAD_CONFIG) that names the option, its value and the allowed
+        values."""
         of_ours = {key: value for key, value in given.items() if key.lower() not in OF_SPARK}
         values = by_name(of_ours, _PARSERS, _refuse_unknown)
         if not has_servers(values):
@@ -96,7 +97,7 @@ class SinkOptions(ConnectionOptions):
             refuse("ifCommitted is for guarantee=exactly_once: leave it out, or the guarantee")
 
     def for_batch(self) -> SinkOptions:
-        """Checked for `df.write`."""
+        """Returns the options checked for `df.write`."""
         if (self.transactional_id is None) is not (self.sequence is None):
             refuse(
                 "transactionalId and sequence go together: a name for all writes of one job, and a number that grows"
@@ -105,7 +106,7 @@ class SinkOptions(ConnectionOptions):
         return self
 
     def for_stream(self) -> SinkOptions:
-        """Checked for `df.writeStream`."""
+        """Returns the options checked for `df.writeStream`."""
         if self.transactional_id is not None or self.sequence is not None:
             refuse(
                 "transactionalId and sequence are for df.write: a streaming query is known by the id in its checkpoint,"
@@ -154,7 +155,7 @@ _OF_OTHERS: Final[Mapping[str, str]] = {
     "kafka.compression.type": "it is compression here",
     "kafka.transactional.id": "it is transactionalId here",
 }
-"""In lower case, with the remedy."""
+"""Refused names in lower case, with the remedy."""
 
 
 def _refuse_unknown(key: str) -> NoReturn:

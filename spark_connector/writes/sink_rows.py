@@ -30,7 +30,7 @@ CHUNK_BYTES: Final = 8 << 20
 """Bytes of a chunk of more than one record."""
 
 _COLLATION: Final = re.compile(r" collate \w+")
-"""Part of a string's type that says how strings are compared, and not what they are."""
+"""Part of a string's type that names the comparison of strings, not their content."""
 _END_OF_TIME_US: Final = ((1 << 63) - 1) // 1000
 _TYPES: Final = {
     "value": ("binary", "string"),
@@ -42,7 +42,7 @@ _TYPES: Final = {
 class Target(NamedTuple):
     stream: StreamName
     partition: int | None
-    """None: by the key, or any."""
+    """The partition; None: by the key, or any."""
 
 
 class Records(NamedTuple):
@@ -50,13 +50,13 @@ class Records(NamedTuple):
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
-    """None: no record has one; so with the others."""
+    """None: no record has a key; so with the others."""
     headers: list[RepeatedHeaders | None] | None
     timestamps_ns: list[int | None] | None
 
 
 def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
-    """Raises TidelogError(BAD_CONFIG) that names the column."""
+    """Raises TidelogError(BAD_CONFIG) that names the column of a schema that cannot be written."""
     for column in schema.fields:
         if column.name not in _TYPES:
             raise _bad(
@@ -76,8 +76,8 @@ def check_written_schema(schema: StructType, stream: StreamName | None) -> None:
 
 
 def chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of CHUNK_RECORDS and CHUNK_BYTES at most, or of one row. Rows may be unequal, so it is halved until it
-    fits."""
+    """Yields slices of CHUNK_RECORDS and CHUNK_BYTES at most, or of one row. Rows may be unequal, so the batch is
+    halved until the slices fit."""
     if batch.num_rows > CHUNK_RECORDS or (batch.num_rows > 1 and batch.nbytes > CHUNK_BYTES):
         half = batch.num_rows // 2
         yield from chunks(batch.slice(0, half))
@@ -87,7 +87,7 @@ def chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def records_of(batch: pa.RecordBatch, stream: StreamName | None) -> dict[Target, Records]:
-    """By target. Raises TidelogError for a row without a stream."""
+    """Returns the records by target. Raises TidelogError for a row without a stream."""
     names = batch.schema.names
     values = _binary(batch.column("value"))
     keys = _binary(batch.column("key")) if "key" in names and _has_some(batch, "key") else None

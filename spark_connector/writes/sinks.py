@@ -2,7 +2,7 @@
 
 Spark makes a writer on the driver and sends it to the tasks, whose `write` returns a message; the driver hands the
 messages to `commit` or `abort`, of the same writer for a batch, and of a new one for a micro-batch. Neither may come:
-what is not committed then is aborted after its timeout, or by the next commit of its family.
+an uncommitted transaction is aborted then after its timeout, or by the next commit of its family.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""Local properties of a task of a streaming query: names within Spark."""
+"""Local properties of a streaming query's task: names within Spark."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class TidelogBatchWriter(DataSourceArrowWriter):
         self._sequence = options.sequence or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from spark_connector.writes.sink_delivery import send_rows  # tasks alone connect
+        from spark_connector.writes.sink_delivery import send_rows  # only tasks connect
 
         place = _place(self._family, self._sequence, None) if self._options.exactly_once else None
         return send_rows(self._options, iterator, place)
@@ -123,7 +123,8 @@ def _sent(messages: Sequence[WriterCommitMessage | None]) -> list[Sent]:
 def _commit(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool, planned: str = ""
 ) -> None:
-    """`once`: nothing else is committed under the name. `planned`: as in CommittedBatch."""
+    """Commits the tasks' transactions. `once`: nothing else is committed under the name. `planned`: as in
+    CommittedBatch."""
     from spark_connector.shared.connections import Cluster
     from spark_connector.writes.sink_delivery import ANSWER_SECONDS
 
@@ -161,7 +162,7 @@ def _commit(
 
 
 def _batch(cluster: Cluster, options: SinkOptions, sent: Sequence[Sent], planned: str) -> CommittedBatch:
-    """What these have sent. Raises TidelogError where they write to several lives of a stream."""
+    """Returns the batch that these tasks have sent. Raises TidelogError for several incarnations of a stream."""
     from spark_connector.writes.sink_delivery import incarnation_of
 
     first = sent[0]
@@ -181,7 +182,7 @@ def _batch(cluster: Cluster, options: SinkOptions, sent: Sequence[Sent], planned
 
 
 def _check_same(cluster: Cluster, options: SinkOptions, sent: Sent, batch: CommittedBatch) -> None:
-    """The number is committed. Raises TidelogError unless it is this batch's, for else its rows would be lost."""
+    """Raises TidelogError unless the committed number is this batch's, for else its rows would be lost."""
     from spark_connector.writes.sink_delivery import last_commit
 
     assert sent.family is not None
@@ -216,7 +217,7 @@ def _check_same(cluster: Cluster, options: SinkOptions, sent: Sent, batch: Commi
 
 
 def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """As far as the cluster answers; it aborts the rest after the timeout."""
+    """Aborts as far as the cluster answers; it aborts the rest after the timeout."""
     from spark_connector.shared.connections import Cluster
     from spark_connector.writes.sink_delivery import ANSWER_SECONDS
 

@@ -1,7 +1,7 @@
 """The command line. The command `tidelog` runs `main`.
 
 One file per command group, in three rooms, and `terminal` with their common parts. A command's module is imported when
-the command runs or `tidelog --help` describes it; it imports what it needs when it runs, so that help and completion
+the command runs or `tidelog --help` describes it; it imports its own needs when it runs, so that help and completion
 are quick and `publish` does not load a broker. The summary of a group in the help is made from its subcommands.
 
 Exit status: 0; 1 with one sentence on stderr when something was refused or failed; 2 when the command line itself is
@@ -40,7 +40,8 @@ _ROOM_OF = {
     "context": "administration",
     "completion": "administration",
 }
-"""In the order of the help. A command is an attribute of the module of its name in that room of `tidelog.cli`."""
+"""Rooms of the commands, in the order of the help. A command is an attribute of the module of its name in that room of
+`tidelog.cli`."""
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def _until_output_is_gone() -> Iterator[None]:
 
 class _LazyGroup(click.Group):
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """`--help` prints here."""
+        """Makes the context; `--help` prints here."""
         with _until_output_is_gone():
             return super().make_context(*args, **extra)
 
@@ -78,7 +79,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as error:  # click suggests among commands that are loaded
+        except click.exceptions.NoSuchCommand as error:  # click's suggestions have only commands that are loaded
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=list(_ROOM_OF), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,11 +88,11 @@ class _LazyGroup(click.Group):
 
 
 def _output_is_gone() -> bool:
-    """The reader of stdout, such as `head`, has what it wants: no error. What is left to be written goes nowhere, else
-    Python's end would try again, and fail."""
+    """Returns whether the reader of stdout, such as `head`, has gone, which is no error: the rest of the output is then
+    dropped, else Python's end would try to write it again, and fail."""
     try:
         descriptor = sys.stdout.fileno()
-    except OSError:  # it is no file
+    except OSError:  # stdout is no file
         return False
     poll = select.poll()
     poll.register(descriptor, 0)
@@ -104,7 +105,7 @@ def _output_is_gone() -> bool:
 
 
 def _summary(command: click.Command | None) -> str:
-    """The first sentence of its help; for a group, its subcommands behind it."""
+    """Returns the first sentence of a command's help; for a group, its subcommands behind it."""
     assert command is not None
     sentence = (command.help or "").partition("\n\n")[0].partition(". ")[0].strip().rstrip(".")
     if isinstance(command, click.Group):

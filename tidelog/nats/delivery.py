@@ -1,8 +1,8 @@
 """Delivery of messages to handlers: inboxes, and guards around handlers that raise.
 
-Headers are decoded before a handler is called, and anybody may send them: a million lines would take seconds, in which
-the event loop does nothing else. So a message with more than MAX_HEADER_BYTES of headers is dropped here, and counted.
-(Plain publishes to streams are not looked into: their headers are stored as they came.)
+Headers are decoded before a handler is called, and any NATS client may send them: a million lines would take seconds,
+in which the event loop does nothing else. So a message with more than MAX_HEADER_BYTES of headers is dropped here, and
+counted. (Plain publishes to streams are not looked into: their headers are stored as they came.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Counters:
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 16 << 10
-"""Bytes of the headers of a message to a handler. Those of Tidelog's own messages have some hundred bytes."""
+"""Limit of the headers of a message to a handler. Those of Tidelog's own messages have some hundred bytes."""
 
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+")
 
@@ -53,7 +53,7 @@ class Guard:
         self._counters = counters
 
     def lets_pass(self, headers: bytes) -> bool:
-        """Whether the headers of a message may be decoded; it is counted if not."""
+        """Whether the headers of a message may be decoded; too large ones are counted."""
         if len(headers) <= MAX_HEADER_BYTES:
             return True
         self._counters.dropped_headers += 1
@@ -72,15 +72,15 @@ def guarded(handler: RawHandler, guard: Guard) -> RawHandler:
             return
         try:
             handler(subject, reply, headers, payload)
-        except Exception as error:  # noqa: BLE001 - as every guard
+        except Exception as error:  # noqa: BLE001 - any error of a handler
             guard.met(error)
 
     return deliver
 
 
 def decoding(handler: MessageHandler) -> RawHandler:
-    """Gives `handler` each message decoded. Bytes of the subject that are not UTF-8 become U+FFFD: below a wildcard
-    strangers may send them, and an exception with its traceback in the log would cost more than a refusal."""
+    """Gives `handler` each message decoded. Bytes of the subject that are not UTF-8 become U+FFFD: below a wildcard any
+    client may send them, and an exception with its traceback in the log would cost more than a refusal."""
 
     def deliver(subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
         fields, status = (None, None) if headers is None else decode_headers(headers)
@@ -109,7 +109,7 @@ class Inboxes:
         return f"{self._base}{self._count:x}"
 
     def on(self, inbox: str, handler: RawHandler | None) -> None:
-        """Set the inbox's handler; None removes it. Raises ValueError for an inbox of another connection."""
+        """Sets the inbox's handler; None removes it. Raises ValueError for an inbox of another connection."""
         if not inbox.startswith(self._base):
             raise ValueError(f"{inbox!r} is not an inbox of this connection; take one from new_inbox()")
         if handler is None:
@@ -122,7 +122,7 @@ class Inboxes:
         if handler is not None and (headers is None or self._guard.lets_pass(headers)):
             try:
                 handler(subject, reply, headers, payload)
-            except Exception as error:  # noqa: BLE001 - as every guard
+            except Exception as error:  # noqa: BLE001 - any error of a handler
                 self._guard.met(error)
 
 
@@ -138,7 +138,7 @@ def checked_subject(subject: str) -> str:
 
 
 def _address(reply: bytes) -> str | None:
-    """None for a reply subject that cannot be published to: NATS passes on any text that a client gives as one."""
+    """Returns None for a reply that is no subject: NATS passes on any text that a client gives as one."""
     try:
         return checked_subject(reply.decode())
     except ValueError as error:

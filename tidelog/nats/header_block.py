@@ -13,7 +13,7 @@ _LINE_BREAK = re.compile(r"[\r\n]")
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The block for `headers`. Raises ValueError for a name that is no token and for line breaks in values."""
+    """Returns the block for `headers`. Raises ValueError for a name that is no token, and for line breaks in values."""
     lines = [_FIRST_LINE.decode()]
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
@@ -25,7 +25,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers(block: bytes) -> tuple[dict[str, str] | None, int | None]:
-    """(headers or None, status or None). Of a name that comes twice the last value counts; bytes that are not UTF-8
+    """Returns (headers or None, status or None). Of a repeated name the last value counts; bytes that are not UTF-8
     become U+FFFD; any other line is passed over."""
     _, *lines = block.split(b"\r\n")
     headers: dict[str, str] = {}
@@ -37,7 +37,7 @@ def decode_headers(block: bytes) -> tuple[dict[str, str] | None, int | None]:
 
 
 def status_of(block: bytes) -> int | None:
-    """The status in the first line of a block; None: it has none."""
+    """Returns the status in the first line of a block; None: it has none."""
     if block.startswith(_NO_STATUS):
         return None
     code = block.partition(b"\r\n")[0][len(_FIRST_LINE) :].split(maxsplit=1)

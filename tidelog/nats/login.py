@@ -2,9 +2,9 @@
 
 `NatsLogin` describes it; `LiveLogin` is the login of one connection, read anew before each attempt to connect, so that
 passwords, `.creds` files, NKeys and certificates can be replaced while programs run. Files that cannot be used at that
-moment, because they are being written or do not fit each other yet, change nothing: the connection goes on with what
-it read before, and says so. So does a reconnect whose files do not come within READ_TIMEOUT. They are read in a thread:
-brokers and clients do other things meanwhile.
+moment, because they are being written or do not fit each other yet, change nothing: the connection goes on with those
+read before, and logs it. So does a reconnect whose files do not come within READ_TIMEOUT. They are read in a thread,
+so that brokers and clients do other things meanwhile.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ class NatsLogin:
     key: Path | None = None
     """PEM file with the key of `cert`; None: it is in `cert`."""
     tls: bool = False
-    """The server must offer TLS. So it must, too, when a file or option of TLS is given, or a tls:// URL."""
+    """The server must offer TLS. It must also when a file or option of TLS is given, or a tls:// URL."""
     tls_first: bool = False
     """TLS begins before the server's first line; for servers with `handshake_first`."""
     tls_hostname: str | None = None
     """The name that the servers' certificates have to be for; None: the one of the URL."""
     tls_context: ssl.SSLContext | None = field(default=None, repr=False)
-    """In place of `ca`, `cert` and `key`."""
+    """A ready context, in place of `ca`, `cert` and `key`."""
     origin: str = field(default="", compare=False)
-    """Where it is written who connects, for sentences: "$TIDELOG_NATS_USER"; empty: that is not known."""
+    """Source of the identity, for sentences: "$TIDELOG_NATS_USER"; empty: unknown."""
 
     @property
     def identity(self) -> str | None:
-        """Which of the four kinds of identity this is."""
+        """The kind of identity: user, token, nkey or creds; None: it has none."""
         return next((kind for kind in _KINDS if getattr(self, kind) is not None), None)
 
     @property
@@ -78,7 +78,7 @@ class NatsLogin:
         return self.tls or self.tls_first or self.tls_context is not None or any((self.ca, self.cert, self.key))
 
     def obstacle(self) -> str:
-        """A sentence that says what contradicts or lacks what; empty: nothing does."""
+        """Returns a sentence on a contradiction or a missing part; empty: there is none."""
         kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(kinds) > 1:
             return f"{kinds[0]} and {kinds[1]} are both given, and a login is one of them: leave one out"
@@ -97,7 +97,7 @@ NO_LOGIN = NatsLogin()
 
 
 def split_url(url: str) -> tuple[str, NatsLogin | None]:
-    """The URL without a login, and the login in it: user:password@ or token@, percent-encoded."""
+    """Returns the URL without a login, and the login in it: user:password@ or token@, percent-encoded."""
     scheme, _, rest = (url if "://" in url else f"nats://{url}").partition("://")
     written, _, address = rest.rpartition("@")
     if not written:
@@ -113,14 +113,14 @@ def is_tls_url(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """What NATS calls an NKey: an Ed25519 key that signs the server's nonce."""
+    """An NKey, in NATS's words: an Ed25519 key that signs the server's nonce."""
 
     seed: bytes = field(repr=False)
     jwt: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
-        """For sentences."""
+        """The name for sentences; empty: the JWT has none."""
         if self.jwt is None:
             return f"NKey {self.fields('')['nkey']}"
         try:
@@ -142,7 +142,7 @@ class _Signer:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a reading has found."""
+    """The result of reading the login's files."""
 
     login: NatsLogin
     signer: _Signer | None
@@ -160,11 +160,11 @@ class LiveLogin:
         self._signer: _Signer | None = None
         self._tls: ssl.SSLContext | None = None
         self._tls_files: tuple[object, ...] = ()
-        """What `_tls` was made from."""
+        """Stamps of the files from which `_tls` was made."""
         self._obstacle = ""
-        """What the newest reading met."""
+        """The newest reading's problem, as a sentence; empty: none."""
         self._reading: asyncio.Future[_Read] | None = None
-        """For a reconnect; it may last longer than an attempt waits for it."""
+        """The reading for a reconnect; it may last longer than an attempt waits for it."""
 
     @property
     def needs_tls(self) -> bool:
@@ -172,7 +172,7 @@ class LiveLogin:
 
     @property
     def has_certificate(self) -> bool:
-        """The client has a certificate; as far as is known, for an SSLContext does not tell."""
+        """Whether the client has a certificate; True for an SSLContext, whose certificates cannot be seen."""
         return self._login.cert is not None or self._login.tls_context is not None
 
     @property
@@ -185,32 +185,32 @@ class LiveLogin:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """The newest; for servers that ask for TLS unexpectedly, too."""
+        """The newest context; also for servers that require TLS unexpectedly."""
         if self._tls is None:
             self._tls = _context(self._login)
         return self._tls
 
     def name(self, in_url: NatsLogin | None) -> str:
-        """Who connects, for sentences: "user 'orders'"; empty: the login does not tell. `in_url`: as in `fields`."""
+        """Returns the identity for sentences: "user 'orders'"; empty: it has no name. `in_url`: as in `fields`."""
         if self._signer is not None:
             return self._signer.name
         login = self._identified(in_url)
         return f"user {login.user!r}" if login.user is not None else "this token" if login.token is not None else ""
 
     def told(self, in_url: NatsLogin | None) -> str:
-        """Who connects and where that is written, for the sentence of a refusal."""
+        """Returns the identity and its source, for the sentence of a refusal."""
         if self._signer is None and self._identified(in_url).identity is None:
             return "none were given"
         name = self.name(in_url)
         return f"{name or 'those'} from {self._login.origin}" if self._login.origin else name
 
     async def read(self) -> bool:
-        """All of it, from its files. True: something is different. Raises NatsRefused with a sentence, and changes
-        nothing, when it cannot be used."""
+        """Reads the login and its files. Returns whether it has changed. Raises NatsRefused with a sentence, and
+        changes nothing, when it cannot be used."""
         return self._take(await in_thread(self._gather))
 
     async def read_again(self) -> bool:
-        """As `read`, for a connection that was there before: an obstacle is logged. True: something is different."""
+        """Reads the login for a connection made before: problems are logged. Returns whether it has changed."""
         if self._reading is None:
             self._reading = in_thread(self._gather)
         reading = self._reading
@@ -252,7 +252,7 @@ class LiveLogin:
         return has_changed
 
     def fields(self, nonce: str, in_url: NatsLogin | None) -> dict[str, str]:
-        """For CONNECT. `in_url`: the login of the server's own URL, for a login without an identity."""
+        """Returns the fields for CONNECT. `in_url`: the login of the server's own URL, for a login without identity."""
         if self._signer is not None:
             return self._signer.fields(nonce) if nonce else {}
         login = self._identified(in_url)
@@ -293,7 +293,7 @@ def _from_creds(file: Path) -> _Signer:
 def _checked(signer: _Signer, file: Path, what: str) -> _Signer:
     try:
         signer.fields("")
-    except Exception as error:  # noqa: BLE001 - what nkeys raises for a seed that is none is of many kinds
+    except Exception as error:  # noqa: BLE001 - nkeys raises errors of many kinds for a bad seed
         raise NatsRefused(f"{file} is not {what}: its seed is not valid ({type(error).__name__})") from None
     return signer
 
@@ -308,7 +308,7 @@ def _text(file: Path, what: str) -> str:
 
 
 def _stamp(what: str, file: Path | None) -> tuple[object, ...]:
-    """Differs when the file was written to or replaced. `what`: for a sentence."""
+    """Returns a value that changes when the file is written to or replaced. `what`: its name in sentences."""
     if file is None:
         return ()
     try:

@@ -1,7 +1,7 @@
 """Contexts: servers, login and namespace under a name.
 
     ~/.config/tidelog/contexts/NAME.toml   Tidelog's own: `nats`, `namespace`, `description`, and the table [login]
-    ~/.config/tidelog/context              the name of the one that commands use where nothing else says which
+    ~/.config/tidelog/context              the name of the one that commands use where no other source names one
     ~/.config/nats/context/NAME.json       those of the `nats` CLI
 
 $XDG_CONFIG_HOME stands for ~/.config. Where both have a name, Tidelog's own counts.
@@ -23,7 +23,7 @@ def own_folder(environment: Mapping[str, str]) -> Path:
 
 
 def own_file(name: str, environment: Mapping[str, str]) -> Path:
-    """Whether it exists or not. Raises TidelogError(BAD_CONFIG) for a name that no context has."""
+    """The file's path, whether it exists or not. Raises TidelogError(BAD_CONFIG) for an impossible name."""
     if not _NAME.fullmatch(name):
         raise TidelogError(
             Code.BAD_CONFIG,
@@ -48,7 +48,7 @@ def file_of(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def names(environment: Mapping[str, str]) -> dict[str, Path]:
-    """All contexts that there are, with their files."""
+    """Returns all contexts by name, with their files."""
     found: dict[str, Path] = {}
     for folder, ending in ((nats_file("x", environment).parent, ".json"), (own_folder(environment), ".toml")):
         for file in sorted(folder.glob(f"*{ending}")):

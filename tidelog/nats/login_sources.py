@@ -1,12 +1,12 @@
-"""Where the login to NATS, and the servers, are written: options > environment > file > context.
+"""The sources of the login to NATS, and of the servers: options > environment > file > context.
 
-    options      what a program, a command or a Spark job gives
+    options      those of a program, a command or a Spark job
     environment  TIDELOG_NATS_USER, TIDELOG_NATS_PASSWORD, …: TIDELOG_NATS_ and the name of a setting
     file         TOML: `nats`, a URL or a list, and the table [login] with the settings. Other keys are for other
                  readers, so it may be a broker's configuration. $TIDELOG_NATS_LOGIN names one for all programs
     context      one of Tidelog's own or of the `nats` CLI (`tidelog.nats.login_contexts`), by name, or by $NATS_CONTEXT
 
-Who connects is one of user and password, token, NKey and creds: the highest source that has one of them decides which,
+The identity is one of user and password, token, NKey and creds: the highest source that has one of them decides which,
 and lower ones only complete it, such as the environment with the password of a user. The login in the URL of a server
 counts for the source of the URL. TLS is merged setting by setting; certificate and key are one.
 
@@ -50,7 +50,7 @@ _PATHS = ("password_file", "token_file", "nkey", "creds", "ca", "cert", "key")
 _SWITCHES = ("tls", "tls_first")
 _TLS = ("tls", "tls_first", "tls_hostname", "ca")
 SETTINGS = (*_KIND, "ca", "cert", "key", "tls", "tls_first", "tls_hostname")
-"""As options, in [login], and, in capitals, in the environment."""
+"""The names of the settings: as options, in [login], and, in capitals, in the environment."""
 _INBOXES = "inbox_prefix"
 _SECRETS = ("password", "token")
 _OF_CONTEXT = ("user", "password", "token", "creds", "nkey", "ca", "cert", "key", "tls_first", _INBOXES)
@@ -59,14 +59,14 @@ _NOT_OF_CONTEXT = {"nsc": "a login of nsc", "user_jwt": "a JWT of its own", "soc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the sources say together."""
+    """The result of all sources together."""
 
     servers: tuple[str, ...]
     """URLs, with the logins that are in them."""
     login: NatsLogin
     inbox_prefix: str | None
     namespace: str | None
-    """The namespace of the context that was asked for."""
+    """The namespace of the context in use."""
     secret_files: tuple[Path, ...]
     """Files that nobody but their owner should read."""
 
@@ -76,12 +76,12 @@ class _Source:
     name: str
     values: Mapping[str, Any]
     written: Callable[[str], str]
-    """How one of the settings is written there, for sentences."""
+    """Spells one of its settings, for sentences."""
     url_written: str
     servers: tuple[str, ...] = ()
     file: Path | None = None
     folder: Path = Path()
-    """Paths are relative to it."""
+    """The folder to which its paths are relative."""
     namespace: str | None = None
 
     def path(self, setting: str) -> Path:
@@ -90,8 +90,8 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginSources:
-    """`options`: settings by name; None and the empty text are not given. `server_variable`: names the environment's
-    servers. `files`: TOML, the highest first; so is the one of FILE_VARIABLE, before them."""
+    """All sources. `options`: settings by name; None and the empty text count as missing. `server_variable`: names the
+    environment's servers. `files`: TOML, the highest first; the file of FILE_VARIABLE comes before them."""
 
     environment: Mapping[str, str]
     server_variable: str
@@ -101,14 +101,14 @@ class LoginSources:
     files: Sequence[Path] = ()
 
     def login(self) -> NatsLogin:
-        """As `find`. Raises NatsRefused in its place: a connection asks."""
+        """Returns the login that `find` finds. Raises NatsRefused in place of TidelogError, for a connection."""
         try:
             return self.find().login
         except TidelogError as error:
             raise NatsRefused(error.message) from error
 
     def find(self) -> Found:
-        """Raises TidelogError(BAD_CONFIG) that names the source, the setting and what is allowed, and no secret."""
+        """Raises TidelogError(BAD_CONFIG) that names the source, the setting and the allowed values, and no secret."""
         sources = self._sources()
         origin = next((source for source in sources if source.servers), None)
         values, secret_files = _merged(sources, origin)
@@ -166,8 +166,8 @@ class LoginSources:
 
 
 def urls(value: Any, name: str) -> tuple[str, ...]:
-    """The URLs of one text, several with commas, or a list. Raises TidelogError(BAD_CONFIG), which shows no value that
-    may hold a password."""
+    """Returns the URLs of one text, several with commas, or a list. Raises TidelogError(BAD_CONFIG), which shows no
+    value that may hold a password."""
     listed = value.split(",") if isinstance(value, str) else value
     is_list = isinstance(listed, (list, tuple)) and all(isinstance(url, str) for url in listed)
     if not is_list or not any(url.strip() for url in listed):
@@ -181,24 +181,24 @@ def _urls_of(values: Mapping[str, Any], key: str, name: str) -> tuple[str, ...]:
 
 
 def shown_urls(servers: Sequence[str]) -> str:
-    """The URLs without what is secret in them."""
+    """The URLs without their secrets, for sentences."""
     return ", ".join(without_secrets(url) for url in servers)
 
 
 def has_secret(url: str) -> bool:
-    """A password or a token is in the URL."""
+    """Whether a password or a token is in the URL."""
     return split_url(url)[1] is not None
 
 
 def _merged(sources: Sequence[_Source], origin: _Source | None) -> tuple[dict[str, Any], list[Path]]:
-    """The fields of NatsLogin, and the files that secrets were read from."""
+    """Returns the fields of NatsLogin, and the files that secrets were read from."""
     values: dict[str, Any] = {}
     files: list[Path] = []
     kind = None
     origins: dict[str, list[str]] = {}
-    """Source -> the settings that it gives of who connects, as they are written there."""
+    """Source -> the spellings of its settings that make up the identity."""
     outranked: list[str] = []
-    """The same of sources that are not asked who connects."""
+    """Spellings of identity settings in sources that are outranked."""
     for source in sources:
         kinds = {_KIND[name]: name for name in source.values if name in _KIND}
         if len(kinds) > 1:
@@ -221,7 +221,7 @@ def _merged(sources: Sequence[_Source], origin: _Source | None) -> tuple[dict[st
         if source.name not in origins:
             outranked += [source.written(name) for name in source.values if name in _KIND]
         if kind is None and source is origin and any(has_secret(url) for url in source.servers):
-            kind = "the URL's"  # no other source is asked who connects
+            kind = "the URL's"  # no other source gives the identity
             origins[source.name] = [source.url_written]
         for name in _TLS:
             if name in source.values and name not in values:
@@ -283,7 +283,7 @@ def _from_toml(file: Path, document: Mapping[str, Any], name: str) -> _Source:
 
 
 def namespace_of(context: str, environment: Mapping[str, str]) -> str | None:
-    """What that context says. Raises TidelogError(BAD_CONFIG)."""
+    """Returns the namespace of that context. Raises TidelogError(BAD_CONFIG)."""
     return _from_context(context, environment).namespace
 
 
@@ -298,7 +298,7 @@ def _from_own_context(name: str, file: Path) -> _Source:
 
 
 def _from_context(name: str, environment: Mapping[str, str]) -> _Source:
-    """One of Tidelog's own, or as the `nats` CLI writes it, by name or by the path of the file."""
+    """Reads a context of Tidelog's own, or one of the `nats` CLI, by name or by the path of the file."""
     file = file_of(name, environment)
     if file.suffix == ".toml":
         return _from_own_context(name, file)

@@ -2,7 +2,7 @@
 
 The answers to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` have the form that nats-py's own services give. They put every
 endpoint into a queue group, so that NATS picks one instance per request; here every instance gets every request, and an
-endpoint that answers None stays silent (only the one that is in charge answers). A refusal travels in three forms:
+endpoint that answers None stays silent (only the controller answers). A refusal travels in three forms:
 NATS's service headers, `Tidelog-Error…` headers, and `{"error": {…}}`.
 
 A request costs its sender nothing. So requests wait in a queue for each endpoint (`request_queue`), requests that ask
@@ -41,16 +41,16 @@ Answer: TypeAlias = tuple[bytes, Mapping[str, str] | None] | None
 
 
 MAX_IN_WORK = 1024
-"""Requests of one endpoint that are in work at once, where each has an answer of its own."""
+"""Requests of one endpoint in work at once, where each has an answer of its own."""
 MAX_QUESTIONS_IN_WORK = 4
-"""Questions of one endpoint that are in work at once, where requests share answers."""
+"""Questions of one endpoint in work at once, where requests share answers."""
 MAX_BURST_BYTES = 256 << 10
-"""Bytes of one answer to many; before the next piece others have their turn."""
+"""Limit of one answer to many, in bytes; before the next part other tasks have their turn."""
 RETRY_AFTER_S = 0.1
-"""Told to whoever is refused."""
+"""Pause that a refused sender is asked to make."""
 
 MAX_ERROR_CHARACTERS = 1000
-"""Longest text of an endpoint's error in an answer."""
+"""Longest text of an endpoint's error in an answer, in characters."""
 
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 ERROR_HEADER = "Nats-Service-Error"
@@ -69,10 +69,10 @@ _FULL = TidelogError(
 class Endpoint:
     serve: Callable[[Message], Awaitable[Answer]]
     question: Callable[[Message], Hashable] | None = None
-    """Requests for which it is equal get the same answer: those that wait share one call of `serve`. None: each request
+    """Requests for which it is equal get the same answer: waiting ones share one call of `serve`. None: each request
     has a call of its own."""
     queue: str = ""
-    """One of all processes with an endpoint of the same subject and queue gets each request; empty: all of them do."""
+    """NATS delivers each request to one of the processes with this subject and queue; empty: to all of them."""
 
 
 class Service:
@@ -128,7 +128,7 @@ class Service:
         )
 
     async def stop(self) -> None:
-        """Take no more requests; cancel the ones in work."""
+        """Takes no more requests; cancels the ones in work."""
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
         await asyncio.gather(*(queue.close() for queue in self._queues))

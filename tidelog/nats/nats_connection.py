@@ -12,8 +12,8 @@ States of a connection:
                   turn, for ever; when one answers and has all subscriptions: connected, handlers called with True.
     closed        by `close` or `drain`, for good.
 
-A NATS server tells what a login may not do beside everything else, as `-ERR` (`wire.messaging.violation`): what waits
-for an answer there fails at once, and `violations` tells it.
+A NATS server reports missing permissions beside everything else, as `-ERR` (`wire.messaging.violation`): requests that
+wait for an answer there fail at once, and `violations` notifies its handlers.
 
 Bounded: the outgoing buffer (`outgoing_limit`) and the read buffer (see `parser`); inbox handlers and requests are as
 many as their owners have open.
@@ -60,22 +60,22 @@ class PendingAnswers:
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[Any], str] = {}
         self._asked: dict[asyncio.Future[Any], str] = {}
-        """Subjects of the messages that are to be answered."""
+        """Subjects of the messages whose answers are awaited."""
 
     def new(self, what: str) -> asyncio.Future[Any]:
-        """A future that `fail_all` fails."""
+        """Returns a future that `fail_all` fails."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[future] = what
         return future
 
     def new_asked(self, subject: str) -> asyncio.Future[Any]:
-        """As `new`, for the answer to a message to `subject`; `fail_not_permitted` fails it, too."""
+        """Returns a future for the answer to a message to `subject`; `fail_not_permitted` fails it, too."""
         future = self.new(f"an answer on {subject!r}")
         self._asked[future] = subject
         return future
 
     def fail_not_permitted(self, refused: Violation) -> None:
-        """Those that wait for an answer to a message which NATS has refused, or for one that cannot arrive."""
+        """Fails requests whose message NATS has refused, or whose answer cannot arrive."""
         for future, asked in tuple(self._asked.items()):
             if refused.ends(asked) and not future.done():
                 future.set_exception(refused.error())
@@ -90,7 +90,7 @@ class PendingAnswers:
         self._asked.clear()
 
     async def get(self, future: asyncio.Future[_T], timeout: float) -> _T:
-        """Wait for one of them, `timeout` seconds at most. Raises TimeoutError, which names the awaited answer."""
+        """Waits for one future, `timeout` seconds at most. Raises TimeoutError that names the awaited answer."""
 
         def expire() -> None:
             if not future.done():
@@ -107,7 +107,7 @@ class PendingAnswers:
 
 
 class ServerErrors:
-    """`login_name`: who is connected. `inboxes`: the subject that the connection subscribes to for its answers."""
+    """Handles -ERR lines. `login_name`: who is connected. `inboxes`: subject of the connection's inbox subscription."""
 
     def __init__(self, counters: Counters, loss: LossReason, login_name: Callable[[], str], inboxes: str) -> None:
         self.violations = Violations(on_error=Guard("what NATS does not permit", counters).met)
@@ -137,7 +137,7 @@ FLUSH_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 2.0
 
 _BLOCK_BYTES = 256 << 10
-"""Most bytes of messages to many subjects in one socket write."""
+"""Limit of one socket write of a message to many subjects, in bytes."""
 
 
 class NatsConnection:
@@ -149,7 +149,7 @@ class NatsConnection:
         self._closed = False
         self._up = asyncio.Event()
         self._connect_error: Exception | None = None
-        """The most telling one, for the message of NatsUnavailable."""
+        """The most informative error while connecting, for the message of NatsUnavailable."""
         self._answers = PendingAnswers()
         mark = min(WRITABLE_BELOW, outgoing_limit // 4)
         self._client = ChunkedClient(
@@ -169,7 +169,7 @@ class NatsConnection:
             self._inboxes.subject,
         )
         self.violations: Violations = self._errors.violations
-        """What NATS does not let this login do. Whether it has inboxes is known when `connect` returns."""
+        """Subjects that NATS refuses this login. Whether it has inboxes is known when `connect` returns."""
         self.violations.hear(self._answers.fail_not_permitted)
         self._subscriptions = Subscriptions(
             self._client, self._outgoing, self._up, self.flush, self._check_open, self.violations
@@ -188,10 +188,10 @@ class NatsConnection:
         inbox_prefix: str = "_INBOX",
         outgoing_limit: int = OUTGOING_LIMIT,
     ) -> NatsConnection:
-        """Connect to the first of `urls` that answers (one URL, several with commas, or a list): the servers of one
-        cluster, of which others that they tell of are tried when the connection is lost.
+        """Connects to the first of `urls` that answers (one URL, several with commas, or a list): the servers of one
+        cluster, of which others that they announce are tried when the connection is lost.
 
-        `login`, or what it returns, is read before each attempt, with its files; without an identity in it, that of the
+        `login`, or its result, is read before each attempt, with its files; without an identity in it, that of the
         server's own URL counts, else that of the first URL that has one. Times are in seconds; two pings without an
         answer are a loss. Raises NatsUnavailable; NatsRefused, at the first refusal, for a login.
         """
@@ -272,7 +272,7 @@ class NatsConnection:
 
     @property
     def server_id(self) -> str:
-        """Id of the server that this connection is made with; empty while disconnected."""
+        """Id of the connected server; empty while disconnected."""
         return str(self._client.info.get("server_id", "")) if self._up.is_set() else ""
 
     @property
@@ -292,12 +292,12 @@ class NatsConnection:
 
     @property
     def dropped_headers(self) -> int:
-        """Messages that were dropped because of the size of their headers."""
+        """Number of messages that were dropped because of the size of their headers."""
         return self.counters.dropped_headers
 
     @property
     def loss_reason(self) -> str:
-        """Why the connection was lost the last time, as far as that is known; empty: it never was."""
+        """Why the connection was lost the last time, as far as known; empty: it never was."""
         return self._loss.text(self.server_id)
 
     def give_way_to(self, other: NatsConnection) -> None:
@@ -323,8 +323,8 @@ class NatsConnection:
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        """Write one message, before anything is done that is asked of the loop from now on. False, and nothing sent,
-        when not connected or the outgoing buffer is above its limit.
+        """Writes one message, before all later work of the loop. False, and nothing sent, when not connected or the
+        outgoing buffer is above its limit.
 
         Raises, for messages that would make the server end the connection, TidelogError(MESSAGE_TOO_LARGE) (a message
         above `max_payload`) and ValueError (a bad subject).
@@ -348,12 +348,12 @@ class NatsConnection:
         return self._outgoing.write(pieces, len(line) + size + 2)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        """As `publish`, for ready-made `PUB …` protocol bytes."""
+        """Writes ready-made `PUB …` protocol bytes; otherwise as `publish`."""
         return self._outgoing.write(lines, sum(map(size_of, lines)))
 
     def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        """Write the same message to each of these reply subjects, as NATS told them, now, in few socket writes. How
-        many of them were left out, because they are too long."""
+        """Writes one message to each of these reply subjects, given as received, in few socket writes. Returns how many
+        were left out because they are too long."""
         block = encode_headers(headers)
         sizes = b" %d %d\r\n" % (len(block), len(block) + memoryview(payload).nbytes)
         rest = sizes + block + payload + b"\r\n"
@@ -426,12 +426,12 @@ class NatsConnection:
         return await self._subscriptions.add(subject, guarded(decoding(handler), guard), queue)
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
-        """As `subscribe`; nothing of the messages is decoded."""
+        """Subscribes as `subscribe` does; the messages are not decoded."""
         guard = Guard(f"messages on {subject!r}", self.counters)
         return await self._subscriptions.add(subject, guarded(handler, guard))
 
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription:
-        """As `subscribe`, for messages by the thousand. All messages of `subject` go to `handler`, without subjects."""
+        """Subscribes for messages by the thousand. All messages of `subject` go to `handler`, without subjects."""
         guard = Guard(f"messages on {subject!r}", self.counters)
         return await self._subscriptions.add(subject, GuardedBulk(handler, guard.met))
 
@@ -442,7 +442,7 @@ class NatsConnection:
     # ---- the end
 
     async def drain(self, timeout: float = FLUSH_TIMEOUT) -> None:
-        """Give up all subscriptions, deliver messages that are on the way, send the buffer, close."""
+        """Gives up all subscriptions, delivers messages that are on the way, sends the buffer, and closes."""
         if self._up.is_set():
             self._subscriptions.remove_all()
             with contextlib.suppress(TimeoutError):
@@ -450,7 +450,7 @@ class NatsConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close for good; the buffer is sent if the server takes it within CLOSE_TIMEOUT."""
+        """Closes for good; the buffer is sent if the server takes it within CLOSE_TIMEOUT."""
         if self._closed:
             return
         self._closed = True
@@ -507,7 +507,7 @@ class NatsConnection:
             self._tell(False)
 
     def _of_name(self) -> str:
-        """For the log: a process may have several connections."""
+        """The connection's name for the log: a process may have several."""
         name = self._client.options.get("name")
         return f" ({name})" if name else ""
 

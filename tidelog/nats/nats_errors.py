@@ -42,10 +42,10 @@ class ConnectionClosed(ConnectionError):
 def unavailable(
     shown: str, error: Exception, *, auth_required: bool, certificate_required: bool, tls_first: bool, login: str
 ) -> NatsUnavailable:
-    """The error for a connection that could not be made; its one sentence names the URL, the reason and the remedy.
+    """Returns the error for a connection that could not be made; its sentence names the URL, the reason and the remedy.
 
     `shown`: the URLs without secrets. `auth_required`, `certificate_required`: the server's INFO asked for a login, or
-    for a certificate. `tls_first`: TLS was begun before it. `login`: who connects, and where that is written.
+    for a certificate. `tls_first`: TLS was begun before it. `login`: who connects, and the source of that.
     """
     if isinstance(error, NatsRefused):
         return error
@@ -95,14 +95,14 @@ def without_secrets(url: str) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """The server refused the login."""
+    """Whether the server refused the login."""
     text = str(error).lower()
     return "authorization" in text or "authentication" in text
 
 
 def says_more(error: Exception, other: Exception) -> bool:
-    """Whether `error`, the later one of two attempts to connect, is the one to tell: unless the other is nearer to a
-    remedy."""
+    """Whether to report `error`, the later one of two attempts to connect, and not `other`: the one that is nearer to a
+    remedy, else the later one."""
 
     def rank(each: Exception) -> int:
         return 2 if is_refusal(each) else 1 if isinstance(each, (NatsRefused, ssl.SSLError)) else 0
@@ -111,7 +111,7 @@ def says_more(error: Exception, other: Exception) -> bool:
 
 
 class LossReason:
-    """Why a connection was lost the last time, as far as that is known."""
+    """Why a connection was lost the last time, as far as known."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
@@ -135,7 +135,7 @@ class LossReason:
         self._server_error_at_loss = self._server_error if is_fresh else ""
 
     def text(self, connected_to: str) -> str:
-        """A sentence; empty when the connection was never lost. `connected_to`: id of the server now, or empty."""
+        """Returns a sentence; empty when the connection was never lost. `connected_to`: id of the present server."""
         if self._error is None:
             return ""
         if self._server_error_at_loss:

@@ -25,7 +25,7 @@ A chunk is cut in three ways, the quickest that is exact:
                  part that was received: stale bytes of earlier chunks lie there.
     any line     Regular expressions. Small messages behind one for a direct sink are taken one after the other, and
                  their lines split at the blanks, as long as they are for direct sinks and just as nats-server writes
-                 them: this is what a flood of forged messages to brokers costs.
+                 them: this is the cost of a flood of forged messages to brokers.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
@@ -57,7 +57,7 @@ MAX_MESSAGE = (64 << 20) + MAX_CONTROL_LINE
 SHRINK_AFTER = 64
 """An enlarged buffer is given back after this many reads in a row that did not need it."""
 MAX_KNOWN_LINES = 4096
-"""Remembered header lines; when there are more, all are forgotten and learnt anew."""
+"""Remembered header lines; when there are more, all are forgotten."""
 MIN_RUN = 8
 """A uniform run is tried from this many messages on."""
 
@@ -69,7 +69,7 @@ _CRLF = b"\r\n"
 _CRLF_WORD = int.from_bytes(_CRLF, "little")
 _BLANK = 0x20
 
-# As NATS takes subjects and replies: anybody can have it send one with \r, \v or another control character.
+# As NATS takes subjects and replies: any client can have it send one with \r, \v or another control character.
 _NAME = rb"([^ \t\n]+)[ \t]+"
 # Two patterns: a single one with everything optional would take the header length of an HMSG for a reply subject.
 _MSG = re.compile(rb"MSG[ \t]+" + _NAME + rb"(\d{1,19})[ \t]+(?:" + _NAME + rb")?(\d{1,9})[ \t]*\r\n")
@@ -78,7 +78,7 @@ _CONTROL = re.compile(rb"(?:PING|PONG|\+OK)[ \t]*\r\n|(?:INFO|-ERR)(?:[ \t][^\r\
 
 
 class ProtocolError(Exception):
-    """The server sent something that is not the NATS protocol. The connection cannot be read any further."""
+    """The server sent bytes that are not the NATS protocol. The connection cannot be read any further."""
 
 
 @dataclass(slots=True)
@@ -89,13 +89,13 @@ class ReadCounters:
     bytes: int = 0
     messages: int = 0
     uniform_messages: int = 0
-    """Those of the messages that came in runs of equal length."""
+    """Messages that came in runs of equal length."""
     unclaimed_messages: int = 0
     """Messages of a subscription that has just been given up."""
 
 
 class _Collected:
-    """Messages that one bulk sink is given next, in order of arrival."""
+    """Messages for the next call of one bulk sink, in order of arrival."""
 
     __slots__ = ("handler", "headers", "payloads", "replies")
 
@@ -107,7 +107,7 @@ class _Collected:
         self.headers: list[bytes | None] = []
 
     def take(self) -> tuple[list[bytes], list[bytes | None], list[bytes | None]]:
-        """(payloads, replies, headers), of equal length; nothing is collected any more."""
+        """Returns (payloads, replies, headers), of equal length, and keeps none of them."""
         payloads, replies, headers = self.payloads, self.replies, self.headers
         self.payloads, self.replies, self.headers = [], [], []
         replies += [None] * (len(payloads) - len(replies))
@@ -128,7 +128,7 @@ class _KnownLine:
 
 
 class ChunkParser:
-    """Cuts the bytes of a NATS server into messages and control lines. See the module's text.
+    """Cuts the bytes of a NATS server into messages and control lines: see the text of the module.
 
     Sinks must not raise; they are guarded before they are registered.
     """
@@ -172,7 +172,7 @@ class ChunkParser:
         return len(self._buffer)
 
     def reset(self) -> None:
-        """Forget received bytes that were not consumed: a new connection begins."""
+        """Forgets received bytes that were not consumed: a new connection begins."""
         self._start = self._end = self._need = 0
 
     def get_buffer(self) -> memoryview:
@@ -192,7 +192,7 @@ class ChunkParser:
         return self._view[self._end :]
 
     def _move(self, buffer: bytearray) -> None:
-        """Move bytes that are not consumed to the beginning of `buffer`, which may be the present one."""
+        """Moves bytes that are not consumed to the beginning of `buffer`, which may be the present one."""
         held = self._end - self._start
         view = memoryview(buffer)
         view[:held] = self._view[self._start : self._end]
@@ -200,7 +200,7 @@ class ChunkParser:
         self._start, self._end = 0, held
 
     def feed(self, data: bytes) -> None:
-        """The same as reading `data` into the buffer, piece by piece."""
+        """Reads `data` into the buffer, piece by piece, as from a socket."""
         position = 0
         while position < len(data):
             room = self.get_buffer()
@@ -286,7 +286,7 @@ class ChunkParser:
         self._start = position
 
     def _take_known(self, chunk: bytes, position: int, known: _KnownLine) -> int:
-        """Collect messages with known lines, of any sink and size, from `position` in `chunk` on, where the line
+        """Collects messages with known lines, of any sink and size, from `position` in `chunk` on, where the line
         `known` stands, `_line_length` bytes long, and all of its message. Returns where the next message begins."""
         get, length = self._lines.get, self._line_length
         limit = len(chunk)
@@ -330,8 +330,8 @@ class ChunkParser:
         return position
 
     def _take_line(self, line: bytes, position: int) -> int:
-        """One message or control line that begins with `line`, or a run of messages that differ in the reply subject.
-        Returns how many bytes it took, 0 when the message is not complete."""
+        """Takes one message or control line that begins with `line`, or a run of messages that differ in the reply
+        subject. Returns the number of bytes taken, 0 when the message is not complete."""
         message = _MSG.fullmatch(line)
         if message is not None:
             subject, sid_text, reply, total_text = message.groups()
@@ -382,8 +382,8 @@ class ChunkParser:
         return self._take_direct(position + stride) - position
 
     def _take_direct(self, position: int) -> int:
-        """Deliver the small messages to direct sinks that lie one behind the other from `position` on. Returns where
-        that ends: at a message that is not complete, large, or for another sink, and at whatever is unusual."""
+        """Delivers the small messages to direct sinks that lie one behind the other from `position` on. Returns where
+        they end: at a message that is not complete, large, or for another sink, and at any unusual line."""
         buffer, view, end, sinks = self._buffer, self._view, self._end, self._direct
         headers: bytes | None
         while position < end:
@@ -452,7 +452,7 @@ class ChunkParser:
     # ---- uniform runs
 
     def _equal_run(self, position: int, fit: int, line: bytes, stride: int) -> int:
-        """How many of the `fit` messages from `position` on have exactly this header line and end with CRLF."""
+        """Counts the first of the `fit` messages from `position` on with exactly this header line, ended by CRLF."""
         # The shortest line, `MSG a 1 0` and CRLF, has 11 bytes.
         expected = [(at, "<u8", int.from_bytes(line[at : at + 8], "little")) for at in _word_places(0, len(line), 8)]
 
@@ -462,8 +462,8 @@ class ChunkParser:
         return _leading(matches, fit)
 
     def _reply_run(self, position: int, line: bytes, reply_start: int, reply_end: int, stride: int) -> int:
-        """The same when only the text of the reply subject differs, at one length: everything around it is equal, and
-        it holds no blank or control character."""
+        """Counts messages as `_equal_run` does, where only the text of the reply subject differs, at one length: all
+        around it is equal, and it holds no blank or control character."""
         fit = (self._end - position) // stride
         ahead = position + (MIN_RUN - 1) * stride
         before, after = line[:reply_start], line[reply_end:]
@@ -495,7 +495,8 @@ class ChunkParser:
         return _leading(matches, fit)
 
     def _same(self, base: int, count: int, stride: int, expected: list[tuple[int, str, int]]) -> npt.NDArray[np.bool_]:
-        """Which of `count` messages from `base` on have the expected words (place, dtype, value) and end with CRLF."""
+        """Returns which of `count` messages from `base` on have the expected words (place, dtype, value) and end with
+        CRLF: [count]."""
         same: npt.NDArray[np.bool_] = self._column(base + stride - 2, count, stride, "<u2") == _CRLF_WORD
         for at, kind, word in expected:
             same &= self._column(base + at, count, stride, kind) == word
@@ -507,7 +508,7 @@ class ChunkParser:
     # ---- delivery
 
     def _hand_over(self) -> None:
-        """Deliver the collected messages to all sinks."""
+        """Delivers the collected messages to all sinks."""
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             for sink in waiting:
@@ -528,12 +529,13 @@ class ChunkParser:
 
 
 def _word_places(start: int, end: int, width: int) -> list[int]:
-    """Where words of `width` bytes begin that together cover [start, end); the last two may overlap."""
+    """Returns the places of words of `width` bytes that together cover [start, end); the last two may overlap."""
     return [*range(start, end - width, width), end - width]
 
 
 def _leading(matches: Callable[[int, int], npt.NDArray[np.bool_]], fit: int) -> int:
-    """Length of the leading run of matches among `fit`; the rest is compared only when the first window matches."""
+    """Returns the length of the leading run of matches among `fit`; the rest is compared only when the first window
+    matches."""
     window = min(fit, _FIRST_WINDOW)
     same = matches(0, window)
     if not same.all():

@@ -1,14 +1,14 @@
 """Everything that reaches inside nats-py, in one place.
 
 nats-py keeps these tasks: trying one server after the other, the TLS handshake, CONNECT, the timer of pings. Replaced
-are the way bytes come in, and who is connected to with what:
+are the way bytes come in, the choice of servers, and the login:
 
     login        nats-py knows none. `_connect_command` puts it in, as `LiveLogin` has read it before this attempt.
     TLS          `_process_info` sees the server's first line before anything is sent. Where TLS is wanted and not
                  offered the attempt ends there; where it is offered and not required it is used.
-    pool         servers that others tell of come into it when the first connection is made, not before: nats-py would
-                 go on for ever, for each refusal brings them anew. Those that are told of no longer leave it, for their
-                 address may be anyone's.
+    pool         servers that a server announces come into it when the first connection is made, not before: nats-py
+                 would go on for ever, for each refusal brings them anew. Those that are announced no longer leave it,
+                 for their address may be anyone's.
     refusals     a refused login ends the first connection. Later it is tried again, more and more slowly, and as soon
                  as the login has changed.
 
@@ -19,7 +19,7 @@ called from the read callback itself.
     connect, or a reconnect
       -> nats-py opens the stream, does TLS, CONNECT, PING, and starts `_read_loop`
       -> `_read_loop` puts a `Link` in place of the stream's protocol object; the stream's own protocol object keeps
-         hearing of flow control and of the loss, because `drain()` and `wait_closed()` wait there
+         being notified of flow control and of the loss, because `drain()` and `wait_closed()` wait there
       -> on a reconnect nats-py sends SUB for everything in `_subs`, waits for a PONG and calls `reconnected_cb`
     loss (end of file, error, unanswered pings, a line that is not NATS)
       -> `on_down` at once, the socket is aborted, nats-py's `_process_op_err` begins to reconnect
@@ -74,7 +74,7 @@ def address_of(uri: ParseResult) -> Address:
 
 
 def _told_uri(text: object) -> ParseResult | None:
-    """The URI of HOST:PORT, as servers tell it; None: it is something else."""
+    """Returns the URI of HOST:PORT, as servers announce it; None: it is no such text."""
     try:
         host, port = address_of(urlparse(f"nats://{text}"))
     except ValueError:
@@ -102,7 +102,7 @@ def _ignore(_: bool) -> None:
 
 
 class Ended(Exception):
-    """Ends nats-py's first connection: each further attempt meets the same."""
+    """Ends nats-py's first connection: each further attempt would fail alike."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(str(why))
@@ -113,7 +113,7 @@ class _TcpTransport(TcpTransport):
     """nats-py's, except that a failed TLS handshake leaves nothing to wait for, and that a server which ends a TLS
     connection leaves no warning of asyncio.
 
-    asyncio takes the stream's protocol object off the socket for the handshake. When that fails asyncio does not tell
+    asyncio takes the stream's protocol object off the socket for the handshake. When that fails asyncio does not notify
     the object of the end, and nats-py's `wait_closed` waits for it for ever.
     """
 
@@ -133,7 +133,7 @@ class _TcpTransport(TcpTransport):
         # None: the server has ended the connection already, as it does when it refuses the client's certificate.
         protocol = None if self._io_writer is None else self._io_writer.transport.get_protocol()
         if protocol is not None:
-            # nats-py does not tell its protocol object of TLS, and asyncio would warn of how that answers at the end.
+            # nats-py leaves this flag of its protocol object unset, and asyncio would warn at the connection's end.
             protocol._over_ssl = True  # type: ignore[attr-defined]
 
 
@@ -193,7 +193,7 @@ class Link(asyncio.BufferedProtocol):
         self._client.on_writable(True)
 
     def lose(self, error: Exception) -> None:
-        """The first call counts. Reconnecting is begun by the read loop, which this wakes."""
+        """The first call counts. Wakes the read loop, which begins to reconnect."""
         if self.lost is None:
             self.lost = error
             self._client.link_lost(self, error)
@@ -217,15 +217,15 @@ class ChunkedClient(Client):
         super().__init__()
         self.login = LiveLogin(NatsLogin(), tls_by_url=False)
         self._url_logins: dict[Address, NatsLogin | None] = {}
-        """For each server, the login of its URL; of one that another told of: that of the other."""
+        """The login of each server's URL; for an announced one, that of the server that announced it."""
         self._was_connected = False
         self._refusals = 0
-        """Refused logins since the connection was there."""
+        """Refused logins since the connection was lost."""
         self.parser = ChunkParser(self._control_line)
         self.on_writable: Callable[[bool], None] = _ignore
         """The outgoing buffer fell below its low mark (True), or rose above its high mark."""
         self.on_read: Callable[[bool], None] = _ignore
-        """Sinks are going to be called with the bytes read (True), or have been."""
+        """Sinks are about to be called with the bytes read (True), or have been."""
         self._on_down = on_down
         self._on_server_error = on_server_error
         self._write_marks = write_marks  # (high, low) of the outgoing buffer, in bytes
@@ -233,7 +233,7 @@ class ChunkedClient(Client):
         self._reconnecting: asyncio.Task[Any] | None = None
         """The newest task that reconnects."""
         self.is_behind = False
-        """The newest read found so much that there is more, as a rule."""
+        """The newest read was so large that more is waiting, as a rule."""
         self.precedes: ChunkedClient | None = None
         """The client with messages that go first."""
         self.always_gives_way = False
@@ -242,7 +242,7 @@ class ChunkedClient(Client):
     # ---- for the connection
 
     def use(self, login: LiveLogin, urls: Sequence[tuple[str, NatsLogin | None]]) -> None:
-        """Before `connect`. `urls`: without logins, each with the login that was in it."""
+        """To be called before `connect`. `urls`: without logins, each with the login that was in it."""
         self.login = login
         default = next((in_url for _, in_url in urls if in_url is not None), None)
         self._url_logins = {
@@ -250,7 +250,7 @@ class ChunkedClient(Client):
         }
 
     def gives_way(self) -> bool:
-        """Another client has a backlog. Asked before each read; answered once for each of the other's."""
+        """Whether another client has a backlog, and reads first. Called before each read; True once per its reads."""
         if self.always_gives_way:
             return True
         first = self.precedes
@@ -275,19 +275,19 @@ class ChunkedClient(Client):
         return dict(self._server_info)
 
     def login_in_url(self) -> NatsLogin | None:
-        """The login of the present server."""
+        """The login in the URL of the present server."""
         server = self._current_server
         return None if server is None else self._url_logins.get(address_of(server.uri))
 
     def retry_for_ever(self) -> None:
-        """The first connection is made. From now on servers that others tell of are tried, too, and none is dropped
-        for not answering."""
+        """The first connection is made. From now on servers that the cluster announces are tried, too, and none is
+        dropped for not answering."""
         self.options["max_reconnect_attempts"] = -1
         self._was_connected = True
         self._learn(self._server_info)
 
     def ping(self, answered: asyncio.Future[bool]) -> None:
-        """PING; the future gets True at its PONG, unless it is done by then. Only while there is a connection."""
+        """Sends PING; the future gets True at its PONG, unless it is done by then. Only while there is a connection."""
         assert self._transport is not None
         self._pongs.append(answered)
         self._transport.write(b"PING\r\n")
@@ -299,17 +299,17 @@ class ChunkedClient(Client):
         return self._sid
 
     def remove_subscription(self, sid: int) -> str:
-        """Its subject; empty: there is none with this id."""
+        """Returns its subject; empty: there is none with this id."""
         removed = self._subs.pop(sid, None)
         self.parser.remove(sid)
         return "" if removed is None else str(removed.subject)
 
     def subscribed(self) -> list[tuple[int, str, str]]:
-        """Ids, subjects and queues."""
+        """Returns (id, subject, queue) of each subscription."""
         return [(sid, subscription.subject, subscription.queue) for sid, subscription in self._subs.items()]
 
     async def shut(self) -> None:
-        """nats-py's `close`, also where `connect` failed before it had begun."""
+        """Calls nats-py's `close`, also where `connect` failed before it had begun."""
         if self._flush_queue is not None:
             try:
                 await self.close()
@@ -317,7 +317,7 @@ class ChunkedClient(Client):
                 self.abort()
 
     def abort(self) -> None:
-        """Close the socket without sending the buffer."""
+        """Closes the socket without sending the buffer."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             _abort(writer.transport)
@@ -325,7 +325,7 @@ class ChunkedClient(Client):
     # ---- reading
 
     async def _read_loop(self) -> None:
-        """As nats-py's: runs until the connection is lost, or until nats-py cancels it."""
+        """Replaces nats-py's loop: runs until the connection is lost, or until nats-py cancels it."""
         link = self._attach()
         while True:
             await link.wake.wait()
@@ -422,7 +422,7 @@ class ChunkedClient(Client):
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _pause(self) -> None:
-        """After a refused login, and until the login has changed or the pause is over. Reads the login."""
+        """Waits after a refused login, until the login has changed or the pause is over. Reads the login."""
         pause = min(FIRST_PAUSE * 2 ** (self._refusals - 1), LONGEST_PAUSE) if self._refusals else 0.0
         end = time.monotonic() + pause
         while not await self.login.read_again():
@@ -450,7 +450,7 @@ class ChunkedClient(Client):
             self._refusals = 0
 
     def _tell_refusal(self, error: Exception) -> None:
-        """Tells that a connection which was there before is refused, if that is what the error says."""
+        """Logs that a connection which was made before is refused, if that is the error."""
         is_tls = isinstance(error, (NatsRefused, ssl.SSLError))
         # A server that refuses closes at once, and the reset may overtake its -ERR.
         is_cut_off = isinstance(error, ConnectionError) and bool(self._server_info.get("auth_required"))
@@ -480,21 +480,21 @@ class ChunkedClient(Client):
         return b"%b %b\r\n" % (CONNECT_OP, json.dumps(fields, sort_keys=True).encode())
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """nats-py: the server's first line has come and nothing was sent, or it has told something new."""
+        """nats-py: the server's first line has come and nothing was sent, or a later INFO has come."""
         if initial_connection and self.login.needs_tls:
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise NatsRefused(
                     f"the NATS server at {self._current_name()} offers no TLS, and nothing was sent to it: give it"
                     " certificates, or connect without TLS (a nats:// URL, and no file for TLS)"
                 )
-            info["tls_required"] = True  # for nats-py, which keeps this very object, and uses what is required only
+            info["tls_required"] = True  # for nats-py, which keeps this very object, and uses TLS only if required
         if (
             initial_connection
             and info.get("tls_required")
             and info.get("tls_verify")
             and not self.login.has_certificate
         ):
-            # The server would close in the middle of the handshake, without a word.
+            # The server would close in the middle of the handshake, without a reason.
             raise NatsRefused(
                 f"the NATS server at {self._current_name()} wants a certificate of the client: give cert and key"
             )
@@ -502,7 +502,7 @@ class ChunkedClient(Client):
             self._learn(info)
 
     def _learn(self, info: Mapping[str, Any]) -> None:
-        """The servers that the cluster consists of, as one of them tells it."""
+        """Takes over the servers of the cluster, as one of them announces them."""
         told, current = info.get("connect_urls"), self._current_server
         if not told or current is None:
             return
@@ -520,7 +520,7 @@ class ChunkedClient(Client):
             server = Srv(uri)
             server.discovered = True
             if _is_ip(uri.hostname) and not _is_ip(current.uri.hostname):
-                # Certificates are for the names that users give; nats-server tells addresses.
+                # Certificates are for the names that users give; nats-server announces addresses.
                 server.tls_name = current.uri.hostname
             elif _is_ip(uri.hostname):
                 server.tls_name = current.tls_name

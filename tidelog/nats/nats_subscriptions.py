@@ -1,10 +1,10 @@
 """Subscriptions of a NATS connection, made and ended through losses of the connection.
 
 `subscribe` returns when the server knows the subscription: it sends SUB and waits for a PONG, and begins again when the
-connection is lost meanwhile. All that ask in one turn of the loop share one PING, since brokers subscribe to thousands
-of subjects.
+connection is lost meanwhile. All calls in one turn of the loop share one PING, since brokers subscribe to thousands of
+subjects.
 
-One that NATS does not permit is there like another, and receives nothing (`wire.messaging.violation`). It is asked for
+A subscription that NATS does not permit is kept, and receives nothing (`wire.messaging.violation`). It is requested
 again every RETRY_S, with the id that the server has forgotten, so that it works soon after the permission was given.
 """
 
@@ -24,11 +24,12 @@ from wire.messaging.violation import Act, Violation, Violations
 _log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Seconds between questions for the subscriptions that NATS has refused."""
+"""Seconds between requests for the subscriptions that NATS has refused."""
 
 
 class Subscriptions:
-    """`flush` returns when the server has taken everything sent before. `check_open` raises ConnectionClosed."""
+    """All subscriptions of a connection. `flush` returns when the server has taken everything sent before.
+    `check_open` raises ConnectionClosed."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Subscriptions:
         self._retrying: asyncio.Task[None] | None = None
         violations.hear(self._on_violation)
         self._next_flush: asyncio.Task[None] | None = None
-        """A flush that has not begun: it covers all that is written until it does."""
+        """A flush that has not begun: it covers everything written before it begins."""
 
     async def add(self, subject: str, sink: GuardedBulk | RawHandler, queue: str = "") -> Subscription:
         self._check_open()
@@ -103,13 +104,13 @@ class Subscriptions:
             self._retrying = asyncio.get_running_loop().create_task(self._retry())
 
     async def _retry(self) -> None:
-        """Asks for the refused ones again, until none is left."""
+        """Requests the refused subscriptions again, until none is left."""
         refused = self._violations.subscriptions
         while refused:
             await asyncio.sleep(RETRY_S)
             transport = self._client.link_transport
             if transport is None or not self._is_up.is_set():
-                continue  # a reconnect asks for all of them
+                continue  # a reconnect requests all of them
             again = [each for each in self._client.subscribed() if each[1] in refused]
             question = self._violations.asks_again()
             self._outgoing.end_turn()
@@ -136,7 +137,7 @@ class Subscriptions:
                 await self._flush_together()
 
     def remove_all(self) -> None:
-        """Tell the server; messages that are on their way are still delivered."""
+        """Ends all subscriptions at the server; messages that are on their way are still delivered."""
         transport = self._client.link_transport
         if transport is not None:
             self._outgoing.end_turn()
@@ -144,7 +145,7 @@ class Subscriptions:
                 transport.write(f"UNSUB {sid}\r\n".encode())
 
     async def _flush_together(self) -> None:
-        """One flush for all that ask in the same turn of the loop."""
+        """Makes one flush for all calls in the same turn of the loop."""
         flush = self._next_flush
         if flush is None:
             flush = self._next_flush = asyncio.get_running_loop().create_task(self._flush_next())
@@ -169,5 +170,5 @@ class Subscription:
         self._sid = sid
 
     async def unsubscribe(self) -> None:
-        """Stop delivery. Nothing is delivered from the call on; returns when the server has been told."""
+        """Stops delivery. Nothing is delivered from the call on; returns when the server has taken the UNSUB."""
         await self._subscriptions.remove(self._sid)

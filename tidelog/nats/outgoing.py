@@ -18,15 +18,15 @@ from tidelog.nats.nats_py import ChunkedClient
 from wire.types import Buffer
 
 _GATHER_FROM = 64 << 10
-"""Bytes; joining less is cheaper than another way to send."""
+"""Bytes of a message; smaller ones are joined, which costs less than another way to send."""
 _TURN_BYTES = 16 << 10
-"""So much leaves before the turn ends: its receiver can begin."""
+"""Bytes that leave before the turn ends, so that the receiver can begin."""
 _IOV_MAX = 1024
-"""Most buffers that one writev takes (Linux)."""
+"""Limit of the buffers of one writev (Linux)."""
 
 
 class Outgoing:
-    """`is_up` is set while the server knows every subscription. `counters` are the connection's."""
+    """A connection's buffer. `is_up`: set while the server knows every subscription. `counters`: the connection's."""
 
     def __init__(self, client: ChunkedClient, is_up: asyncio.Event, counters: Counters, limit: int) -> None:
         self._client = client
@@ -34,7 +34,7 @@ class Outgoing:
         self._counters = counters
         self._limit = limit
         self._turn = bytearray()
-        """Published in this turn of the loop, not written yet."""
+        """Bytes published in this turn of the loop, not written yet."""
         self.is_low = asyncio.Event()
         """Cleared when the socket's buffer rises above its high mark, set when it falls below its low mark."""
         self.is_low.set()
@@ -49,7 +49,7 @@ class Outgoing:
         return 0 if transport is None else transport.get_write_buffer_size() + len(self._turn)
 
     def write(self, pieces: Sequence[Buffer], size: int) -> bool:
-        """Send these bytes, `size` in all. False, and nothing sent: not connected, or above the limit."""
+        """Sends these bytes, `size` in all. Returns False, and sends nothing, if not connected or above the limit."""
         transport = self._client.link_transport
         if transport is None or not self._is_up.is_set() or transport.get_write_buffer_size() > self._limit:
             self._counters.dropped_publishes += 1
@@ -76,7 +76,7 @@ class Outgoing:
         return f"more than {self._limit} bytes wait to be sent"
 
     def end_turn(self) -> None:
-        """Write everything that was published in this turn of the loop."""
+        """Writes everything that was published in this turn of the loop."""
         turn = self._turn
         if turn:
             self._turn = bytearray()
@@ -85,7 +85,7 @@ class Outgoing:
                 transport.write(turn)
 
     def drop(self) -> None:
-        """The connection is lost, and with it the bytes that were not written."""
+        """The connection is lost, and with it all bytes that were not written."""
         self._turn.clear()
 
     def _on_read(self, begins: bool) -> None:
@@ -101,8 +101,8 @@ class Outgoing:
             self.is_low.clear()
 
     def _write_uncopied(self, pieces: Sequence[Buffer], size: int) -> bool:
-        """Large pieces go to the socket as they lie, when nothing waits to be sent before them; the part that it does
-        not take is joined. False: nothing was sent."""
+        """Writes large pieces to the socket without a copy, when no bytes wait before them; the rest that it does not
+        take is joined. Returns False when nothing was sent."""
         link = self._client.link
         if link is None or link.gather_fd is None or link.transport.get_write_buffer_size():
             return False
@@ -133,7 +133,7 @@ class ReadCallback:
         self._is_on = True
 
     def at_end(self, call: Callable[[], None]) -> bool:
-        """`call` is called when the present read callback is over; False: none runs."""
+        """`call` is called when the present read callback is over. Returns False when none runs."""
         if self._is_on:
             self._at_end.append(call)
         return self._is_on
@@ -146,5 +146,5 @@ class ReadCallback:
 
 
 def size_of(piece: Buffer) -> int:
-    """Size in bytes."""
+    """Returns the size in bytes."""
     return len(piece) if type(piece) is bytes else memoryview(piece).nbytes

@@ -1,13 +1,13 @@
-"""How much of the event loop's time the requests of strangers get.
+"""The share of the event loop's time that requests of clients get.
 
-Whoever asks pays nothing for it, and a loop that does nothing but answer sends no Raft heartbeat and acknowledges no
-record. So what is done for requests is counted, in CPU time and in bytes of the answers, and the next piece of it waits
+A request costs its sender nothing, and a loop that does nothing but answer sends no Raft heartbeat and acknowledges no
+record. So the work for requests is counted, in CPU time and in bytes of the answers, and the next piece of it waits
 until everything else has had REST times as long:
 
     pieces of work     ##    ##      ####            ##
     everything else      ------------    ------------  ------
 
-BURST_S may be owed, so that a request that comes alone never waits.
+A rest of up to BURST_S is put off, so that a request that comes alone never waits.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T")
 
 REST = 3.0
-"""Everything else gets at least so many times what the requests took."""
+"""Everything else gets at least so many times the time of requests."""
 BURST_S = 0.005
 """A rest up to this long is put off."""
 ANSWER_BYTES_PER_S = 64 << 20
-"""Answers of more bytes a second wait, whatever they cost this process: they fill the buffer that acknowledgements
-leave through."""
+"""Larger answers a second wait, whatever their CPU time: they fill the buffer through which acknowledgements leave."""
 
 
 class Pace:
-    """`time()`: the loop's clock, in seconds. `work_time()`: seconds that this thread has run. A process that stands
-    still, or waits for its turn on a busy machine, does no work for requests meanwhile."""
+    """Turns for the work on requests. `time()`: the loop's clock, in seconds. `work_time()`: seconds that this thread
+    has run. A process that stands still, or waits on a busy machine, does no work for requests meanwhile."""
 
     def __init__(self, time: Callable[[], float], work_time: Callable[[], float] = thread_time) -> None:
         self.time = time
         self.work_time = work_time
         self._rested_at = -math.inf
-        """When everything else has had its time."""
+        """When everything else will have had its time."""
         self._turns = asyncio.Lock()
-        """In the order of asking, so that none of several queues waits for ever."""
+        """First come, first served, so that none of several queues waits for ever."""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -51,7 +50,7 @@ class Pace:
             yield
 
     def worked(self, seconds: float) -> None:
-        """For so long, until now."""
+        """Counts work that took `seconds` until now."""
         self._rested_at = max(self._rested_at, self.time() - seconds) + (1 + REST) * seconds
 
     def sent(self, size: int) -> None:
@@ -59,7 +58,7 @@ class Pace:
         self._rested_at = max(self._rested_at, self.time()) + size / ANSWER_BYTES_PER_S
 
     def timed(self, work: Awaitable[_T]) -> Awaitable[_T]:
-        """The same, with the time of its steps counted. What it waits for is not: the tasks that it starts neither."""
+        """Returns an awaitable of `work` that counts the time of its steps, not of its waits or of tasks it starts."""
         return _Timed(work, self)
 
 

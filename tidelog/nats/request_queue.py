@@ -1,4 +1,4 @@
-"""Requests that wait for one endpoint of a service, and share the work where they ask the same.
+"""Requests that wait for one endpoint of a service; equal requests share the work.
 
     asked          a a     a b a a           c
     waiting        (a)     (a, 3 times) (b)  ...     a question, with the reply subjects of all that ask it
@@ -9,7 +9,7 @@ A question that is in work is not begun again before it has ended: one round of 
 many ask. So an answer is never older than its request. The next question begins when the pace allows it.
 
 Bounded: MAX_WAITING requests and MAX_WAITING_BYTES wait, MAX_WAITING_ALIKE of them with the same question; `at_once`
-questions are in work. `add` refuses what comes beyond.
+questions are in work. `add` refuses further ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tidelog.nats.pace import Pace
 from wire.messaging.transport import Message
 
 MAX_WAITING = 1024
-"""Requests of one endpoint."""
+"""Limit of the waiting requests of one endpoint."""
 MAX_WAITING_ALIKE = MAX_WAITING // 2
-"""Requests that ask the same. A flood of a question with a large answer, which takes seconds to send to all that ask,
-leaves room for others."""
+"""Limit of the waiting requests with one question. A flood of a question with a large answer, which takes seconds to
+send to all senders, leaves room for others."""
 MAX_WAITING_BYTES = 4 << 20
-"""Bytes of their questions; a single one may be larger."""
+"""Limit of the bytes of the waiting questions; a single one may be larger."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Asked:
 
 
 class RequestQueue:
-    """`question(message)`: equal where requests ask the same. `work` must not raise."""
+    """The queue of one endpoint. `question(message)`: equal for equal requests. `work` must not raise."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class RequestQueue:
         self._changed = asyncio.Event()
         """The work of a question has ended, or a question has come: another one may begin."""
         self._begins: asyncio.Task[None] | None = None
-        """Begins what waits; None while nothing waits."""
+        """The task that begins waiting questions; None while none waits."""
 
     def add(self, message: Message) -> bool:
-        """False: the queue is full."""
+        """Returns False when the queue is full."""
         if self._requests >= MAX_WAITING:
             return False
         question = self._question(message)
@@ -89,7 +89,7 @@ class RequestQueue:
         return True
 
     async def close(self) -> None:
-        """What waits is not begun; what is in work is cancelled."""
+        """Waiting questions are not begun; those in work are cancelled."""
         tasks = [*self._in_work.values(), *([self._begins] if self._begins is not None else [])]
         for task in tasks:
             task.cancel()
@@ -114,7 +114,7 @@ class RequestQueue:
             self._begins = None
 
     def _next(self) -> Asked | None:
-        """The first question that may begin; None: none may."""
+        """Returns the first question that may begin; None: none may."""
         if len(self._in_work) >= self._at_once:
             return None
         return next((asked for question, asked in self._waiting.items() if question not in self._in_work), None)

@@ -1,12 +1,12 @@
-"""Handling of memory that a broker, or a client, lets go: the C library's allocator keeps it, and Python's
+"""The treatment of memory that a broker, or a client, frees: the C library's allocator keeps it, and Python's
 collector of cycles looks only at objects newer than the start.
 
 A broker takes and frees buffers of some MiB all the time: chunks, joined columns, answers. By default glibc maps such
 a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
-next: more work than all that is done with the bytes. Held instead are at most `KEPT_BYTES` more than are in use.
+a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
+next, which takes longer than all other work on the bytes. At most `KEPT_BYTES` more than are in use are kept instead.
 
 A client that reads takes and frees such buffers too. Its process belongs to its user, and its settings are left alone:
-there glibc is given the occasion to learn, as it does from every large buffer that a program frees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAPPED_FROM = 32 << 20
 """A buffer of this size or more gets a mapping of its own, and gives it back; glibc takes no larger limit."""
 
 COLLECTED_FROM = 20_000
-"""Objects. Going through so many takes less than a millisecond."""
+"""Number of new objects. Going through so many takes less than a millisecond."""
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -33,7 +33,7 @@ _GROWTH = 8 << 20
 
 
 def keep_freed_memory() -> None:
-    """For this process; where the C library is not glibc, nothing happens."""
+    """Sets this process's allocator; where the C library is not glibc, nothing happens."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -50,14 +50,14 @@ def learn_from_a_large_buffer() -> None:
 
 
 def collect_only_what_comes() -> None:
-    """For this process. The present objects (modules, classes, everything that a start has made) are not gone through
-    again for cycles: in a broker that takes 10 to 15 ms each time, and nothing else happens meanwhile. Cycles of
-    objects made from now on are found as before; a present object is freed when nothing refers to it, and stays where
-    it is a cycle.
+    """Sets this process's collector. The present objects (modules, classes, all objects of the start) are not searched
+    for cycles again: in a broker that takes 10 to 15 ms each time, and nothing else happens meanwhile. Cycles of
+    objects made from now on are found as before; a present object is freed when nothing refers to it, and stays if it
+    is in a cycle.
 
-    The collector looks each time that there are COLLECTED_FROM objects more. A broker with a thousand busy partitions
-    has thousands of requests and answers in work, none of them a cycle: looking at them as often as Python does by
-    default took a sixth of its time."""
+    The collector runs for each COLLECTED_FROM more objects. A broker with a thousand busy partitions has thousands of
+    requests and answers in work, none of them a cycle: looking at them as often as Python does by default took a sixth
+    of its time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_FROM)

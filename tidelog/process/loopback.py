@@ -1,4 +1,4 @@
-"""The loopback interface, and ports of it that are free at the time of asking."""
+"""The loopback interface, and free ports of it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from wire.errors import Code, TidelogError
 HOST = "127.0.0.1"
 _LOWEST = 10_240
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Linux tells there from which ports it chooses those of outgoing connections."""
+"""Linux shows there from which ports it chooses those of outgoing connections."""
 _LOWEST_EPHEMERAL = 32_768
-"""Where it is not told."""
+"""Used where that file cannot be read."""
 _TRIES = 100
-"""For one port."""
+"""Attempts to find one port."""
 PORTS_VARIABLE = "TIDELOG_LOOPBACK_PORTS"
 """FIRST-LAST: the ports that free ones are taken from. With ranges of their own, clusters that start and stop side by
 side never take a port that belongs to a process of another one which is about to start."""
 
 
 def free_ports(count: int) -> list[int]:
-    """All different, and not among those that outgoing connections are given: one of these could take the port of a
-    broker that restarts. Raises OSError where none is found, and TidelogError(BAD_CONFIG) for a given range that is
-    none or has none."""
+    """Returns different ports that are free now, and not among those that outgoing connections are given: one of these
+    could take the port of a broker that restarts. Raises OSError where none is found, and TidelogError(BAD_CONFIG) for
+    a given range that is malformed or has none free."""
     with ExitStack() as stack:
         return [int(stack.enter_context(_listening()).getsockname()[1]) for _ in range(count)]
 
@@ -39,7 +39,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine is reached there. Names other than `localhost` are taken for another machine's."""
+    """Whether the host is this machine only. Names other than `localhost` count as another machine's."""
     if host == "localhost":
         return True
     try:

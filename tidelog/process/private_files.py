@@ -17,7 +17,7 @@ _told: set[Path] = set()
 
 
 def warn_of_open(files: Iterable[Path]) -> None:
-    """One line in the log for each file or folder that others than its owner may use; once in a process."""
+    """Logs one line for each file or folder that users other than its owner may use; once in a process."""
     for file in files:
         try:
             mode = stat.S_IMODE(file.stat().st_mode)

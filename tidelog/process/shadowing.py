@@ -15,7 +15,7 @@ _OURS = Path(__file__).parents[2]
 
 
 def hidden_by(package: str) -> str | None:
-    """The file that is imported in place of our package of that name; None: there is none."""
+    """Returns the file that is imported in place of our package of that name; None: there is none."""
     try:
         spec = find_spec(package)
     except ValueError:  # a module without a spec was put into sys.modules by hand
@@ -41,7 +41,7 @@ def check_not_hidden(*packages: str) -> None:
 
 
 def warn_if_hidden(*packages: str) -> None:
-    """For packages that may not be needed: a client needs neither plane of a broker."""
+    """Warns; for packages that may not be needed: a client needs neither plane of a broker."""
     for package in packages:
         by = hidden_by(package)
         if by is not None:

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def in_thread(call: Callable[[], _T]) -> asyncio.Future[_T]:
-    """The result of `call`, in a thread of its own which no process waits for at its end."""
+    """Runs `call` in a thread of its own, which no process waits for at its end; returns its result as a future."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[_T] = loop.create_future()
     result.add_done_callback(lambda done: done.cancelled() or done.exception())  # its waiter may have gone

@@ -39,11 +39,11 @@ from wire.types import Buffer
 _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
-"""At most one line on refused messages in so long; each refused subscription has one of its own."""
+"""Seconds between two log lines on refused messages; each refused subscription has a line of its own."""
 REMEMBERED_S = 60.0
-"""A refused message is shown in the status for so long."""
+"""Seconds for which a refused message is shown in the status."""
 MAX_SHOWN = 20
-"""Subjects of a kind."""
+"""Subjects shown of a kind."""
 
 
 class _Refused:
@@ -51,20 +51,20 @@ class _Refused:
 
     def __init__(self) -> None:
         self.subjects: dict[str, float] = {}
-        """The newest ones, with the times when."""
+        """The newest subjects, with the times of their refusals."""
         self.logged_at = -inf
         self.unlogged = 0
 
 
 class PermissionWatch:
-    """`owner`: the broker, of a cluster in `namespace`. It hears of all that its connections meet."""
+    """`owner`: the broker, of a cluster in `namespace`. Watches the refusals on all its connections."""
 
     def __init__(
         self, owner: str, namespace: str, transports: Sequence[Transport], monotonic: Callable[[], float]
     ) -> None:
         self._owner = owner
         self._own_subjects = (f"{namespace}.", "$")
-        """No client has its inbox there (`wire.messaging.reply_subjects`)."""
+        """Prefixes of subjects where no client has its inbox (`wire.messaging.reply_subjects`)."""
         self._transports = transports
         self._monotonic = monotonic
         self._own, self._answers = _Refused(), _Refused()
@@ -113,7 +113,7 @@ class PermissionWatch:
 
 
 class AnsweringTransport:
-    """A `Transport` on another one."""
+    """A `Transport` that wraps another one and answers only permitted replies."""
 
     def __init__(self, transport: Transport, subjects: Subjects, replies: ReplySubjects) -> None:
         self._transport = transport
@@ -206,7 +206,7 @@ class AnsweringTransport:
         self._transport.on_connection_change(handler)
 
     def _inboxes_of(self, subject: str) -> Callable[[bytes], bool]:
-        """Whether a reply can be an inbox of those who send to `subject`."""
+        """Returns the check whether a reply can be an inbox of the senders to `subject`."""
         if self._subjects.is_between_brokers(subject):
             return self._replies.is_brokers
         if subject == QUESTION:

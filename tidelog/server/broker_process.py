@@ -65,19 +65,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MOST = 1 << 20
-"""Where there is no limit at all."""
+"""Files that this process asks for where the system has no limit."""
 FEW = 1024
 
 
 def raise_limit() -> int:
-    """As many as the system lets this process have: the soft limit goes up to the hard one. The limit there is."""
+    """Raises the soft limit of open files to the hard one. Returns the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-        except (OSError, ValueError) as error:  # a kernel's own maximum
+        except (OSError, ValueError) as error:  # the kernel has a maximum of its own
             _log.info("this process may open %d files, and no more: %s", soft, error)
     allowed = MOST if soft == resource.RLIM_INFINITY else soft
     if allowed < FEW:
@@ -93,9 +93,9 @@ LOG_THREADS = 4
 READ_THREADS = 4
 """Threads for cold reads, so that changes of role do not stand behind them."""
 SYNC_THREADS = 8
-"""Where many logs are written to at once, a file system makes several of them durable with one commit of its own."""
+"""Threads that sync logs: a file system makes several logs durable with one commit of its own."""
 CLUSTER_CHECK_TIMEOUT = 1.0
-"""Seconds to wait for another broker's word on which cluster this is."""
+"""Seconds to wait for another broker's claim of its cluster."""
 CLUSTER_CHECK_INTERVAL = 1.0
 NATS_RETRY = 0.2
 """Seconds between attempts to connect to NATS at start."""
@@ -106,7 +106,7 @@ REGISTRATION_TIMEOUT = 60.0
 
 
 def run(config: ServerConfig) -> int:
-    """Run until SIGINT or SIGTERM; the process's exit status. Raises TidelogError when it cannot start."""
+    """Runs until SIGINT or SIGTERM. Returns the exit status. Raises TidelogError when it cannot start."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormat())
     handler.addFilter(LogLimit())
@@ -145,19 +145,19 @@ async def _run(config: ServerConfig) -> int:
 
 class FoundCluster(NamedTuple):
     cluster_id: str
-    """Empty: no broker answered."""
+    """Id of the cluster; empty: no broker answered."""
     is_proved: bool
-    """A broker that holds a secret of this cluster has said so, and not anybody."""
+    """A broker that holds a secret of this cluster has made the claim, and not anybody."""
     has_own_id: bool = False
-    """The one that answered goes by the id of this broker."""
+    """The broker that answered has the id of this broker."""
 
 
 async def _ask_for_cluster(
     broker: BrokerId, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str
 ) -> FoundCluster:
-    """To which cluster the first of the other brokers belongs that answers and can prove what it is; else what somebody
-    says. Brokers that are asked too much answer on the subject of the question, where anybody can repeat what a broker
-    said long ago: there only proof that this cluster lives counts."""
+    """Returns the cluster of the first other broker that answers and can prove its membership; else an unproven claim.
+    Overloaded brokers answer on the subject of the question, where anybody can replay an old claim of a broker: there
+    only proof for this cluster counts."""
     loop = asyncio.get_running_loop()
     answered = asyncio.Event()
     said = FoundCluster("", False)
@@ -190,7 +190,7 @@ async def _ask_for_cluster(
     peers.on_claim_inbox(inbox, on_answer)
     shared: Subscription | None = None
     try:
-        async with asyncio.timeout(CLUSTER_CHECK_TIMEOUT):  # without NATS, to subscribe would take for ever
+        async with asyncio.timeout(CLUSTER_CHECK_TIMEOUT):  # without NATS, subscribing would never end
             peers.publish_claim(subjects.cluster(), question.SerializeToString(), reply=inbox)
             # After the question: a subscription of this broker would keep NATS from saying that nobody else has one.
             shared = await peers.subscribe_claims(subjects.cluster(), on_claim)
@@ -205,7 +205,7 @@ async def _ask_for_cluster(
 
 
 async def _all_return(calls: Sequence[Callable[[], None]], patience: float) -> bool:
-    """Each in a thread of its own, which nothing waits for when the process ends."""
+    """Runs each call in a thread of its own, which does not hold up the end of the process. False: some go on."""
     loop = asyncio.get_running_loop()
     returned = [loop.create_future() for _ in calls]
 
@@ -228,7 +228,7 @@ class Node:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when this broker cannot go on: another cluster's folder, another process under its id."""
+        """Fails when this broker cannot go on: another cluster's folder, or another process under its id."""
         self._keyring = Keyring(config.master_keys, owner=f"broker {config.broker}")
         self._labels = {"host": socket.gethostname(), "pid": str(os.getpid())}
         if config.rack is not None:
@@ -238,7 +238,7 @@ class Node:
         self._raft_address = config.raft_address
         self._secret_watch: SecretWatch | None = None
         self._disk_hangs = False
-        """Found while the logs were closed."""
+        """The disk was found to hang while the logs were closed."""
 
     async def start(self) -> None:
         """Returns when this broker serves. Raises TidelogError with one sentence that names the obstacle."""
@@ -298,7 +298,7 @@ class Node:
         stack.push_async_callback(self._end_threads, threads, [ingest, control, public])
         subjects = Subjects(config.namespace)
         life_id = uuid.uuid4().hex
-        # Not the link of the runtime: each signs under a key of its own.
+        # It is not the link of the runtime, because each signs under a key of its own.
         asking = PeerLink(public, config.secrets, f"{life_id} at its start", Refusals(config.broker, time.monotonic))
         check_cluster = partial(self._check_cluster, data_dir, asking, subjects, life_id)
         await check_cluster()
@@ -337,13 +337,13 @@ class Node:
         except RaftError as e:
             raise TidelogError(Code.BAD_CONFIG, str(e)) from e
         registered = loop.create_task(runtime.metadata.wait_registered())
-        # Nodes of two clusters do not talk over Raft; the brokers that run tell over NATS which cluster this is.
+        # Nodes of two clusters do not talk over Raft; running brokers report over NATS which cluster this is.
         checking = loop.create_task(self._check_cluster_for_ever(check_cluster))
         await asyncio.wait(
             _any_of(registered, self.fatal), timeout=REGISTRATION_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
         checking.cancel()
-        if runtime.metadata.incarnation is not None:  # what is left is room in the data folder, for which it waits
+        if runtime.metadata.incarnation is not None:  # it only waits for room in the data folder
             await asyncio.wait(_any_of(registered, self.fatal), return_when=asyncio.FIRST_COMPLETED)
         if self.fatal.done():
             self.fatal.result()
@@ -375,7 +375,7 @@ class Node:
             )
         try:
             ready.write_text(f"{os.getpid()}\n")
-        except OSError as e:  # processes that wait for the start read it; nothing here depends on it
+        except OSError as e:  # only processes that wait for the start read it
             _log.warning("%s cannot be written: %s", ready, e)
         warn_of_missing_keys(config.broker, self._keyring.ids, runtime.metadata.state)
         collect_only_what_comes()
@@ -412,24 +412,24 @@ class Node:
             return connection
 
     def _bind_liftbridge(self) -> LiftbridgePort | None:
-        """Raises TidelogError(BAD_CONFIG)."""
+        """Binds the Liftbridge port if it is configured. Raises TidelogError(BAD_CONFIG)."""
         settings = self.config.liftbridge
         if settings is None:
             return None
         try:
-            from tidelog.server.liftbridge.port import LiftbridgePort  # grpc is there with the extra only
+            from tidelog.server.liftbridge.port import LiftbridgePort  # grpc is installed with the extra only
         except ImportError as error:
             raise TidelogError(
                 Code.BAD_CONFIG,
                 f"liftbridge_port needs grpcio, which cannot be imported ({error}); install it with"
                 " `pip install 'tidelog[liftbridge]'`, or leave liftbridge_port out",
             ) from error
-        self.config.liftbridge_login()  # a file that is wrong is told of now
+        self.config.liftbridge_login()  # a wrong file is reported now
         self._labels[ADDRESS_LABEL] = settings.advertised
         return LiftbridgePort.bind(settings)
 
     async def _connect_liftbridge(self) -> NatsConnection:
-        """With the login of the port's clients. Raises TidelogError where NATS refuses it."""
+        """Connects with the login of the port's clients. Raises TidelogError where NATS refuses it."""
         config = self.config
         login, inboxes = config.liftbridge_login()
         try:
@@ -461,8 +461,8 @@ class Node:
             self._on_fatal(e)
 
     async def _check_cluster(self, data_dir: DataDir, peers: PeerLink, subjects: Subjects, life_id: str) -> None:
-        """Before this folder's Raft journal meets voters of another cluster: the logs of two groups can look alike.
-        While no other broker runs, that is not known."""
+        """Runs before this folder's Raft journal meets voters of another cluster: logs of two groups can look alike.
+        While no other broker runs, the cluster is not known."""
         if data_dir.cluster_id is None:
             return
         found = await _ask_for_cluster(self.config.broker, data_dir, peers, subjects, life_id)
@@ -471,9 +471,9 @@ class Node:
         try:
             data_dir.check_cluster(found.cluster_id)
         except DataDirError as e:
-            if found.is_proved or not self.config.secrets.are_shared:  # nobody could prove it to a secret of its own
+            if found.is_proved or not self.config.secrets.are_shared:  # an own secret leaves no way to prove
                 raise TidelogError(Code.BAD_CONFIG, str(e)) from e
-            # Its voters have another secret, so that Raft keeps the two apart; or it is a lie.
+            # Its voters have another secret, so that Raft keeps the two clusters apart; or the claim is a lie.
             _log.warning("somebody without a secret of this cluster says: %s", str(e)[:500])
             return
         # Brokers that share a secret are asked for their id when they register. One that stands alone has a secret of
@@ -522,14 +522,14 @@ class Node:
         return file.read_text().strip()
 
     def read_secrets(self) -> None:
-        """Read the files with the master keys and the cluster's secrets again."""
+        """Reads the files with the master keys and the cluster's secrets again."""
         if self._secret_watch is not None:
             self._secret_watch.look()
         if self.config.master_key_file is not None or self._secret_watch is None:
             self.read_master_keys()
 
     def read_master_keys(self) -> None:
-        """Read the file again, while the broker runs: its keys replace the earlier ones. A file that cannot be used
+        """Reads the file again, while the broker runs: its keys replace the earlier ones. A file that cannot be used
         changes nothing."""
         file = self.config.master_key_file
         if file is None:
@@ -543,7 +543,7 @@ class Node:
         self._tell_master_keys()
 
     def _tell_master_keys(self) -> None:
-        """Their ids."""
+        """Publishes and logs the ids of the master keys."""
         ids = self._keyring.ids
         self._labels[MASTER_KEYS_LABEL] = ",".join(ids)
         if ids:
@@ -553,8 +553,8 @@ class Node:
         self._disk_hangs = not await runtime.close()
 
     async def _end_threads(self, ends: Sequence[Callable[[], None]], connections: Sequence[NatsConnection]) -> None:
-        """`ends`: each ends some threads, and returns when they have. Ends the process where they wait for a disk that
-        hangs: Python would wait for them."""
+        """`ends`: each ends some threads, and returns when they have ended. Ends the process where they wait for a disk
+        that hangs: Python would wait for them."""
         patience = self.config.replica.replica_max_lag_time
         if not self._disk_hangs and await _all_return(ends, patience):
             return

@@ -3,9 +3,9 @@
 The caller gives the dependencies (connections, Raft, threads, clocks) and decides about the process: a node gives the
 real ones, a simulator its own, and both run this.
 
-Order: logs opened -> metadata service and data plane made, each heard by the other -> started -> registered: the folder
-is marked in use, views arrive, replicas take their roles -> closed: roles resign, the folder is marked clean, Raft
-leaves.
+Order: logs opened -> metadata service and data plane made and connected to each other -> started -> registered: the
+folder is marked in use, views arrive, replicas take their roles -> closed: roles resign, the folder is marked clean,
+Raft leaves.
 """
 
 from __future__ import annotations
@@ -76,31 +76,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDependencies:
-    """Everything that a broker needs from outside."""
+    """The resources that a broker needs from its process."""
 
     broker: BrokerId
     life_id: str
-    """Id of this life of the process; no other has the same."""
+    """Id of this incarnation of the process; no other has the same."""
     data_dir: DataDir
-    """Open, and this process's own."""
+    """The open data folder, locked by this process."""
     ingest: Transport
     control: Transport
     public: Transport
-    """For the subjects on which anybody may speak to brokers, the API and claims: a flood there waits in a queue of its
-    own."""
+    """The connection for subjects on which anybody may speak to brokers, the API and claims: a flood there waits in a
+    queue of its own."""
     secrets: ClusterSecrets
     make_raft: RaftFactory
     raft_address: str
-    """Empty: an observer."""
+    """`host:port` of this voter; empty: an observer."""
     syncer: Syncer
     executor: Executor
     checkpoints: Syncer
-    """CHECKPOINTS_AT_ONCE threads."""
+    """An executor with CHECKPOINTS_AT_ONCE threads."""
     decoders: Executor
-    """One thread."""
+    """An executor with one thread."""
     readers: Executor
     housekeeping: Executor
-    """One thread."""
+    """An executor with one thread."""
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
     rng: Random
@@ -109,18 +109,18 @@ class BrokerDependencies:
     replica_settings: ReplicaSettings
     storage_settings: StorageSettings
     replace: bool = False
-    """The operator says that an empty data folder takes the place of the one that the broker had."""
+    """The operator declares that an empty data folder takes the place of the broker's earlier one."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Read anew for each probe answer."""
+    """Labels of the broker, read anew for each probe answer."""
     keyring: Keyring = field(default_factory=Keyring)
     work_time: Callable[[], float] = thread_time
     """Seconds that the loop's thread has run."""
     keeps_audit_stream: bool = True
-    """Audit records go into the internal stream, too, not only into the log."""
+    """Audit records go into the internal stream as well as into the log."""
 
 
 class BrokerRuntime:
-    """See the module. It is the metadata service's `BrokerPort`. `on_fatal`: this broker cannot go on."""
+    """See the module. It is the metadata service's `BrokerPort`. `on_fatal`: called when this broker cannot go on."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class BrokerRuntime:
 
     @classmethod
     async def open(cls, needs: BrokerDependencies, on_fatal: Callable[[TidelogError], None]) -> BrokerRuntime:
-        """Logs are opened and recovered; no other process hears of this broker yet. Raises TidelogError."""
+        """Opens and recovers the logs; nothing is sent to other processes yet. Raises TidelogError."""
         data_dir = needs.data_dir
         earlier_lives = data_dir.lives
         space = SpaceWatch(
@@ -266,12 +266,12 @@ class BrokerRuntime:
 
     @property
     def incarnation(self) -> Incarnation:
-        """0 until this life is registered."""
+        """The incarnation of this process; 0 until it is registered."""
         return self._context.incarnation
 
     @property
     def reply_subjects(self) -> ReplySubjects:
-        """Where this broker answers clients."""
+        """The reply subjects on which this broker answers clients."""
         return self._replies
 
     def _current_lives(self) -> list[str]:
@@ -281,8 +281,8 @@ class BrokerRuntime:
         return [stream.subject for stream in self.metadata.state.streams.values()]
 
     async def start(self) -> None:
-        """Raises RaftError when the metadata group's journal cannot be used, TidelogError when another living process
-        has this broker's id."""
+        """Starts the parts. Raises RaftError when the metadata group's journal cannot be used, TidelogError when
+        another running process has this broker's id."""
         await self.broker.start()
         await self.metadata.start()
         await self._routing.start()
@@ -291,7 +291,7 @@ class BrokerRuntime:
         return self._routing.adopted()
 
     def _observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:
-        """As `StateObserver`."""
+        """Observes the applied state, as a `StateObserver`."""
         self._routing.observe(changes)
         self._pushes.observe(changes)
         if self._keeps_activity:
@@ -300,7 +300,7 @@ class BrokerRuntime:
     # ---- the metadata service's port -------------------------------------------------------------------------------
 
     def on_registered(self, cluster_id: str, incarnation: Incarnation) -> None:
-        """The registration is applied: its proof in the folder may be overwritten, and appends may begin."""
+        """Records the applied registration: its proof in the folder may be overwritten, and appends may begin."""
         try:
             self._data_dir.record(cluster_id, incarnation)
             self._data_dir.mark_dirty()
@@ -308,7 +308,7 @@ class BrokerRuntime:
             self._context.space.refused(e)
             if not self._registered:
                 raise TidelogError(Code.NO_SPACE, str(e)) from e
-            # Declared dead, and registered once more: the content of the folder still holds for this life.
+            # Declared dead, and registered once more: the content of the folder still holds for this incarnation.
             _log.warning("a further registration is not recorded in the data folder: %s", e)
         except DataDirError as e:
             self.on_fatal(TidelogError(Code.BAD_CONFIG, str(e)))
@@ -376,13 +376,13 @@ class BrokerRuntime:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> bool:
-        """False: the disk hangs, and threads wait for it. Then nothing more is asked of the disk; the Raft journal is
-        left as it is as well."""
+        """Closes all parts. False: the disk hangs, and threads wait for it. Then the disk is not used any more; the
+        Raft journal is left as it is as well."""
         try:
-            async with AsyncExitStack() as stack:  # which calls all of them, the last one first
+            async with AsyncExitStack() as stack:  # calls all of them, the last one first
                 stack.push_async_callback(self._activity.close)
                 stack.push_async_callback(self._audit_stream.close)
-                stack.push_async_callback(self._api.close)  # an act from now on would have no record in the stream
+                stack.push_async_callback(self._api.close)  # a later act would have no record in the stream
                 stack.push_async_callback(self._pushes.close)
                 stack.push_async_callback(self._routing.close)
         finally:

@@ -4,14 +4,14 @@
     nats = "nats://127.0.0.1:4222"          # or a list
     raft_address = "127.0.0.1:7001"         # this voter; leave it out for an observer
     raft_peers = { b2 = "127.0.0.1:7002", b3 = "127.0.0.1:7003" }
-    raft_secret_file = "raft-secret"        # what brokers prove to each other: needed beyond loopback; two lines while
+    raft_secret_file = "raft-secret"        # proof among brokers: needed beyond loopback; two lines while
                                             # one secret takes the place of the other; reread when it changes
     raft_ca = "ca.pem"                      # these three: TLS between the brokers' Raft nodes
     raft_cert = "b1.pem"
     raft_key = "b1.key"
     liftbridge_port = 9292                  # Liftbridge's gRPC API, off without it: docs/liftbridge.md
     liftbridge_host = "127.0.0.1"           # where it listens; beyond loopback only when it is said here
-    liftbridge_advertised = "b1:9292"       # what clients are told; else host and port
+    liftbridge_advertised = "b1:9292"       # the address that clients get; else host and port
     liftbridge_cert = "b1.pem"              # these three: TLS on that port; with a CA, clients show certificates, too
     liftbridge_key = "b1.key"
     liftbridge_ca = "clients.pem"
@@ -92,9 +92,9 @@ class ServerConfig:
     nats: tuple[str, ...]
     data_dir: Path
     replace: bool = False
-    """An empty `data_dir` takes the place of a folder that is lost for good. Nothing once it is in use."""
+    """An empty `data_dir` takes the place of a folder that is lost for good. No effect once it is in use."""
     login: Callable[[], NatsLogin] = lambda: NO_LOGIN
-    """The login to `nats`, read anew from where it is written at each call. Raises NatsRefused."""
+    """Returns the login to `nats`, read anew from its source at each call. Raises NatsRefused."""
     secret_files: tuple[Path, ...] = ()
     """Files that nobody but their owner should read."""
     raft_address: str | None = None
@@ -103,35 +103,35 @@ class ServerConfig:
     raft_peers: Mapping[BrokerId, str] = field(default_factory=dict)
     """The other voters."""
     secrets: ClusterSecrets = field(default_factory=public_secrets, repr=False)
-    """What brokers prove to each other."""
+    """The secrets by which brokers authenticate each other."""
     raft_secret_file: Path | None = None
-    """Where `secrets` are from; None: the environment, or nowhere."""
+    """The file of `secrets`; None: they are from the environment, or there are none."""
     raft_certificates: RaftCertificates | None = None
     """Files of TLS between the brokers' Raft nodes; None: without TLS."""
     liftbridge: LiftbridgeSettings | None = None
-    """The port for Liftbridge's clients; None: there is none."""
+    """The settings of the port for Liftbridge's clients; None: there is no port."""
     boot_id_file: Path = LINUX_BOOT_ID
-    """Its content differs after every start of the operating system."""
+    """A file whose content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
     rack: str | None = None
-    """Where this broker runs, for consumers that read from the nearest replica."""
+    """The place of this broker, for consumers that read from the nearest replica."""
     log_level: str = "info"
     master_keys: MasterKeys = field(default_factory=MasterKeys)
     master_key_file: Path | None = None
-    """Where `master_keys` are from; None: the environment, or nowhere."""
+    """The file of `master_keys`; None: they are from the environment, or there are none."""
     liftbridge_login: Callable[[], tuple[Callable[[], NatsLogin], str]] = lambda: (
         lambda: NO_LOGIN,
         DEFAULT_INBOX_PREFIX,
     )
-    """The login to `nats` of the Liftbridge port, read anew at each call of it, and where its answers come. Raises
-    TidelogError(BAD_CONFIG)."""
+    """Returns the login to `nats` of the Liftbridge port, read anew at each call of it, and the prefix of its inboxes.
+    Raises TidelogError(BAD_CONFIG)."""
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> ServerConfig:
-    """Merge the three sources. `flags`: the settings by name, and `login` with those of tidelog.nats.login_sources
+    """Merges the three sources. `flags`: the settings by name, and `login` with those of tidelog.nats.login_sources
     and `context`. Raises TidelogError(BAD_CONFIG) that names the setting, its value, and the values that
     are allowed."""
     values: dict[str, Any] = {}
@@ -253,7 +253,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _secret_files(values: Mapping[str, Any], file: Path | None) -> list[Path]:
-    """The files of this broker's own secrets."""
+    """Returns the files of this broker's own secrets."""
     named = [Path(str(values[key])) for key in _SECRET_FILES if values.get(key)]
     return [*named, file] if file is not None and values.get("raft_secret") else named
 
@@ -283,8 +283,8 @@ def _check_address(what: str, address: str) -> None:
 
 
 def _secrets(values: Mapping[str, Any], *, is_alone: bool) -> ClusterSecrets:
-    """`is_alone`: no other broker can join this one, which makes a secret for itself
-    (`tidelog.server.own_secret`)."""
+    """Returns the secrets of the cluster. `is_alone`: no other broker can join this one, which makes a secret for
+    itself (`tidelog.server.own_secret`)."""
     if values.get("raft_secret"):
         return ClusterSecrets(parse_secrets(str(values["raft_secret"]).encode(), "raft_secret (TIDELOG_RAFT_SECRET)"))
     file = values.get("raft_secret_file")
@@ -294,8 +294,8 @@ def _secrets(values: Mapping[str, Any], *, is_alone: bool) -> ClusterSecrets:
 
 
 def _check_reach(config: ServerConfig) -> None:
-    """Without a secret brokers believe everybody, so nobody else may reach them. Raft addresses are checked when they
-    are bound."""
+    """Checks that only this machine reaches a broker without a secret, because it trusts every sender. Raft addresses
+    are checked when they are bound."""
     if not config.secrets.are_public:
         return
     for url in config.nats:
@@ -320,8 +320,8 @@ def _raft_certificates(values: Mapping[str, Any]) -> RaftCertificates | None:
 
 
 def _check_port_lends_nothing(settings: LiftbridgeSettings | None, found: Found) -> None:
-    """Everybody who reaches the port acts with its login to NATS: that must not be the broker's. Raises TidelogError
-    (BAD_CONFIG)."""
+    """Checks that the port does not act with the broker's login to NATS, which everybody who reaches it would have.
+    Raises TidelogError(BAD_CONFIG)."""
     if settings is None or settings.login is not None:
         return
     login = found.login
@@ -336,11 +336,11 @@ def _check_port_lends_nothing(settings: LiftbridgeSettings | None, found: Found)
 def _login_of_port(
     settings: LiftbridgeSettings | None, sources: LoginSources, servers: tuple[str, ...]
 ) -> tuple[Callable[[], NatsLogin], str]:
-    """The login of a port without a login of its own: the broker's, who is nobody then
+    """Returns the login of the port: its own, or that of the broker, which is none then
     (`_check_port_lends_nothing`)."""
     if settings is None or settings.login is None:
         return sources.login, DEFAULT_INBOX_PREFIX
-    bare = tuple(split_url(url)[0] for url in servers)  # a login in a URL is the broker's, and would go before the file
+    bare = tuple(split_url(url)[0] for url in servers)  # a login in a URL is the broker's, and would override the file
     own = LoginSources(
         environment={}, server_variable="TIDELOG_NATS", servers=bare, options={}, files=(settings.login,)
     )
@@ -364,7 +364,7 @@ def _section(kind: type[_Settings], name: str, values: Mapping[str, Any]) -> _Se
 
 
 def _plain(what: str, value: Any, of: Field[Any]) -> Any:
-    """A text with a unit as the plain number; other values as they are."""
+    """Returns a text with a unit as the plain number; other values as they are."""
     counts = BYTES if "bytes" in of.name or of.metadata.get("counts") == "bytes" else TIME
     if not isinstance(value, str) or not (counts is BYTES or of.name.endswith("_ms")):
         return value

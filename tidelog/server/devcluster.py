@@ -52,7 +52,7 @@ STOP_TIMEOUT = 15.0
 
 
 class DevCluster:
-    """Start, kill, start again. Not thread-safe. `with DevCluster(...) as cluster:` starts and stops it."""
+    """Starts, kills and restarts brokers. Not thread-safe. `with DevCluster(...) as cluster:` starts and stops it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DevCluster:
         `server_command`: arguments of this Python that run one broker, in place of `-m tidelog server`.
         `master_key_file`: of all brokers. `liftbridge_port`: of the first broker; the next one has the next port.
         `max_payload`: of nats-server, bytes. `nats_config`: further configuration of nats-server. `settings_of`: by
-        broker id, what its configuration has besides: values at the top (`raft_ca`), and mappings as sections
+        broker id, further configuration: values at the top (`raft_ca`), and mappings as sections
         (`login`)."""
         if liftbridge_port is not None and liftbridge_port + nodes - 1 > MOST_PORT:
             raise TidelogError(
@@ -95,9 +95,9 @@ class DevCluster:
         self._nats: EmbeddedNatsServer | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ start and stop
     def start(self) -> None:
-        """nats-server, then all brokers. Returns when the processes run; `wait_ready` says when they serve.
+        """Starts nats-server, then all brokers. Returns when the processes run; `wait_ready` waits until they serve.
 
         Raises TidelogError: the folder is in use, it was made for another number of nodes, a port is taken."""
         made = self._missing_folder()
@@ -122,7 +122,7 @@ class DevCluster:
             raise
 
     def stop(self) -> None:
-        """Brokers first, all at once, then nats-server."""
+        """Stops the brokers first, all at once, then nats-server."""
         running = [p for p in self._processes.values() if p.poll() is None]
         for process in running:
             process.terminate()
@@ -165,7 +165,7 @@ class DevCluster:
         return None if self._nats is None else self._nats.pid
 
     def pid(self, broker: str) -> int | None:
-        """None when it does not run."""
+        """Returns the process id of the broker; None when it does not run."""
         process = self._processes.get(broker)
         return process.pid if process is not None and process.poll() is None else None
 
@@ -177,7 +177,7 @@ class DevCluster:
         return self.data_dir / f"{broker}.toml"
 
     def liftbridge_address(self, broker: str) -> str | None:
-        """The address of its port for Liftbridge's clients; None: there is none."""
+        """Returns the address of the broker's port for Liftbridge's clients; None: there is none."""
         if self._liftbridge_port is None:
             return None
         return f"{HOST}:{self._liftbridge_port + self.broker_ids.index(broker)}"
@@ -190,25 +190,25 @@ class DevCluster:
 
     @property
     def data_dirs(self) -> dict[str, Path]:
-        """The data folders of all brokers."""
+        """Returns the data folders of all brokers."""
         return {broker: self.broker_dir(broker) for broker in self.broker_ids}
 
     def kill(self, broker: str, sig: int = signal.SIGKILL) -> None:
-        """Send a signal; for SIGKILL and SIGTERM, wait for the end."""
+        """Sends a signal; for SIGKILL and SIGTERM, waits for the end."""
         process = self._processes[broker]
         process.send_signal(sig)
         if sig in (signal.SIGKILL, signal.SIGTERM):
             process.wait(STOP_TIMEOUT)
 
     def start_broker(self, broker: str, *, replace: bool = False) -> None:
-        """Start a broker that does not run. `replace`: its data folder is lost for good."""
+        """Starts a broker that does not run. `replace`: its data folder is lost for good."""
         if self.pid(broker) is None:
             self._spawn(broker, *(("--replace",) if replace else ()))
             self._write_cluster_file()
 
     def wait_ready(self, timeout: float = 30.0, on_wait: Callable[[], None] | None = None) -> None:
-        """Until every broker has said that it serves (its ready file names its pid). Raises TidelogError with the end
-        of the log of the one that has not."""
+        """Waits until every broker serves (its ready file names its pid). Raises TidelogError with the end of the log
+        of one that does not."""
         deadline = time.monotonic() + timeout
         waiting = list(self.broker_ids)
         while waiting:
@@ -239,13 +239,13 @@ class DevCluster:
 
     # ------------------------------------------------------------------ parts
     def _missing_folder(self) -> Path | None:
-        """The topmost folder that has to be made; None when the data folder is there."""
+        """Returns the topmost folder that has to be made; None when the data folder exists."""
         missing = [folder for folder in (self.data_dir, *self.data_dir.parents) if not folder.exists()]
         return missing[-1] if missing else None
 
     def _remove_what_was_made(self, topmost: Path) -> None:
-        """The data folder, and the folders above it up to `topmost` that nothing else is in: other clusters may have
-        begun there."""
+        """Removes the data folder, and the empty folders above it up to `topmost`: other clusters may have begun in the
+        others."""
         shutil.rmtree(self.data_dir, ignore_errors=True)
         with suppress(OSError):
             for folder in self.data_dir.parents:
@@ -277,7 +277,7 @@ class DevCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # Its nats-server is its own: a login that it asks for is in the broker's configuration.
+                # The brokers get no login from the environment: that of this nats-server is in their configuration.
                 env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
                 preexec_fn=ends_with_us(),  # noqa: PLW1509 - see there
             )
@@ -306,7 +306,7 @@ class DevCluster:
             raise TidelogError(Code.UNAVAILABLE, str(e)) from e
 
     def _write_configs(self) -> None:
-        """Raft ports are taken from existing files; everything else is written anew."""
+        """Writes the configuration files. Raft ports are taken from existing files; the rest is written anew."""
         secret = self.data_dir / "raft-secret"
         if not secret.exists():
             secret.touch(mode=0o600)
@@ -374,7 +374,7 @@ class DevCluster:
 
 
 def how_it_ended(status: int | None) -> str:
-    """In words; `status`: of a child process."""
+    """Describes the exit `status` of a child process in words."""
     return f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
 
 
@@ -396,13 +396,13 @@ class NatsKeeper:
         self._clock = clock
         self._started_at = clock()
         self._start_at: float | None = None
-        """When to start it; None while it runs."""
+        """Time of the next start; None while the server runs."""
         self._pause = 0.0
-        """Before the next start."""
+        """Seconds before the next start."""
         self._failing_since: float | None = None
 
     def look(self) -> None:
-        """Raises TidelogError when the server cannot be started."""
+        """Starts the server if it has ended and its pause is over. Raises TidelogError when it cannot be started."""
         if self._nats.is_running:
             return
         now = self._clock()
@@ -439,7 +439,7 @@ class NatsKeeper:
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:
-    """Lines of TOML, for texts, numbers and truth values."""
+    """Returns lines of TOML for texts, numbers and truth values."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 

@@ -1,4 +1,4 @@
-"""The secret of a broker that stands alone and is given none: it makes one, and keeps it in its data folder.
+"""The secret of a standalone broker without a configured one: it makes one, and keeps it in its data folder.
 
 Nobody else has to know it. Keys of producers and tickets of transactions follow from it (`wire.security.producer_keys`,
 `wire.security.tickets`), and a producer goes on with them when the broker starts again: it may have sent a batch whose
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_own_secret(secrets: ClusterSecrets, files: FileSystem, folder: Path) -> None:
-    """Puts the secret of the folder in the place of `secrets`. Raises OSError."""
+    """Replaces `secrets` by the secret of the folder. Raises OSError."""
     secrets.replace(_kept(files, folder / FILE) or _made(files, folder / FILE))
 
 

@@ -1,12 +1,12 @@
 """The file with the secrets of a cluster, and how one secret takes the place of another without a stop.
 
     # comments                       `# new: FINGERPRINT` says which of two secrets is the new one
-    SECRET                           used for what is sent; one per line
+    SECRET                           used for signing; one per line
     SECRET                           accepted too
 
     step     the files of all brokers hold    it may be done when each live broker
     add      old              -> old, new     holds the old one, and nothing else
-    use      old, new         -> new, old     holds both: what is sent with the new one is accepted
+    use      old, new         -> new, old     holds both: messages signed with the new one are accepted
     remove   new, old         -> new          sends with the new one
 
 Brokers look at their file every second, and after SIGHUP.
@@ -42,15 +42,15 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SecretFile:
-    """The content of a file."""
+    """The content of the file with the secrets."""
 
     secrets: tuple[ClusterSecret, ...]
     new: str | None
-    """Fingerprint of the new one of two secrets, where the file says it."""
+    """Fingerprint of the new one of two secrets, where the file names it."""
 
     @classmethod
     def read(cls, path: Path) -> SecretFile:
-        """Raises TidelogError(BAD_CONFIG)."""
+        """Reads the file. Raises TidelogError(BAD_CONFIG)."""
         try:
             text = path.read_bytes()
         except OSError as e:
@@ -62,7 +62,7 @@ class SecretFile:
         return cls(secrets, marks[0] if marks else None)
 
     def write(self, path: Path) -> None:
-        """Durably, and whole or not at all; readable by its owner alone. Raises TidelogError(BAD_CONFIG)."""
+        """Writes the file durably and atomically; readable by its owner alone. Raises TidelogError(BAD_CONFIG)."""
         lines = [secret.text.decode() for secret in self.secrets]
         if self.new is not None:
             lines.insert(0, f"{_NEW}{self.new}")
@@ -70,7 +70,7 @@ class SecretFile:
         try:
             beside.unlink(missing_ok=True)
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - `descriptor` is no path
                 status = path.stat()
                 if os.geteuid() == 0:
                     os.fchown(descriptor, status.st_uid, status.st_gid)
@@ -80,7 +80,7 @@ class SecretFile:
             beside.replace(path)
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(folder)  # else a power loss may bring the earlier secrets back
+                os.fsync(folder)  # without this a power loss may bring the earlier secrets back
             finally:
                 os.close(folder)
         except OSError as e:
@@ -91,7 +91,7 @@ class SecretFile:
         return [secret.fingerprint.hex() for secret in self.secrets]
 
     def next_step(self) -> Step:
-        """Raises TidelogError(BAD_CONFIG) where the file does not say which of its secrets is the new one."""
+        """Returns the next step. Raises TidelogError(BAD_CONFIG) where the file does not say which secret is new."""
         if len(self.secrets) == 1:
             return Step.ADD
         if self.new not in self.fingerprints:
@@ -114,16 +114,16 @@ class SecretFile:
 
 
 class Obstacles(NamedTuple):
-    """What keeps a step from being done."""
+    """Reasons why a step cannot be done."""
 
     fault: str
-    """What is wrong with the file, and waiting does not mend; empty: nothing."""
+    """A fault of the file that waiting does not mend; empty: none."""
     waits: list[str]
     """One sentence for each live broker that is not ready yet."""
 
 
 def obstacles(held: SecretFile, step: Step, brokers: Mapping[str, Sequence[str] | None]) -> Obstacles:
-    """`brokers`: fingerprints that each live one holds, the one in use first; None: it does not tell."""
+    """`brokers`: fingerprints that each live one holds, the one in use first; None: it does not report them."""
     first = held.fingerprints[0]
     known = sorted({each for fingerprints in brokers.values() for each in fingerprints or ()})
     if known and not set(known) & set(held.fingerprints):
@@ -184,7 +184,7 @@ class SecretWatch:
         threading.Thread(target=self._watch, name="secrets", daemon=True).start()
 
     def look(self) -> None:
-        """Now, whether it has changed or not."""
+        """Reads the file now, whether it has changed or not."""
         self._seen = None
         self._look.set()
 
@@ -205,7 +205,7 @@ class SecretWatch:
                 continue
             try:
                 found = SecretFile.read(self._path)
-            except TidelogError as e:  # it is tried again: what `chmod` changes does not show in `state`
+            except TidelogError as e:  # read again: a `chmod` does not show in `state`
                 if obstacle != (obstacle := str(e)):
                     _log.error("%s goes on with the secrets it has: %s", self._owner, e)
                 continue
@@ -215,7 +215,7 @@ class SecretWatch:
     def _on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:  # the loop is closed, so the watch ends
             self._ended.set()
 
     def _take(self, found: SecretFile) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _INT64_MIN: Final = -INT64_MAX - 1
 _WORTH_NUMPY: Final = 16
-"""Elements of a column from which on numpy makes its offsets faster."""
+"""Number of elements of a column from which on numpy makes its offsets faster."""
 
 
 class Joined(NamedTuple):
@@ -38,7 +38,7 @@ class Joined(NamedTuple):
         return cls(b"".join(elements), np.fromiter(map(len, elements), LITTLE_I32, len(elements)))
 
     def part(self, first: int, upto: int) -> Self:
-        """Those from `first` on, before `upto`, as a view."""
+        """Returns the strings from `first` on, before `upto`, as a view."""
         start = int(self.sizes[:first].sum())
         sizes = self.sizes[first:upto]
         return type(self)(memoryview(self.data)[start : start + int(sizes.sum())], sizes)
@@ -89,7 +89,7 @@ class _BytesColumnBuilder:
         self.data_bytes += sum(map(len, elements))
 
     def fill_to(self, count: int, *, null: bool) -> None:
-        """Empty elements, or nulls, until there are `count`."""
+        """Adds empty elements, or nulls, until there are `count`."""
         missing = count - self.count
         if missing <= 0:
             return
@@ -101,7 +101,7 @@ class _BytesColumnBuilder:
         self.count = count
 
     def sections(self) -> list[Buffer]:
-        """Offsets and data, each padded."""
+        """Returns offsets and data, each padded."""
         if self._loose and not self._runs and self.count < _WORTH_NUMPY:
             ends = accumulate(map(len, self._loose), initial=0)
             few = struct.pack(f"<{self.count + 1}i", *ends)
@@ -117,7 +117,7 @@ class _BytesColumnBuilder:
         return [*padded(offsets.data.cast("B")), *self._parts, *padding(self.data_bytes)]
 
     def validity(self) -> list[Buffer]:
-        """The padded bitmap."""
+        """Returns the padded bitmap."""
         valid = np.ones(self.count, np.bool_)
         for first, count in self._nulls:
             valid[first : first + count] = False
@@ -149,11 +149,11 @@ class BatchBuilder:
         self._headers: _BytesColumnBuilder | None = None
         self._timestamps: dict[int, int] = {}  # index -> ns, of the records that have their own
         self.has_message_ids = False
-        """The caller says so: some header is a message id."""
+        """Set by the caller: some header is a message id."""
 
     @property
     def count(self) -> int:
-        """Records so far."""
+        """Number of records so far."""
         return self._values.count
 
     @property
@@ -167,11 +167,11 @@ class BatchBuilder:
         return size
 
     def add_uniform(self, block: memoryview, count: int, payload_at: int, payload_size: int, stride: int) -> None:
-        """`count` values of `payload_size` bytes, `stride` bytes apart from `payload_at` on. `block` is copied from."""
+        """Adds `count` values of `payload_size` bytes, `stride` bytes apart from `payload_at` on; copies them."""
         self._values.add_uniform(block, count, payload_at, payload_size, stride)
 
     def add_joined(self, values: Joined, headers: Joined | None = None) -> None:
-        """Values in order, their bytes not copied again; `headers`, of equal length, are raw NATS header blocks or
+        """Adds values in order, their bytes not copied again; `headers`, of equal length, are raw NATS header blocks or
         empty."""
         before = self.count
         self._values.add_joined(values)
@@ -184,7 +184,7 @@ class BatchBuilder:
             self._headers.add_joined(headers)
 
     def add_values(self, payloads: list[bytes], headers: list[bytes | None] | None = None) -> None:
-        """Values in order; `headers`, of equal length, are raw NATS header blocks or None."""
+        """Adds values in order; `headers`, of equal length, are raw NATS header blocks or None."""
         before = self.count
         self._values.extend(payloads)
         if headers is not None and any(headers):
@@ -198,7 +198,7 @@ class BatchBuilder:
     def add_record(
         self, value: bytes | None, key: bytes | None = None, headers: bytes = b"", timestamp: int | None = None
     ) -> None:
-        """One record. `headers` as `encode_headers` makes them or as a raw NATS block; `timestamp` in ns since 1970.
+        """Adds one record. `headers` as `encode_headers` makes them or a raw NATS block; `timestamp` in ns since 1970.
 
         Raises TidelogError(BAD_REQUEST) for a timestamp beyond 64 bits; nothing is added then.
         """
@@ -234,7 +234,7 @@ class BatchBuilder:
         compression: Compression = Compression.NONE,
         is_transactional: bool = False,
     ) -> EncodedBatch:
-        """The batch of everything added, and a builder that is empty again.
+        """Returns the batch of all added records, and empties the builder.
 
         `timestamp` (ns) is that of the records without their own. A body that compression does not make smaller is
         stored as it is.

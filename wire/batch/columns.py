@@ -1,7 +1,7 @@
-"""Columns of a body as checked views: nothing is copied but for decompression, nothing is believed.
+"""Columns of a body as checked views: only decompression copies, and no byte is trusted.
 
-This is where bytes of a client or a disk meet numpy and Arrow, which trust their offsets. So every offset is shown to
-lie inside its data here, before it is used.
+Here bytes of a client or a disk meet numpy and Arrow, which trust their offsets. So every offset is shown to lie inside
+its data here, before it is used.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ LITTLE_I64: Final = np.dtype("<i8")
 
 ZSTD_LEVEL: Final = 3
 MAX_EXPANSION: Final = 256
-"""No writer makes a body that becomes more than so many times larger when it is decompressed, and leaders take no such
-body from a client: a few bytes must not cost whoever reads them millions. LZ4 cannot do more than 255."""
+"""Limit of the growth of a body in decompression, as a factor, for all writers; leaders take no other body from a
+client: a few bytes must not cost their readers millions. LZ4 cannot do more than 255."""
 
 _COMPRESSED = struct.Struct("<II")
 _WORTH_NUMPY = 32
-"""Elements of a list from which on it may be made by numpy."""
+"""Number of elements from which on numpy may make a list."""
 
 
 class Column(IntEnum):
-    """Bits of the header's `columns`. An IntEnum, not a flag: `&` and `|` with an int stay plain, and quick."""
+    """Bits of the header's `columns`. An IntEnum, not a flag: `&` and `|` with an int stay plain, and fast."""
 
     VALUE = 1
     KEY = 2
@@ -82,14 +82,14 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a body; None for an absent one. The reader decides on its meaning."""
+    """The columns of a body; None for an absent one, whose meaning the reader decides."""
 
     values: BytesColumn | None
     keys: BytesColumn | None
     timestamps: Int64Array | None
     headers: BytesColumn | None
     offset_deltas: Int32Array | None
-    """[n], growing, however the body says them."""
+    """[n], growing, whichever column stores them."""
     key_validity: memoryview | None
     value_validity: memoryview | None
 
@@ -170,7 +170,8 @@ class _SectionReader:
 
 
 def parse_columns(body: memoryview, header: BatchHeader) -> Columns:
-    """Views of an uncompressed body's columns. Raises CorruptData for anything a reader could stumble on."""
+    """Returns views of an uncompressed body's columns. Raises CorruptData for every fault that could mislead a
+    reader."""
     present = header.columns
     if unknown := present & ~KNOWN_COLUMNS:
         raise CorruptData(
@@ -207,7 +208,7 @@ def _offset_deltas(reader: _SectionReader, places: int) -> Int32Array | None:
 
 
 def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> memoryview:
-    """The body without compression, at most `max_body_bytes` long. Raises CorruptData."""
+    """Returns the body without compression, at most `max_body_bytes` long. Raises CorruptData."""
     if header.is_encrypted:
         raise CorruptData(f"{header} is encrypted: only a broker that has the master key can read it")
     if header.attributes & ~(COMPRESSION_MASK | CONTROL_BIT | TRANSACTIONAL_BIT):
@@ -219,13 +220,13 @@ def sections_of(body: memoryview, header: BatchHeader, max_body_bytes: int) -> m
 
 
 def expanded_size(body: memoryview, header: BatchHeader, max_body_bytes: int) -> int:
-    """Bytes of the body without compression, as it says; more are never made of it. Raises CorruptData where they are
-    more than `max_body_bytes`."""
+    """Returns the bytes of the body without compression, as it states them; decompression never makes more. Raises
+    CorruptData where they are more than `max_body_bytes`."""
     return _packed(body, header, max_body_bytes)[0]
 
 
 def _packed(body: memoryview, header: BatchHeader, max_body_bytes: int) -> tuple[int, memoryview]:
-    """(bytes when decompressed, the compressed bytes)."""
+    """Returns (bytes when decompressed, the compressed bytes)."""
     if header.compression is Compression.NONE:
         if len(body) > max_body_bytes:
             raise CorruptData(f"{header}: body of {len(body)} bytes, the limit is {max_body_bytes}")
@@ -242,12 +243,12 @@ def _packed(body: memoryview, header: BatchHeader, max_body_bytes: int) -> tuple
 
 
 def _decompressed(packed: memoryview, size: int, compression: Compression, header: BatchHeader) -> bytes:
-    """Exactly `size` bytes, and never more memory than that."""
+    """Returns exactly `size` bytes, and never takes more memory than that."""
     try:
         if compression is Compression.LZ4:
             sections = cast(bytes, lz4.block.decompress(packed, uncompressed_size=size))
         else:
-            # The size in a zstd frame outranks max_output_size, so it is asked first.
+            # The size in a zstd frame outranks max_output_size, so it is checked first.
             declared = zstandard.get_frame_parameters(packed).content_size
             if declared != size:
                 raise CorruptData(f"{header}: zstd frame of {declared} bytes, the body says {size}")
@@ -262,8 +263,8 @@ def _decompressed(packed: memoryview, size: int, compression: Compression, heade
 def compress(
     parts: list[Buffer], compression: Compression, *, zstd_level: int = ZSTD_LEVEL
 ) -> tuple[list[Buffer], Compression]:
-    """The body in compressed form; uncompressed, and Compression.NONE, if that is not larger. A body that zstd would
-    shrink more than MAX_EXPANSION allows is compressed by LZ4."""
+    """Returns the compressed body; or the uncompressed one and Compression.NONE, if that is not larger. A body that
+    zstd would shrink more than MAX_EXPANSION allows is compressed by LZ4."""
     sections = b"".join(parts)
     packed = b""
     if compression is Compression.ZSTD:
@@ -278,7 +279,7 @@ def compress(
 
 
 def padding(size: int) -> list[Buffer]:
-    """Zeros that fill `size` bytes up to a multiple of 8."""
+    """Returns zeros that fill `size` bytes up to a multiple of 8."""
     return [bytes(-size % 8)] if size % 8 else []
 
 

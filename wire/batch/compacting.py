@@ -5,9 +5,9 @@ that it covers (`offset_span`), and so the place of everything around it. Column
 that are left lie in that range; HOLES, where nothing lies, if OFFSET_DELTA would make the batch larger than it was. A
 batch is never larger afterwards: a log of batches as large as a NATS message stays one that can be copied and read.
 Uncompressed that is certain with HOLES, for no section grows: the deltas of the holes take the room that the offsets of
-the removed keys had. Compressed it nearly always holds; else the caller is told, and the batch stays as it is.
+the removed keys had. Compressed it nearly always holds; else the caller gets None, and the batch stays as it is.
 
-A batch that loses all its records and is wanted still, because something is known by it (a leader epoch, the end of a
+A batch that loses all its records and is wanted still, because it carries other facts (a leader epoch, the end of a
 segment), becomes a control batch of type EMPTIED over the same range, which readers pass over as they do over any
 control batch.
 
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     HashArray = NDArray[np.uint64]
 
 _SMALLEST_ZSTD_LEVEL: Final = 19
-"""For a body that became larger otherwise: slow, and rare."""
+"""Level for a body that all other forms make larger: slow, and rare."""
 HASH_BYTES: Final = 16
 """Bytes of a key's hash. Two keys with one hash would count as one key, so no collisions may be known."""
 
 
 _READABLE: Final = frozenset(compression | bit for compression in Compression for bit in (0, TRANSACTIONAL_BIT))
-"""Attributes of batches that can be looked into."""
+"""Attributes of batches that can be compacted."""
 
 
 class CompactableBatch:
@@ -83,12 +83,12 @@ class CompactableBatch:
         self.keyed = _present(columns.keys, columns.key_validity, count)
         """Records without a key have no successors: compaction keeps them all."""
         self.tombstones = self.keyed & ~_present(columns.values, columns.value_validity, count)
-        """A key without a value: the key is deleted."""
+        """Records with a key and without a value: the key is deleted."""
 
     @classmethod
     def decode(cls, buf: Buffer, at: int, header: BatchHeader) -> CompactableBatch | None:
-        """The batch at `at`, its body's CRC checked; None for a control batch, for an encrypted one, and for one with
-        unknown columns or attributes. Raises CorruptData."""
+        """Decodes the batch at `at`, its body's CRC checked; None for a control batch, for an encrypted one, and for
+        one with unknown columns or attributes. Raises CorruptData."""
         verify_body(buf, at, header)
         if header.attributes not in _READABLE or header.columns & ~KNOWN_COLUMNS:
             return None
@@ -96,7 +96,7 @@ class CompactableBatch:
         return cls(header, parse_columns(sections_of(body, header, MAX_BODY_BYTES), header))
 
     def key_hashes(self) -> HashArray:
-        """[keyed records, 2]"""
+        """Hashes of the keys: [keyed records, 2]."""
         column = self._columns.keys
         if column is None:
             return np.empty((0, 2), np.uint64)
@@ -112,12 +112,12 @@ class CompactableBatch:
 
     @property
     def has_offset_deltas(self) -> bool:
-        """It has lost records, and column OFFSET_DELTA makes it larger than it need be."""
+        """Whether it has lost records, and column OFFSET_DELTA makes it larger than HOLES would."""
         return bool(self.header.columns & Column.OFFSET_DELTA)
 
     def keep(self, kept: BoolArray, max_length: int | None = None) -> EncodedBatch | None:
-        """The batch with these records alone, at least one, at its place. None: its body would have more than
-        `max_length` bytes, in whatever form. By default that is its present size."""
+        """Returns the batch with only the `kept` records, at least one, at its place. None: in every form its body
+        would have more than `max_length` bytes, by default its present size."""
         header, compression = self.header, self.header.compression
         forms = [(Column.OFFSET_DELTA, compression, ZSTD_LEVEL)]
         if header.columns & Column.KEY and int(kept.sum()) < header.offset_count:
@@ -133,7 +133,7 @@ class CompactableBatch:
         return None
 
     def _kept(self, kept: BoolArray, places: Column, compression: Compression, zstd_level: int) -> EncodedBatch:
-        """`places`: the column that says which offsets the records have."""
+        """`places`: the column that stores the offsets of the records."""
         header, columns = self.header, self._columns
         present = header.columns & ~(Column.OFFSET_DELTA | Column.HOLES) | places
         deltas = (self.offsets[kept] - header.base_offset).astype(LITTLE_I32)
@@ -173,8 +173,8 @@ class CompactableBatch:
 
 
 def without_repetitions(batch: EncodedBatch, repeated: Collection[int]) -> EncodedBatch:
-    """A client's batch without the records at these places: holes, so that the others keep their offsets and the
-    producer its sequence. Its `columns` must be there."""
+    """Returns a client's batch without the records at these places: holes, so that the others keep their offsets and
+    the producer its sequence. Its `columns` must be there."""
     header, columns = batch.header, batch.columns
     if columns is None:
         raise InvariantViolation(f"{header} was not taken apart")
@@ -189,8 +189,8 @@ def without_repetitions(batch: EncodedBatch, repeated: Collection[int]) -> Encod
 
 
 def emptied(header: BatchHeader) -> EncodedBatch:
-    """The control batch that takes the place and the range of offsets of a batch without records left. It is smaller
-    than that batch, but for one whose records have neither key nor value nor header: it may be 8 bytes larger."""
+    """Returns the control batch that takes the place and the range of offsets of a batch without records left. It is
+    smaller than that batch, but for one whose records have neither key nor value nor header: 8 bytes larger at most."""
     control = control_batch(ControlType.EMPTIED, 1, b"")
     left = header._replace(
         attributes=control.header.attributes | header.attributes & TRANSACTIONAL_BIT,
@@ -202,7 +202,7 @@ def emptied(header: BatchHeader) -> EncodedBatch:
 
 
 def _encoded(header: BatchHeader, body: list[Buffer]) -> EncodedBatch:
-    """`header` over another body."""
+    """Returns `header` over another body."""
     length, crc = length_and_crc(body)
     return EncodedBatch(header._replace(length=length, body_crc=crc), body)
 
@@ -216,8 +216,8 @@ def _present(column: BytesColumn | None, validity: memoryview | None, count: int
 
 
 def _kept_bytes(column: BytesColumn | None, kept: BoolArray, holes: Int32Array | None = None) -> list[Buffer]:
-    """Offsets, with `holes` behind them, and data of the elements that are kept, each padded. Neighbours are copied in
-    one piece."""
+    """Returns offsets, with `holes` behind them, and data of the elements that are kept, each padded. Neighbours are
+    copied in one piece."""
     assert column is not None
     offsets = np.zeros(int(kept.sum()) + 1, LITTLE_I32)
     np.cumsum(np.diff(column.offsets)[kept], out=offsets[1:])

@@ -1,5 +1,5 @@
-"""Control batches: they hold no record, but something for the replicas or for later readers. They take one offset;
-batches of type EMPTIED take the offsets of the batch that they stand for."""
+"""Control batches: they hold no record, but a fact for the replicas or for later readers. They take one offset; batches
+of type EMPTIED take the offsets of the batch that they replace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ControlType(IntEnum):
     """Numbers are never used again. Readers pass over all types."""
 
     EMPTIED = 1
-    """Stands for a batch that compaction has left no record of: its range of offsets, epoch and producer. No
+    """Replaces a batch of which compaction has left no record, with its range of offsets, epoch and producer. No
     payload."""
 
     TRANSACTION_END = 2
@@ -48,7 +48,7 @@ class ControlRecord:
 
 
 def control_batch(type: int, version: int, payload: bytes, timestamp: int = 0) -> EncodedBatch:  # noqa: A002
-    """A batch that takes one offset and holds no record. `timestamp` in ns since 1970."""
+    """Returns a batch that takes one offset and holds no record. `timestamp` in ns since 1970."""
     body = _CONTROL.pack(type, version, len(payload)) + payload
     return seal(
         padded(body),
@@ -64,7 +64,8 @@ def control_batch(type: int, version: int, payload: bytes, timestamp: int = 0) -
 
 
 def transaction_marker(producer_id: int, next_epoch: int, marker: Marker, timestamp: int = 0) -> EncodedBatch:
-    """Ends the transaction of `producer_id`, whose next one has `next_epoch`. `timestamp` in ns since 1970."""
+    """Returns the end of the transaction of `producer_id`, whose next one has `next_epoch`. `timestamp` in ns since
+    1970."""
     batch = control_batch(ControlType.TRANSACTION_END, 1, b"", timestamp)
     header = batch.header._replace(
         attributes=CONTROL_BIT | TRANSACTIONAL_BIT | marker.value,
@@ -76,7 +77,7 @@ def transaction_marker(producer_id: int, next_epoch: int, marker: Marker, timest
 
 
 def decode_control(buf: Buffer) -> ControlRecord:
-    """The content of a control batch, body CRC checked. Raises CorruptData. Readers skip unknown types."""
+    """Returns the content of a control batch, body CRC checked. Raises CorruptData. Readers skip unknown types."""
     header = parse_header(buf)
     known = CONTROL_BIT | TRANSACTIONAL_BIT | COMMIT_BIT | ABORT_BIT
     if not header.is_control or header.columns or header.record_count != 1 or header.attributes & ~known:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wire.types import Buffer
 
 _OF_ONE_RECORD: Final = 96 + 64
-"""Most bytes of a batch of one record besides its data: the header, three columns' offsets, and padding."""
+"""Limit of the bytes of a batch of one record besides its data: the header, three columns' offsets, and padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class RecordLimit:
     room: int
     """Bytes that fit one message of the NATS server, from its `max_payload`."""
     configured: int | None = None
-    """The stream's `max_record_bytes`; None where it is not known."""
+    """The stream's `max_record_bytes`; None where it is unknown."""
 
     @classmethod
     def within(cls, batch_bytes: int, configured: int | None = None) -> Self:
-        """`batch_bytes`: of the largest batch that a message has room for. Producers and leaders have this one limit,
-        so that a copy can write what was published."""
+        """`batch_bytes`: of the largest batch that fits into a message. Producers and leaders have this one limit, so
+        that a copy can write every published record."""
         return cls(batch_bytes - _OF_ONE_RECORD, configured)
 
     @property
@@ -60,8 +60,8 @@ class RecordLimit:
         return self.room if self.configured is None else min(self.room, self.configured)
 
     def too_large(self, what: str, size: int) -> TidelogError:
-        """RECORD_TOO_LARGE for a record of `size` bytes above the limit. `what` begins the sentence; the
-        remedy names the settings that keep this record out."""
+        """Returns RECORD_TOO_LARGE for a record of `size` bytes above the limit. `what` begins the sentence; the remedy
+        names the settings that keep this record out."""
         by_stream = self.configured is not None and self.configured <= self.room
         which = "the stream's max_record_bytes" if by_stream else "what the NATS server takes in one message"
         remedies = []
@@ -77,20 +77,20 @@ class RecordLimit:
 
 
 FREE_BYTES: Final = 64 << 10
-"""A client's body may always have so many bytes when it is decompressed, and MAX_EXPANSION times its own."""
+"""A client's body may always have so many bytes when it is decompressed, or MAX_EXPANSION times its own."""
 MAX_RECORDS_PER_BYTE: Final = 64
 """Records of a client's batch for each byte of its body: as many as MAX_EXPANSION leaves for records that have a value.
 """
 FREE_RECORDS: Final = 64 << 10
-"""It may always have so many."""
+"""A client's batch may always have so many records."""
 HEAVY_BYTES: Final = 256 << 10
-"""A compressed batch that becomes larger is not decoded on an event loop: it takes most of a millisecond."""
+"""A compressed batch of more bytes is not decoded on an event loop: it takes most of a millisecond."""
 HEAVY_HEADER_BYTES: Final = 16 << 10
-"""The same for batches whose records have headers."""
+"""HEAVY_BYTES for batches whose records have headers."""
 
 
 class EncodedBatch:
-    """A batch without an offset yet: the body as a list of buffers, the header as it will be but for the stamp.
+    """A batch without an offset yet: the body as a list of buffers, and the final header without the stamp.
 
     `header.base_offset`, `header.leader_epoch`, `header.append_time` and `header.partitioning_version` are 0. A client
     sends `stamp(Offset(0), LeaderEpoch(0))`.
@@ -102,7 +102,7 @@ class EncodedBatch:
         self.header = header
         self.parts = parts
         self.columns = columns
-        """The columns of a client's batch with message ids, in which repetitions are looked for; else None."""
+        """The columns of a client's batch with message ids, for the search for repetitions; else None."""
 
     @property
     def size(self) -> int:
@@ -116,26 +116,26 @@ class EncodedBatch:
     def stamp(
         self, base_offset: Offset, leader_epoch: LeaderEpoch, append_time: int = 0, partitioning_version: int = 0
     ) -> tuple[list[Buffer], BatchHeader]:
-        """The parts of the finished batch, the first of them its 96-byte header; and that header. `append_time`: ns
-        since 1970."""
+        """Returns the parts of the finished batch, the first of them its 96-byte header; and that header.
+        `append_time`: ns since 1970."""
         header = _stamped(self.header, base_offset, leader_epoch, append_time, partitioning_version)
         return [encode_header(header), *self.parts], header
 
     def restamp(self) -> tuple[list[Buffer], BatchHeader]:
-        """The same with the stamp that `header` has: of a batch that takes the place of a stored one."""
+        """Returns the same with the stamp that `header` has: of a batch that replaces a stored one."""
         return [encode_header(self.header), *self.parts], self.header
 
     @classmethod
     def from_bytes(
         cls, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES, record_limit: RecordLimit | None = None
     ) -> EncodedBatch:
-        """A client's batch as it was received; see `ReceivedBatch`."""
+        """Decodes a client's batch as it was received; see `ReceivedBatch`."""
         return ReceivedBatch(buf, max_body_bytes=max_body_bytes).decode(record_limit)
 
 
 class ReceivedBatch:
-    """A client's batch as it was received, exactly one, with a right header and checksums: what it says of itself
-    bounds what decoding it takes.
+    """A client's batch as it was received, exactly one, with a right header and checksums. The sizes that it states
+    bound the cost of decoding it.
 
     `header` has the stamp of the client, which is ignored. The buffer must not change any more.
     """
@@ -144,7 +144,7 @@ class ReceivedBatch:
 
     def __init__(self, buf: Buffer, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         """`max_body_bytes` bounds the body before and after decompression. Raises CorruptData;
-        TidelogError(LIMIT_REACHED) for a body that says too much in too few bytes."""
+        TidelogError(LIMIT_REACHED) for a body that states too many bytes or records for its size."""
         header = parse_header(buf)
         if header.size != len(buf):
             raise CorruptData(f"a message of {len(buf)} bytes holds a batch of {header.size} and something else")
@@ -163,7 +163,7 @@ class ReceivedBatch:
         self.is_heavy = (size > HEAVY_BYTES and header.compression is not Compression.NONE) or (
             size > HEAVY_HEADER_BYTES and bool(header.columns & Column.HEADERS)
         )
-        """Decoding it may take longer than an event loop should stand."""
+        """Decoding it may take longer than an event loop should be held up."""
 
     def _check_density(self, size: int) -> None:
         header, length = self.header, len(self._body)
@@ -189,7 +189,7 @@ class ReceivedBatch:
             )
 
     def decode(self, record_limit: RecordLimit | None = None) -> EncodedBatch:
-        """Check everything that a reader relies on; `record_limit` bounds each record. The parts are views of the
+        """Checks everything that a reader relies on; `record_limit` bounds each record. The parts are views of the
         buffer. Raises CorruptData; TidelogError(RECORD_TOO_LARGE) names the largest record;
         TidelogError(LIMIT_REACHED) for one with too many headers."""
         header, body = self.header, self._body
@@ -245,7 +245,7 @@ def seal(
     base_sequence: int,
     hints: int = 0,
 ) -> EncodedBatch:
-    """A batch whose body is `parts`, its length and CRC filled in."""
+    """Returns a batch whose body is `parts`, its length and CRC filled in."""
     length, crc = length_and_crc(parts)
     header = BatchHeader(
         base_offset=Offset(0),
@@ -267,7 +267,7 @@ def seal(
 
 
 def length_and_crc(parts: list[Buffer]) -> tuple[int, int]:
-    """Length and CRC of the body that `parts` make."""
+    """Returns the length and the CRC of the body that `parts` make."""
     length = crc = 0
     for part in parts:
         length += len(part)
@@ -289,7 +289,7 @@ def _check_record_sizes(columns: Columns, count: int, limit: RecordLimit) -> Non
 
 
 def _count_as_written(total: Int64Array, headers: BytesColumn, limit: RecordLimit) -> None:
-    """Adds to the sizes of records near the limit what their NATS blocks grow by when a producer writes them."""
+    """Adds the growth of NATS blocks, when a producer writes them, to the sizes of records near the limit."""
     sizes = headers.sizes()
     for record in np.flatnonzero(total + most_written(sizes) - sizes > limit.max_bytes).tolist():
         (element,) = headers.to_list(record, 1)

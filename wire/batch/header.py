@@ -1,4 +1,4 @@
-"""The fixed header of a batch: all that a log, a follower or a leader's producer state needs of one."""
+"""The fixed header of a batch, which is all that a log, a follower or a leader's producer state reads of one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 HEADER_SIZE: Final = 96
 MAGIC: Final = 1
 MAX_BODY_BYTES: Final = 128 << 20
-"""No body is larger, compressed or not. Twice the size of the largest NATS message, and well inside the i32 of the
+"""Limit of a body, compressed or not. Twice the size of the largest NATS message, and well inside the i32 of the
 columns."""
 MAX_RECORDS: Final = 1 << 20
-"""No batch has more records: a header of 96 bytes cannot make a reader allocate without bound."""
+"""Limit of the records of a batch: a header of 96 bytes cannot make a reader allocate without bound."""
 COMPRESSION_MASK: Final = 0b0111
 CONTROL_BIT: Final = 0b1000
 ENCRYPTED_BIT: Final = 0b1_0000
@@ -45,7 +45,7 @@ class Compression(IntEnum):
 
 
 class Marker(Enum):
-    """How a transaction ends in a partition."""
+    """The outcome of a transaction in a partition."""
 
     COMMIT = COMMIT_BIT
     ABORT = ABORT_BIT
@@ -70,26 +70,26 @@ class BatchHeader(NamedTuple):
     producer_epoch: int
     base_sequence: int
     append_time: int = 0
-    """When the leader appended it, by the time of the log (R73), in ns since 1970. 0: it was not known."""
+    """Time of the log (R73) at which the leader appended it, in ns since 1970. 0: unknown."""
     hints: int = 0
-    """What saves a look into the body. A version that does not know one loses nothing but time."""
+    """Bits that save a look into the body. A version that does not know one loses nothing but time."""
     partitioning_version: int = 0
-    """The partitioning version of the stream, when the leader appended it (`wire.layouts`). 0: the first, or a leader
-    that does not say so."""
+    """The partitioning version of the stream, when the leader appended it (`wire.layouts`). 0: the first, or not
+    stated by that leader."""
     sent_crc: int = 0
-    """The body's CRC-32C as its producer has sent it: it tells a batch that is sent again from another one, whatever
-    encryption, compaction and message ids have made of the body. 0: of no producer, or by a leader that does not say
-    so."""
+    """CRC-32C of the body as its producer sent it: it distinguishes a batch that is sent again from another one,
+    whatever encryption, compaction and message ids have changed in the body. 0: no producer, or not stated by that
+    leader."""
 
     @property
     def offset_count(self) -> int:
-        """Offsets that the batch covers: the records that it was appended with, and the sequences of its producer.
+        """Number of offsets that the batch covers: its records when it was appended, and the sequences of its producer.
         Compaction leaves fewer records (`record_count`) in the same range."""
         return self.offset_span or self.record_count
 
     @property
     def end_offset(self) -> Offset:
-        """Exclusive."""
+        """The offset behind the batch, exclusive."""
         return Offset(self.base_offset + (self.offset_span or self.record_count))
 
     @property
@@ -99,7 +99,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_message_ids(self) -> bool:
-        """Records may have a message id (`wire.batch.message_ids`)."""
+        """Whether records may have a message id (`wire.batch.message_ids`)."""
         return bool(self.hints & MESSAGE_IDS_HINT)
 
     @property
@@ -108,24 +108,24 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_encrypted(self) -> bool:
-        """The body is as `dataplane.encryption` writes it; the header is in the clear."""
+        """Whether the body is as `dataplane.encryption` writes it; the header is in the clear."""
         return bool(self.attributes & ENCRYPTED_BIT)
 
     @property
     def is_transactional(self) -> bool:
-        """Its records count once the transaction of its producer is committed."""
+        """Whether its records count only once the transaction of its producer is committed."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def marker(self) -> Marker | None:
-        """How it ends the transaction of its producer. Its `producer_epoch` is that of the next transaction."""
+        """The outcome of its producer's transaction, which it ends. Its `producer_epoch` is the next transaction's."""
         if not self.is_control or not self.attributes & (COMMIT_BIT | ABORT_BIT):
             return None
         return Marker.COMMIT if self.attributes & COMMIT_BIT else Marker.ABORT
 
     @property
     def compression(self) -> Compression:
-        """Raises CorruptData when it is one that this version does not know."""
+        """Raises CorruptData for a compression that this version does not know."""
         try:
             return Compression(self.attributes & COMPRESSION_MASK)
         except ValueError:
@@ -140,9 +140,10 @@ class BatchHeader(NamedTuple):
 
 
 def parse_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header at `at`. Raises CorruptData when it is cut off, has a wrong magic or CRC, or contradicts itself.
+    """Returns the header at `at`. Raises CorruptData when it is cut off, has a wrong magic or CRC, or contradicts
+    itself.
 
-    Does not ask whether the body is there: `iter_batches` does.
+    Does not check that the body is there: `iter_batches` does.
     """
     if at < 0 or len(buf) - at < HEADER_SIZE:
         raise CorruptData(f"batch header at byte {at} is cut off: {max(len(buf) - at, 0)} of {HEADER_SIZE} bytes")
@@ -184,7 +185,7 @@ def _fault(header: BatchHeader) -> str | None:
 
 
 def encode_header(header: BatchHeader) -> bytes:
-    """The 96 bytes, with their CRC."""
+    """Returns the 96 bytes, with their CRC."""
     encoded = _HEADER.pack(
         header.base_offset,
         header.leader_epoch,
@@ -210,7 +211,7 @@ def encode_header(header: BatchHeader) -> bytes:
 
 
 def body_of(buf: Buffer, at: int, header: BatchHeader) -> memoryview:
-    """A view of the body of the batch at `at`. Raises CorruptData when it is cut off."""
+    """Returns a view of the body of the batch at `at`. Raises CorruptData when it is cut off."""
     end = at + header.size
     if end > len(buf):
         raise CorruptData(f"{header} at byte {at} is cut off: {len(buf) - at} of {header.size} bytes")
@@ -218,14 +219,14 @@ def body_of(buf: Buffer, at: int, header: BatchHeader) -> memoryview:
 
 
 def verify_body(buf: Buffer, at: int, header: BatchHeader) -> None:
-    """Check the body of the batch at `at` (the header's place) against its CRC. Raises CorruptData."""
+    """Checks the body of the batch at `at` (the header's place) against its CRC. Raises CorruptData."""
     computed = crc32c(body_of(buf, at, header))
     if computed != header.body_crc:
         raise CorruptData(f"{header}: body has CRC {computed:#010x}, the header says {header.body_crc:#010x}")
 
 
 def iter_batches(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """(place, header) of each batch from `at` to the end of `buf`. Raises CorruptData where the rest is no whole batch.
+    """Yields (place, header) of each batch from `at` to the end of `buf`. Raises CorruptData when the rest is no batch.
 
     Bodies are not checked.
     """
@@ -238,16 +239,16 @@ def iter_batches(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
 
 class ScannedBatch(NamedTuple):
     at: int
-    """Its place."""
+    """The place of the batch in the buffer."""
     size: int
     is_transactional_data: bool
-    """Its records count once the transaction of its producer is committed."""
+    """Its records count only once the transaction of its producer is committed."""
     base_offset: int
     producer_id: int
 
 
 def scan_batches(buf: Buffer) -> Iterator[ScannedBatch]:
-    """The whole batches in `buf`, whose headers were checked before: a few fields of each, several times as fast as
+    """Yields a few fields of each whole batch in `buf`, whose headers were checked before; several times as fast as
     `iter_batches`."""
     at, end = 0, len(buf)
     while at < end:
@@ -259,7 +260,7 @@ def scan_batches(buf: Buffer) -> Iterator[ScannedBatch]:
 
 
 def holds_encrypted(buf: Buffer) -> bool:
-    """Whether any of the whole batches in `buf` is encrypted. Their headers were checked before."""
+    """Whether any of the whole batches in `buf`, whose headers were checked before, is encrypted."""
     at, end = 0, len(buf)
     while at < end:
         length, attributes = _LENGTH_AND_ATTRIBUTES.unpack_from(buf, at)

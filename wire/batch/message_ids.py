@@ -1,8 +1,8 @@
-"""Message ids: the header by which a publisher that sends a record again says that it is the same one.
+"""Message ids: the header by which a publisher marks a record that it sends again as the same one.
 
 It is header `Nats-Msg-Id` of the record, as JetStream knows it: in a raw NATS block, or binary as `encode_headers`
-writes it. The first one of a record counts, and an empty one counts as none. A batch whose records may have some says
-so in its header (`BatchHeader.has_message_ids`), so that no other batch is looked into.
+writes it. The first one of a record counts, and an empty one counts as none. The header of a batch states whether
+its records may have some (`BatchHeader.has_message_ids`), so that no other batch is looked into.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 NAME: Final = b"Nats-Msg-Id"
 MAX_MESSAGE_IDS: Final = 4096
-"""Records of a client's batch that says it has message ids: they are looked at one by one."""
+"""Limit of the records of a client's batch with message ids: they are looked at one by one."""
 
 _BINARY: Final = b"\x01"
 _FIRST: Final = _BINARY + struct.pack("<H", len(NAME)) + NAME
-"""How the binary headers of a producer of Tidelog begin."""
+"""The beginning of the binary headers of a producer of Tidelog."""
 _SIZE = struct.Struct("<I")
 _FROM: Final = len(_FIRST) + _SIZE.size
 _IN_NATS_BLOCK: Final = re.compile(rb"\r\nNats-Msg-Id: *(.*?)(?=\r\n|\Z)", re.DOTALL)
 
 
 def with_message_id(headers: bytes, message_id: bytes) -> bytes:
-    """Binary headers (or none) with a message id in front of the others."""
+    """Returns binary headers with a message id in front of those given, which are binary or none."""
     return b"".join((_FIRST, _SIZE.pack(len(message_id)), message_id, headers[len(_BINARY) :]))
 
 
 def message_id_of(element: bytes) -> bytes | None:
-    """The message id in the headers of one record. None: it has none, or headers that are none."""
+    """Returns the message id in the headers of one record. None: there is none, or the headers are malformed."""
     if element.startswith(_FIRST):
         size = int.from_bytes(element[_FROM - _SIZE.size : _FROM], "little")
         return element[_FROM : _FROM + size] or None
@@ -48,7 +48,7 @@ def message_id_of(element: bytes) -> bytes | None:
 
 
 def message_ids_of(column: BytesColumn | None, count: int) -> list[tuple[int, bytes]]:
-    """(place in the batch, message id) of the records that have one."""
+    """Returns (place in the batch, message id) of the records that have one."""
     if column is None:
         return []
     elements = enumerate(column.to_list(0, count))

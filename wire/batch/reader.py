@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RecordBatch:
-    """The records of one batch, or a range of them, as columns. Lists and arrays are made when first asked for.
+    """The records of one batch, or a range of them, as columns. Lists and arrays are made on first access.
 
     A control batch has no records: readers pass over it by `header.end_offset`.
     """
@@ -43,10 +43,10 @@ class RecordBatch:
         header: BatchHeader | None = None,
         verify: bool = True,
     ) -> RecordBatch:
-        """The batch at `at`, whose `header` may have been parsed before. The structure is checked always, the body's
-        CRC with `verify`. Raises CorruptData.
+        """Decodes the batch at `at`, whose `header` may have been parsed before. The structure is checked always, the
+        body's CRC with `verify`. Raises CorruptData.
 
-        Uncompressed columns are views of `buf`, which must not change while the result lives.
+        Uncompressed columns are views of `buf`, which must not change while the result is in use.
         """
         if header is None:
             header = parse_header(buf, at)
@@ -76,7 +76,7 @@ class RecordBatch:
         return [decode_headers(element) for element in column.to_list(self._first, self._count)]
 
     def message_ids(self) -> list[tuple[int, bytes]]:
-        """(offset, message id) of the records that have one."""
+        """Returns (offset, message id) of the records that have one."""
         found = message_ids_of(self._columns.headers, self._first + self._count)
         offsets = self.offsets
         return [(int(offsets[place - self._first]), each) for place, each in found if place >= self._first]
@@ -101,8 +101,8 @@ class RecordBatch:
     ) -> tuple[
         Iterable[int], Iterable[int], Iterable[bytes | None], Iterable[bytes | None], Iterable[dict[str, bytes]]
     ]:
-        """(offsets, timestamps, keys, values, headers) of the records, for a reader that passes once: columns that are
-        absent take no arrays then, which counts in small batches. Some have no end: the offsets say where it is.
+        """Returns (offsets, timestamps, keys, values, headers) of the records, for one pass: absent columns make no
+        arrays, which counts in small batches. Some iterables have no end: the offsets end the pass.
         """
         header, columns = self.header, self._columns
         base = header.base_offset + self._first
@@ -116,12 +116,12 @@ class RecordBatch:
         )
 
     def slice(self, start_offset: Offset, end_offset: Offset) -> RecordBatch:
-        """The records with start_offset <= offset < end_offset; views, nothing is copied."""
+        """Returns the records with start_offset <= offset < end_offset; views, nothing is copied."""
         first, end = np.searchsorted(self.offsets, [start_offset, end_offset]).tolist()
         return RecordBatch(self.header, self._columns, self._first + first, max(end - first, 0))
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Columns key, value (binary), offset (int64), timestamp (ns, UTC). Keys and values are views of the body."""
+        """Returns columns key, value (binary), offset (int64), timestamp (ns, UTC); keys and values are views."""
         import pyarrow as pa  # an extra, and slow to import
 
         arrays = [
@@ -133,16 +133,16 @@ class RecordBatch:
         return pa.RecordBatch.from_arrays(arrays, names=["key", "value", "offset", "timestamp"])
 
     def arrow_keys(self) -> Any:
-        """A binary array of Arrow, a view of the body."""
+        """Returns the keys as a binary array of Arrow, a view of the body."""
         return self._arrow_bytes(self._columns.keys, self._columns.key_validity)
 
     def arrow_values(self) -> Any:
-        """As `arrow_keys`."""
+        """Returns the values as a binary array of Arrow, a view of the body."""
         return self._arrow_bytes(self._columns.values, self._columns.value_validity)
 
     def header_spans(self) -> tuple[HeaderSpans, memoryview] | None:
-        """Where the headers of all records lie, and in what; None where that cannot be said (`header_spans`), or no
-        record has any. Then `headers` has them."""
+        """Returns the places of the headers of all records, and the data that they lie in; None where they cannot be
+        found together (`header_spans`), or no record has any. Then `headers` has them."""
         column = self._columns.headers
         if column is None:
             return None
@@ -151,7 +151,7 @@ class RecordBatch:
 
     @property
     def has_headers(self) -> bool:
-        """Some record of the batch may have headers."""
+        """Whether some record of the batch may have headers."""
         return self._columns.headers is not None
 
     def _list(self, column: BytesColumn | None, validity: memoryview | None) -> list[bytes | None]:

@@ -3,9 +3,9 @@
 A name may come several times, as in NATS and in Kafka. Readers get a dictionary with the last value of each name; where
 a name does come several times it is a `RepeatedHeaders`, which knows them all, and `header_items` gives them all.
 
-Leaders store only what readers can tell apart, and what a copy can write again: `block_fault` for NATS blocks,
+Leaders store only headers that readers can distinguish and copies can write again: `block_fault` for NATS blocks,
 `check_headers` for those of a client's batch. Versions before that rule stored any bytes. So `decode_headers` refuses
-nothing: a reader gets an element with a fault whole, as the value of the one header RAW_HEADERS.
+nothing: a reader gets a malformed element whole, as the value of the one header RAW_HEADERS.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ _NATS_HEADERS: Final = b"NATS/1.0"
 _NATS_WORD: Final = int.from_bytes(_NATS_HEADERS, "little")
 
 RAW_HEADERS: Final = "Tidelog-Raw-Headers"
-"""The name under which readers get the bytes of headers that are none."""
+"""The name under which readers get the bytes of malformed headers."""
 MAX_RECORD_HEADERS: Final = 4096
-"""Headers of a record, whoever writes it: lines of a NATS block, headers of an envelope or of a producer."""
+"""Limit of the headers of a record: lines of a NATS block, headers of an envelope or of a producer."""
 _MAX_NAME_BYTES: Final = 0xFFFF
 _MOST_GROWTH: Final = 3
-"""A NATS block has at most so many times as many bytes when it is written as binary headers: a line of `:` becomes 6
-bytes, and a byte of a name that is no UTF-8 becomes 3."""
+"""Limit of the growth of a NATS block in binary form, as a factor: a line of `:` becomes 6 bytes, and a byte of a
+name that is no UTF-8 becomes 3."""
 _NEVER_TOO_MUCH: Final = 3 * MAX_RECORD_HEADERS
-"""A NATS block of so many bytes has neither too many lines, of which each has 3 bytes, nor too long a name."""
+"""A NATS block of at most so many bytes has neither too many lines, of which each has 3 bytes, nor too long a name."""
 _WORTH_NUMPY: Final = 8
-"""Records from which on numpy checks the next header of all of them sooner than Python does one by one."""
+"""Number of records from which on numpy checks the next header of all of them faster than Python one by one."""
 
 
 _Size = TypeVar("_Size", int, "NDArray[np.int32]", "NDArray[np.int64]")
 
 GivenHeaders: TypeAlias = Mapping[str, bytes | Sequence[bytes]]
-"""By name: its value, or a list or tuple of its values in order."""
+"""Values by name: one value, or a list or tuple of values in order."""
 
 
 class RepeatedHeaders(dict[str, bytes]):
-    """The last value of each name, as any reader of one value wants it, and in `items_in_order` all that were
-    published."""
+    """The last value of each name, for readers of one value, and in `items_in_order` all published values."""
 
     __slots__ = ("items_in_order",)
 
@@ -64,12 +63,12 @@ class RepeatedHeaders(dict[str, bytes]):
 
 
 def header_items(headers: Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
-    """Every (name, value) of a record's headers in the order of publishing."""
+    """Returns every (name, value) of a record's headers in the order of publishing."""
     return headers.items_in_order if isinstance(headers, RepeatedHeaders) else tuple(headers.items())
 
 
 def encode_headers(headers: GivenHeaders) -> bytes:
-    """The HEADERS element of one record. `RepeatedHeaders` are written with all their values.
+    """Returns the HEADERS element of one record. `RepeatedHeaders` are written with all their values.
 
     Raises TidelogError(BAD_REQUEST), which names the header, for names that are no text or too long and for values that
     are not bytes; TidelogError(LIMIT_REACHED) for more than MAX_RECORD_HEADERS.
@@ -134,7 +133,7 @@ def is_nats_block(element: bytes) -> bool:
 
 
 def block_fault(block: bytes) -> TidelogError | None:
-    """Why a leader does not store that header block of a NATS message; None: it does."""
+    """Returns why a leader does not store that header block of a NATS message; None: it does."""
     if not block.startswith(_NATS_HEADERS):
         return _bad(
             f"the header block of the message begins with {block[:8]!r}, not with {_NATS_HEADERS.decode()}, and nobody"
@@ -144,7 +143,7 @@ def block_fault(block: bytes) -> TidelogError | None:
 
 
 def _fault_of(items: Sequence[tuple[str, bytes]]) -> TidelogError | None:
-    """Why no producer could write these headers."""
+    """Returns why no producer could write these headers; None: it could."""
     if len(items) > MAX_RECORD_HEADERS:
         return _too_many(len(items))
     for name, _ in items:
@@ -155,7 +154,7 @@ def _fault_of(items: Sequence[tuple[str, bytes]]) -> TidelogError | None:
 
 def are_sound(blocks: Buffer, sizes: NDArray[np.int32]) -> bool:
     """Whether each of the header blocks, one after the other, is empty or without a `block_fault`, found for all of
-    them together. False also where one is so large that it has to be looked at by itself."""
+    them together. False also where one is so large that it must be looked at by itself."""
     smallest, largest = int(sizes.min()), int(sizes.max())
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     if not smallest:
@@ -169,21 +168,21 @@ def are_sound(blocks: Buffer, sizes: NDArray[np.int32]) -> bool:
 
 
 def written_size(block: bytes) -> int:
-    """Bytes of the headers of a NATS block as a producer writes them: what counts of them towards the largest record
-    that a stream takes, so that a copy of it is as large."""
+    """Returns the bytes of the headers of a NATS block as a producer writes them: this size counts towards the largest
+    record that a stream takes, so that a copy of it is as large."""
     return len(encode_headers(_headers_of(_nats_items(block)))) if block else 0
 
 
 def most_written(size: _Size) -> _Size:
-    """A bound of `written_size`, and of their own size, for blocks of `size` bytes."""
+    """Returns a bound of `written_size`, and of the blocks' own size, for blocks of `size` bytes."""
     return _MOST_GROWTH * size
 
 
 def decode_headers(element: bytes) -> dict[str, bytes]:
-    """The headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
+    """Returns the headers in a HEADERS element; a `RepeatedHeaders` where a name has several values.
 
-    A raw NATS block comes from a publisher: lines in it that are no header are passed over, and of a value only the
-    blanks in front of it, as nats-server does. What no leader stores any more is the value of RAW_HEADERS.
+    A raw NATS block comes from a publisher: lines in it that are no header are skipped, and of a value only the leading
+    blanks, as nats-server does. An element that no leader stores any more is the value of RAW_HEADERS.
     """
     if not element:
         return {}
@@ -236,7 +235,7 @@ def _check_element(element: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeaderSpans:
-    """Where the headers of some records lie in the data of their column; those of a record in their order."""
+    """Places of the headers of some records in the data of their column; those of a record in their order."""
 
     counts: NDArray[np.int64]
     """[records]"""
@@ -251,8 +250,8 @@ class HeaderSpans:
 
 
 def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | None:
-    """The binary headers of `count` records, found together: tens of times faster than one record after the other.
-    None where a record has NATS headers, or some that do not decode: `decode_headers` gives them."""
+    """Finds the binary headers of `count` records together: tens of times faster than one record after the other.
+    None where a record has NATS headers, or malformed ones: `decode_headers` reads them."""
     starts = column.offsets[first : first + count].astype(np.int64)
     ends = column.offsets[first + 1 : first + count + 1].astype(np.int64)
     data = column.data
@@ -263,7 +262,7 @@ def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | N
     if bool((octets[at] != _BINARY_HEADERS[0]).any()):
         return None
     at = at + 1
-    # First those of no header, so that there is something to put together.
+    # The first entry has no header, so that there is always something to concatenate.
     found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = [(starts[:0],) * 3]
     while True:
         going = at < end
@@ -293,10 +292,10 @@ def header_spans(column: BytesColumn, first: int, count: int) -> HeaderSpans | N
 
 
 def check_headers(column: BytesColumn) -> None:
-    """Check the elements of a HEADERS column of a client's batch. Raises CorruptData for one that is neither a NATS
+    """Checks the elements of a HEADERS column of a client's batch. Raises CorruptData for one that is neither a NATS
     block nor binary headers, and TidelogError for a record with more than MAX_RECORD_HEADERS or too long a name.
 
-    The first header of all records is looked at, then the second of all that have one, and so on: a few thousand bytes
+    The first header of all records is checked, then the second of all that have one, and so on: a few thousand bytes
     can hold a million headers when they are decompressed.
     """
     data = column.data
@@ -358,7 +357,7 @@ def check_headers(column: BytesColumn) -> None:
 def _all_inside(
     at: NDArray[np.int64], end: NDArray[np.int64], records: NDArray[np.int64], check_one: Callable[[int], None]
 ) -> None:
-    """Where a field goes beyond the end of its element, `check_one` raises what is wrong with the first such record."""
+    """Lets `check_one` raise the error of the first record with a field beyond the end of its element, if any."""
     outside = at > end
     if bool(outside.any()):
         check_one(int(records[outside][0]))

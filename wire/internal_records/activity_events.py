@@ -1,9 +1,9 @@
-"""The records of the activity stream: what happened in a cluster, as the metadata group applied it.
+"""The records of the activity stream: the events of a cluster, as the metadata group applied them.
 
-One record is one event, in JSON. Its position is (`generation`, `index`): the generation of the command that brought it
-about, and its number among the events of that command. Records are written in the order of their positions, at least
-once: after a change of the controller the same ones may come again, and so may older ones, later. A reader that takes
-only records above the last position it has taken gets each event once, in order (`EventFilter`).
+One record is one event, in JSON. Its position is (`generation`, `index`): the generation of the command that caused it,
+and its number among the events of that command. Records are written in the order of their positions, at least once:
+after a change of the controller the same ones may come again, and so may older ones, later. A reader that takes only
+records above the last position it has taken gets each event once, in order (`EventFilter`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 
 NOWHERE = Position(0, -1)
-"""Before every event."""
+"""The position before every event."""
 
 
 class ActivityEvent(TypedDict, total=False):
@@ -53,7 +53,7 @@ class ActivityEvent(TypedDict, total=False):
     generation: int
     index: int
     time: str | None
-    """ISO-8601, when the broker that wrote it applied it; null: that was before it was started."""
+    """ISO-8601, when the broker that wrote it applied it; null: before that broker was started."""
     event: str
     merged: bool
     """The broker that wrote it took over a snapshot: there may have been several changes, of which this is the sum."""
@@ -61,12 +61,12 @@ class ActivityEvent(TypedDict, total=False):
     stream_incarnation: int
     partition: int
     partitions: list[int]
-    """Those for which one command did the same."""
+    """Partitions that one command changed alike."""
     broker: str
     incarnation: int
     controller: str
     controller_epoch: int
-    """The controller epoch."""
+    """The epoch of `controller`."""
     subject: str
     partition_count: int
     """The number of partitions of a new stream; of the layout that a repartition begins."""
@@ -74,7 +74,7 @@ class ActivityEvent(TypedDict, total=False):
     """The version of that layout."""
     replication_factor: int
     config: dict[str, str]
-    """Settings of a new stream, and those of a stream that have another value now; "" where one is unset."""
+    """Settings of a new stream, or the changed settings of an altered one; "" where one is unset."""
     before: dict[str, str]
     """The values that the settings of `config` had; "" where they had none."""
     leader: str
@@ -92,7 +92,7 @@ class ActivityEvent(TypedDict, total=False):
 
 
 def position_of(event: Mapping[str, Any]) -> Position:
-    """NOWHERE for a record that is none of these."""
+    """Returns NOWHERE for a record that is no event."""
     generation, index = event.get("generation"), event.get("index")
     if type(generation) is int and type(index) is int:
         return Position(generation, index)
@@ -100,7 +100,7 @@ def position_of(event: Mapping[str, Any]) -> Position:
 
 
 class EventFilter:
-    """Tells each event once, in order."""
+    """Lets each event pass once, in order."""
 
     def __init__(self) -> None:
         self._last = NOWHERE

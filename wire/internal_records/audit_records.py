@@ -1,15 +1,15 @@
-"""The audit record of an administrative act: which act it was, which client asked for it, and how it ended.
+"""The audit record of an administrative act: its operation, the client that asked for it, and its outcome.
 
-NATS does not tell a subscriber who published a message. A record therefore keeps apart three sources:
+NATS does not show a subscriber who published a message. A record therefore keeps apart three sources:
 
-- `nats`: what the header `Nats-Request-Info` says. A NATS server sets it on requests that reach the brokers' account
+- `nats`: the header `Nats-Request-Info`. A NATS server sets it on requests that reach the brokers' account
   through a service import of another account: the account always, and user, host and connection where the import has
   `share: true`. A server sets nothing, and removes nothing, where the client is in the brokers' own account; such a
   client can write the header itself. It proves something only where the brokers' account has no other clients.
-- `claimed`: what the client says of itself in `Tidelog-Client`. It proves nothing.
+- `claimed`: the client's own statement in `Tidelog-Client`. It proves nothing.
 - `connection`: the part of the reply subject that all requests of one connection have in common.
 
-Whatever comes from outside is cut at MAX_TEXT_BYTES, and JSON quotes it.
+Text from outside is cut at MAX_TEXT_BYTES, and JSON quotes it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, Final, TypedDict
 from wire.errors import Code, TidelogError
 
 CLIENT_HEADER: Final = "Tidelog-Client"
-"""USER@HOST PROGRAM, as the client says."""
+"""USER@HOST PROGRAM, as the client states it."""
 REQUEST_INFO_HEADER: Final = "Nats-Request-Info"
 MAX_TEXT_BYTES: Final = 200
 MAX_ENTRIES: Final = 32
-"""Entries of a map or a list of a request that a record shows."""
+"""Limit of the entries of a map or a list of a request that a record shows."""
 MAX_REQUEST_BYTES: Final = 8192
-"""JSON of a request that a record shows; of a larger one it has the size alone."""
+"""Limit of the JSON of a request that a record shows; of a larger one it has the size alone."""
 
 ANSWERED: Final = "answered"
 REFUSED: Final = "refused"
@@ -63,10 +63,10 @@ class AuditRecord(TypedDict):
     """ANSWERED, REFUSED or UNKNOWN."""
     code: str | None
     message: str | None
-    """Why it was refused, or why the outcome is unknown."""
+    """The reason of a refusal, or of an unknown outcome."""
     controller: str
     controller_epoch: int
-    """The controller epoch."""
+    """The epoch of `controller`."""
     nats: NatsIdentity | None
     claimed: str | None
     connection: str | None
@@ -75,7 +75,7 @@ class AuditRecord(TypedDict):
 def _code_of(error: BaseException) -> Code:
     if isinstance(error, TidelogError):
         return error.code
-    # What is no Exception ends the call from outside, such as the cancellation when a broker stops.
+    # A BaseException that is no Exception ends the call from outside, such as the cancellation when a broker stops.
     return Code.INTERNAL if isinstance(error, Exception) else Code.OUTCOME_UNKNOWN
 
 
@@ -98,8 +98,8 @@ def audit_record(
     headers: Mapping[str, str] | None,
     reply: str | None,
 ) -> AuditRecord:
-    """`act`: unique among all acts. `request`: the operation's dataclass, or None. `error`: None for
-    an act that was answered; anything but a TidelogError leaves the outcome unknown."""
+    """`act`: unique among all acts. `request`: the operation's dataclass, or None. `error`: None for an act
+    that was answered; anything but a TidelogError leaves the outcome unknown."""
     refused = isinstance(error, TidelogError) and not error.code.unknown_outcome
     claimed = (headers or {}).get(CLIENT_HEADER)
     return {
@@ -120,7 +120,7 @@ def audit_record(
 
 
 def nats_identity(text: str | None) -> NatsIdentity | None:
-    """The identity that the header's value tells; None for none, and for one that no NATS server writes."""
+    """Returns the identity in the header's value; None without one, and for a value that no NATS server writes."""
     if text is None:
         return None
     try:
@@ -146,7 +146,7 @@ def nats_identity(text: str | None) -> NatsIdentity | None:
 
 
 def cut(text: str) -> str:
-    """At most MAX_TEXT_BYTES bytes of UTF-8, and an ellipsis where more was there."""
+    """Returns at most MAX_TEXT_BYTES bytes of UTF-8, and an ellipsis where the text is longer."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= MAX_TEXT_BYTES:
         return encoded.decode()

@@ -33,21 +33,21 @@ from wire.types import StreamName
 
 HEARTBEAT: Final = "heartbeat"
 DISCOVER: Final = "discover"
-"""Heartbeats of members that subscribe by pattern. They are told the names of all streams that match, so NATS gives
-permission for it apart from HEARTBEAT."""
+"""Heartbeats of members that subscribe by pattern. Their answers name all streams that match, so NATS gives permission
+for it apart from HEARTBEAT."""
 COMMIT: Final = "commit"
 OFFSETS: Final = "offsets"
 CURSOR: Final = "cursor"
 KINDS: Final = (HEARTBEAT, DISCOVER, COMMIT, OFFSETS, CURSOR)
 
 MAX_COMMITTED: Final = 1000
-"""Offsets of one commit."""
+"""Limit of the offsets of one commit."""
 
 _SEPARATOR: Final = b"\0"
 
 
 class StreamPartition(NamedTuple):
-    """A partition of one life of a stream."""
+    """A partition of one incarnation of a stream."""
 
     stream: str
     incarnation: int
@@ -59,12 +59,12 @@ class StreamPartition(NamedTuple):
 
 
 def check_group_name(name: str) -> str:
-    """Raises TidelogError(BAD_NAME)."""
+    """Returns the name. Raises TidelogError(BAD_NAME)."""
     return check_name(name, "group name")
 
 
 def check_cursor_name(name: str) -> str:
-    """Raises TidelogError(BAD_NAME)."""
+    """Returns the name. Raises TidelogError(BAD_NAME)."""
     return check_name(name, "cursor name")
 
 
@@ -74,12 +74,13 @@ def coordinator_partition(name: str) -> int:
 
 
 def coordinator_subject(subjects: Subjects, kind: str, name: str) -> str:
-    """Where the coordinator of a group, or of a cursor, takes requests of that kind. `name` "*": of all of its own."""
+    """The subject on which the coordinator of a group, or of a cursor, takes requests of that kind. `name` "*": of all
+    its groups or cursors."""
     return subjects.coordinator(StreamName(GROUPS.name), coordinator_partition(name), kind, name)
 
 
 def to_stream_partitions(partitions: Iterable[StreamPartition]) -> list[StreamPartitions]:
-    """In the order of the names and numbers."""
+    """Returns one entry per stream, in the order of the names and numbers."""
     found: dict[tuple[str, int], list[int]] = {}
     for stream, incarnation, number in partitions:
         numbers = found.get((stream, incarnation))

@@ -11,11 +11,11 @@ so that permissions of NATS can be given for one family, and for the streams and
 in: a marker is written where a transaction has taken part, whether or not records of it are there. The messages are
 those of `wire/protobuf/transactions.proto`; errors stand in the headers of the answer, as everywhere.
 
-A transactional id may be one of a family: FAMILY~CHILD. All of a family have one coordinator, since its place is the
-hash of FAMILY. An id without a tilde is a family of its own.
+A transactional id may be one of a family: FAMILY~CHILD. All of a family have one coordinator, since their partition is
+the hash of FAMILY. An id without a tilde is a family of its own.
 
-Where a transaction ends, its coordinator tells the leader of each partition that takes part on `Subjects.mark`, and the
-coordinator of each group on `Subjects.coordinate`, with GROUP_END in place of an operation of the API.
+Where a transaction ends, its coordinator notifies the leader of each partition that takes part on `Subjects.mark`, and
+the coordinator of each group on `Subjects.coordinate`, with GROUP_END in place of an operation of the API.
 
 The stream is compacted. A key is a kind and a name, which cannot contain the zero byte between them:
 
@@ -50,15 +50,15 @@ ADDS: Final = (ADD_PARTITIONS, ADD_OFFSETS)
 KINDS: Final = (INIT, *ADDS, END, END_FAMILY, FAMILY)
 
 MAX_PARTICIPANTS: Final = 1000
-"""Partitions and groups of one transaction."""
+"""Limit of the partitions and groups of one transaction."""
 MAX_ADDED: Final = 500
-"""Partitions and groups of one request."""
+"""Limit of the partitions and groups of one request."""
 MAX_MEMBERS: Final = 1000
-"""Transactions of one family that are committed together."""
+"""Limit of the transactions of one family that are committed together."""
 MAX_SEQUENCE: Final = (1 << 63) - 1
 """The highest sequence of a family's commits."""
 MAX_METADATA: Final = 512
-"""Characters that are kept with a family's commit."""
+"""Limit of the characters that are kept with a family's commit."""
 MIN_TIMEOUT_MS: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_TIMEOUT_MS: Final = 900_000
@@ -71,7 +71,7 @@ _SERIAL_BITS: Final = 56
 
 
 def check_transactional_id(name: str) -> str:
-    """NAME, or FAMILY~CHILD. Raises TidelogError(BAD_NAME)."""
+    """Returns NAME, or FAMILY~CHILD. Raises TidelogError(BAD_NAME)."""
     if TILDE not in str(name):
         return check_name(name, "transactional id")
     family, _, child = name.partition(TILDE)
@@ -81,12 +81,12 @@ def check_transactional_id(name: str) -> str:
 
 
 def check_family(name: str) -> str:
-    """Raises TidelogError(BAD_NAME)."""
+    """Returns the name. Raises TidelogError(BAD_NAME)."""
     return check_name(name, "the family of transactional ids")
 
 
 def family_of(transactional_id: str) -> str:
-    """An id without a tilde is a family of its own."""
+    """Returns the family of an id; an id without a tilde is a family of its own."""
     return transactional_id.partition(TILDE)[0]
 
 
@@ -100,15 +100,15 @@ def coordinator_partition(transactional_id: str) -> int:
 
 
 def coordinator_subject(subjects: Subjects, kind: str, transactional_id: str, *added: str) -> str:
-    """Where the coordinator of an id, or of a family, takes requests of that kind. `added`: of ADDS, the stream or the
-    group."""
+    """The subject on which the coordinator of an id, or of a family, takes requests of that kind. `added`: of ADDS, the
+    stream or the group."""
     partition, family = coordinator_partition(transactional_id), family_of(transactional_id)
     return subjects.coordinator(StreamName(TRANSACTIONS.name), partition, kind, family, *added)
 
 
 def producer_id(partition: int, serial: int) -> int:
-    """The `serial`th id, from 0, that the coordinators of a partition of `__transactions` give out. No other producer
-    has it."""
+    """Returns the `serial`th id, from 0, that the coordinators of a partition of `__transactions` give out. No other
+    producer has it."""
     return FIRST_TRANSACTIONAL_ID | partition << _SERIAL_BITS | serial
 
 
@@ -128,7 +128,7 @@ GROUP_END = Operation(
     help="a transaction has ended: its offsets of the group are committed, or given up",
     writes=True,
 )
-"""Not an operation of the API: brokers alone ask for it."""
+"""Not an operation of the API: only brokers request it."""
 
 
 # ---- keys of the records -------------------------------------------------------------------------------------------

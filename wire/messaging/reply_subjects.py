@@ -1,7 +1,7 @@
 """Reply subjects: on which of them a broker answers.
 
 A publisher on NATS can put any subject into a request's reply. A broker that answered there would write into streams,
-call NATS services, or speak to other brokers in the place of a client that may do none of this itself. So:
+call NATS services, or send to other brokers in the place of a client that may do none of this itself. So:
 
     a request of a client is answered on a subject that can be a client's inbox: plain, outside the cluster's namespace
                           (which has the brokers' inboxes), not in `$…`, and owned by no stream of the cluster
@@ -23,7 +23,7 @@ from wire.messaging.transport import UniformRun
 from wire.subjects import Subjects, ingest_owner
 
 MAX_VERDICTS = 4096
-"""Prefixes whose verdicts are kept; all are forgotten when one more comes."""
+"""Limit of the prefixes whose verdicts are kept; all are forgotten when one more comes."""
 
 _CLIENTS = b"_INBOX."
 _CLIENTS_WORD = np.frombuffer(_CLIENTS + b"\0", "<u8")[0]
@@ -31,29 +31,29 @@ _CLIENTS_MASK = np.frombuffer(b"\xff" * len(_CLIENTS) + b"\0", "<u8")[0]
 _WORD = 8
 _DOT = ord(".")
 _OF_PLAIN = bytes(byte for byte in range(ord(" ") + 1, 256) if byte not in b"\x7f*>")
-"""The bytes of plain subjects."""
+"""The bytes that a plain subject may have."""
 _COLUMN_FROM = 4096
-"""Bytes from which on looking for others takes numpy less time, whose calls cost more."""
+"""Length in bytes from which on numpy finds other bytes faster; its calls cost more for shorter texts."""
 
 
 class _Prefix(enum.Enum):
-    """What is known of all subjects that begin with a prefix."""
+    """The verdict on all subjects that begin with a prefix."""
 
     FREE = enum.auto()
-    """Each plain one can be an inbox."""
+    """Each plain subject can be a client's inbox."""
     FORBIDDEN = enum.auto()
     MIXED = enum.auto()
-    """Streams own some of them."""
+    """Streams own some of the subjects."""
 
 
 class ReplySubjects:
-    """`streams`: the subjects of all streams; `version`: another number whenever they may have changed."""
+    """Judges reply subjects. `streams`: the subjects of all streams; `version`: changes whenever they may have."""
 
     def __init__(self, subjects: Subjects, streams: Callable[[], Iterable[str]], version: Callable[[], int]) -> None:
         self._namespace = subjects.namespace
         self._brokers = subjects.broker_inboxes().encode()
         self._inboxes_of_brokers: set[bytes] = set()
-        """Replies on which brokers are answered, without their last tokens: one of each connection."""
+        """Replies on which brokers are answered, without their last tokens: one entry per connection."""
         self._streams = streams
         self._version = version
         self._known_version: int | None = None
@@ -62,12 +62,12 @@ class ReplySubjects:
         """Every prefix, with its dot, below which a stream owns a subject."""
         self._verdicts: dict[bytes, _Prefix] = {}
         self.refused = 0
-        """Requests and publishes with a reply subject on which a broker does not answer."""
+        """Number of requests and publishes with a reply subject on which a broker does not answer."""
 
     # ---- one by one
 
     def is_brokers(self, reply: bytes) -> bool:
-        """Whether a request between brokers is answered there; it is counted if not."""
+        """Whether a request between brokers is answered on `reply`; a refused one is counted."""
         end = reply.rfind(b".")
         if reply[:end] in self._inboxes_of_brokers and reply[end + 1 :].isalnum():
             return True
@@ -80,13 +80,13 @@ class ReplySubjects:
         return allowed
 
     def is_clients(self, reply: bytes) -> bool:
-        """Whether a client's request is answered there; it is counted if not."""
+        """Whether a client's request is answered on `reply`; a refused one is counted."""
         allowed = self._may_be_clients(reply)
         self.refused += not allowed
         return allowed
 
     def is_clients_not_brokers(self, reply: bytes) -> bool:
-        """As `is_clients`, of a question that brokers ask, too: they get no answer, and that is not counted."""
+        """`is_clients` for questions that brokers ask, too: they get no answer, and are not counted."""
         return not reply.startswith(self._brokers) and self.is_clients(reply)
 
     def _may_be_clients(self, reply: bytes) -> bool:
@@ -103,7 +103,7 @@ class ReplySubjects:
         return verdict is _Prefix.FREE
 
     def _verdict(self, prefix: bytes) -> _Prefix:
-        """`prefix` ends with a dot, or is empty."""
+        """Returns the verdict on `prefix`, which ends with a dot, or is empty."""
         self._refresh()
         verdict = self._verdicts.get(prefix)
         if verdict is None:
@@ -142,7 +142,7 @@ class ReplySubjects:
     # ---- many at once
 
     def checked(self, replies: list[bytes | None]) -> list[bytes | None]:
-        """With None in the place of each on which a broker does not answer; they are counted."""
+        """Returns the replies, with None in place of each on which a broker does not answer; counts those."""
         given = [reply for reply in replies if reply is not None]
         if not given or self._all_share_a_free_prefix(given):
             return replies
@@ -151,7 +151,7 @@ class ReplySubjects:
         return kept
 
     def _all_share_a_free_prefix(self, replies: list[bytes]) -> bool:
-        """Whether all are surely clients'. False: look at each of them."""
+        """Whether all replies are surely clients'. False: each must be looked at."""
         prefix = _CLIENTS
         if not replies[0].startswith(prefix):
             prefix = replies[0][: replies[0].rfind(b".") + 1]
@@ -169,7 +169,7 @@ class ReplySubjects:
         )
 
     def allows_run(self, run: UniformRun) -> bool:
-        """Whether all replies of a run are surely clients'. False: look at each of them."""
+        """Whether all replies of a run are surely clients'. False: each must be looked at."""
         if run.reply is None:
             return True
         at, size = run.reply
@@ -186,7 +186,7 @@ class ReplySubjects:
 
 
 def _is_plain(subject: bytes) -> bool:
-    """Whether it is tokens without wildcards, blanks and control characters, with dots between them."""
+    """Whether it is a plain subject: tokens without wildcards, blanks and control characters, with dots in between."""
     return (
         subject != b""
         and not subject.translate(None, _OF_PLAIN)
@@ -197,7 +197,7 @@ def _is_plain(subject: bytes) -> bool:
 
 
 def _is_plain_but_for(text: bytes, line_ends: int) -> bool:
-    """Whether it is of the bytes of plain subjects, and this many line ends."""
+    """Whether it consists of bytes of plain subjects and exactly this many line ends."""
     if len(text) < _COLUMN_FROM:
         return len(text.translate(None, _OF_PLAIN)) == line_ends
     column = np.frombuffer(text, np.uint8)
@@ -210,7 +210,7 @@ def _is_plain_but_for(text: bytes, line_ends: int) -> bool:
 
 
 def _all_plain(column: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> bool:
-    """Whether each row is a plain subject, if none of them begins with a dot."""
+    """Whether each row is a plain subject, provided that none of them begins with a dot."""
     text = column.reshape(-1)
     dots = text == _DOT
     return bool(

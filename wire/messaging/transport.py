@@ -2,13 +2,12 @@
 
 The real one is `tidelog.nats.nats_connection.NatsConnection`; a simulator provides its own. Messages are delivered at
 most once, in order per publisher connection and subject. Handlers are plain functions called from the event loop as a
-message is read; they must not block and must not raise (an exception is logged and counted, the connection lives
-on).
+message is read; they must not block and must not raise (an exception is logged and counted, the connection goes on).
 
 Brokers speak to each other over `PeerTransport`: NATS, and a proof that a broker of the cluster sent each message. The
 real one is `tidelog.server.peers.peer_link.PeerLink`. Its handlers get messages that were verified, without the proof.
-The exception is a 503 ("no responders"): the NATS server sends it, and anybody who knows the inbox can send one too. It
-is a hint: whoever acts on it asks again, and believes a verified answer more.
+The exception is a 503 ("no responders"): the NATS server sends it, and any client that knows the inbox can send one
+too. It is a hint: its receiver asks again before it acts, and believes a verified answer more.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Message(NamedTuple):
 
 MessageHandler: TypeAlias = Callable[[Message], None]
 RawHandler: TypeAlias = Callable[[bytes, bytes | None, bytes | None, bytes], None]
-"""(subject, reply, header block, payload) of one message as they stood on the wire: nothing of it is decoded."""
+"""(subject, reply, header block, payload) of one message as they stood on the wire, not decoded."""
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class BulkHandler(Protocol):
 
 
 class GuardedBulk(BulkHandler):
-    """Hands everything to `handler`; its exceptions go to `on_error`, which may raise them again. This is no context
+    """Passes all calls to `handler`; its exceptions go to `on_error`, which may raise them again. This is no context
     manager: one takes longer than some calls that it would guard."""
 
     def __init__(self, handler: BulkHandler, on_error: Callable[[Exception], None]) -> None:
@@ -110,7 +109,7 @@ class Subscription(Protocol):
     """A live subscription."""
 
     async def unsubscribe(self) -> None:
-        """Stop delivery. Returns when the server has been told; nothing is delivered afterwards."""
+        """Stops delivery. Returns when the server has taken the UNSUB; nothing is delivered afterwards."""
 
 
 class Transport(Protocol):
@@ -126,13 +125,12 @@ class Transport(Protocol):
 
     @property
     def server_id(self) -> str:
-        """The id of the NATS server that this connection is made with: another one after each start of the server.
-        Empty while disconnected."""
+        """Id of the connected NATS server: another one after each start of the server. Empty while disconnected."""
         ...
 
     @property
     def loss_reason(self) -> str:
-        """Why the connection was lost the last time, as far as that is known; empty: it never was."""
+        """Why the connection was lost the last time, as far as known; empty: it never was."""
         ...
 
     @property
@@ -148,8 +146,8 @@ class Transport(Protocol):
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bool:
-        """Write one message now (payload = the parts joined). False, and nothing sent, when not connected or when the
-        outgoing buffer is above its limit.
+        """Writes one message now (payload = the parts joined). Returns False, and sends nothing, when not connected or
+        when the outgoing buffer is above its limit.
 
         Raises TidelogError(MESSAGE_TOO_LARGE), made by `too_large`, for a message above `max_payload`: the server would
         close the connection. A requester whose answer is too large is sent an error, made by `answer_too_large`.
@@ -157,12 +155,12 @@ class Transport(Protocol):
         ...
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        """Write ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
+        """Writes ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
         ...
 
     def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
-        """Write the same message to each of these reply subjects, as NATS told them, now, in few socket writes. How
-        many of them were left out, because they are too long."""
+        """Writes one message to each of these reply subjects, given as received, in few socket writes. Returns how many
+        were left out because they are too long."""
         ...
 
     async def request(
@@ -173,7 +171,7 @@ class Transport(Protocol):
         timeout: float,
         headers: Mapping[str, str] | None = None,
     ) -> Message:
-        """One request, first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
+        """Sends one request, returns the first answer. A 503 comes back as a Message with `status == NO_RESPONDERS`.
         Raises `TimeoutError` (also when the connection is lost meanwhile), TidelogError(NOT_PERMITTED) when NATS does
         not let this login ask there or have the answer, and as `publish`."""
         ...
@@ -184,14 +182,14 @@ class Transport(Protocol):
         ...
 
     async def subscribe_raw(self, subject: str, handler: RawHandler) -> Subscription:
-        """As `subscribe`, for a handler that refuses most of what may come: it is not charged for decoding that."""
+        """Subscribes a handler that refuses most messages, which it gets without the cost of decoding."""
         ...
 
     async def subscribe_bulk(self, subject: str, handler: BulkHandler) -> Subscription: ...
 
     async def may_subscribe(self, subject: str) -> bool:
-        """Whether NATS lets this login subscribe there. Takes no message away: the server is asked for a subscription
-        and gives it up at once. True, too, when there is no connection to ask over."""
+        """Whether NATS lets this login subscribe there. Takes no message away: a subscription is made and given up at
+        once. True also while disconnected."""
         ...
 
     def new_inbox(self) -> str:
@@ -200,11 +198,11 @@ class Transport(Protocol):
         ...
 
     def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
-        """Set or, with None, remove the handler of one inbox."""
+        """Sets or, with None, removes the handler of one inbox."""
         ...
 
     def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
-        """Set the handler of one inbox; `on_inbox` removes it."""
+        """Sets the handler of one inbox; `on_inbox` removes it."""
         ...
 
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
@@ -213,17 +211,17 @@ class Transport(Protocol):
 
     @property
     def dropped_headers(self) -> int:
-        """Messages to handlers that were dropped because their headers are too large to be decoded."""
+        """Number of messages to handlers that were dropped because their headers are too large to be decoded."""
         ...
 
     @property
     def violations(self) -> Violations:
-        """What NATS does not let this login do."""
+        """Subjects that NATS refuses this login."""
         ...
 
 
 def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
-    """The error that `Transport.publish` raises for a message of `size` bytes, headers included."""
+    """Returns the error that `Transport.publish` raises for a message of `size` bytes, headers included."""
     return TidelogError(
         Code.MESSAGE_TOO_LARGE,
         f"a message of {size} bytes to {subject!r} is larger than max_payload={max_payload} of the NATS server; send"
@@ -233,7 +231,7 @@ def too_large(subject: str, size: int, max_payload: int) -> TidelogError:
 
 
 def answer_too_large(error: TidelogError, what: str) -> TidelogError:
-    """The error for a requester whose answer raised `error` when it was published; it names the remedy.
+    """Returns the error for a requester whose answer raised `error` when it was published; it names the remedy.
     `what` begins the sentence: "the answer to tidelog.api.stream.list". Raises `error` unless it is MESSAGE_TOO_LARGE.
     """
     if error.code is not Code.MESSAGE_TOO_LARGE:
@@ -250,18 +248,18 @@ def answer_too_large(error: TidelogError, what: str) -> TidelogError:
 REFUSAL_GRACE = 0.2
 """Seconds for which a 503 does not end a request. A running broker answers sooner."""
 TAG_HEADER: Final = "Tidelog-Peer"
-"""In hex, the trailer of a message that others read, too."""
+"""Header with the trailer, in hex, of a message that others than brokers read, too."""
 
 AnswerHandler: TypeAlias = Callable[[Message, bool], None]
 """(message, whether a broker of this cluster has sent it). A 503 comes as it is, and is not proved."""
 
 ClaimHandler: TypeAlias = Callable[[bytes, str | None, Callable[[], bool]], None]
-"""(payload, reply, `is_proved`). `is_proved()` says whether a broker of this cluster has sent the message. It costs
-several times as much as a refusal, so a handler asks it only about a message of which it matters."""
+"""(payload, reply, `is_proved`). `is_proved()`: whether a broker of this cluster has sent the message. It costs several
+times as much as a refusal, so a handler calls it only for a message of which it matters."""
 
 
 class PeerTransport(Protocol):
-    """Messages between brokers. As `wire.messaging.transport.Transport` where nothing else is said."""
+    """Messages between brokers. As `Transport` where the docstrings say nothing else."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -291,11 +289,11 @@ class PeerTransport(Protocol):
         timeout: float,
         on_refused: Callable[[], None] | None = None,
     ) -> Message:
-        """One request, first verified answer. Raises TimeoutError, also when the connection is lost meanwhile.
+        """Sends one request, returns the first verified answer. Raises TimeoutError, also when the connection is lost.
 
         A 503 ends the request only after `REFUSAL_GRACE`, in which a verified answer still counts; it comes back as a
-        Message with `status == NO_RESPONDERS`. With `on_refused` it does not end it: that is called, and the answer is
-        waited for until `timeout`."""
+        Message with `status == NO_RESPONDERS`. With `on_refused` it does not end it: `on_refused()` is called, and the
+        answer is waited for until `timeout`."""
         ...
 
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription: ...
@@ -305,26 +303,26 @@ class PeerTransport(Protocol):
     def new_inbox(self) -> str: ...
 
     def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
-        """Set or, with None, remove the handler of one inbox. A 503 comes to it only as the first message. `as_view`:
+        """Sets or, with None, removes the handler of one inbox. A 503 comes to it only as the first message. `as_view`:
         its messages hold a memoryview of the payload, which is not copied."""
         ...
 
-    # ---- messages that others may send and read, too
+    # ---- messages that clients may send and read, too
 
     def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
-        """A message for everybody: its proof is in a NATS header."""
+        """Publishes a message that anybody may read: its proof is in a NATS header."""
         ...
 
     @property
     def hears_claims(self) -> bool:
-        """The connection stands over which claims come, and the requests of clients; it need not be that of the
+        """Whether the connection is up over which claims come, and the requests of clients; it need not be that of the
         messages between brokers."""
         ...
 
     def on_claims_connection_change(self, handler: Callable[[bool], None]) -> None: ...
 
     async def subscribe_claims(self, subject: str, handler: ClaimHandler) -> Subscription:
-        """Nothing of a message is decoded before `handler` has it. Status messages do not come to it."""
+        """Subscribes `handler` to messages that are not decoded. Status messages do not come to it."""
         ...
 
     def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None: ...

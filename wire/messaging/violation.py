@@ -1,13 +1,13 @@
-"""What a NATS server does not let a login do, as it says so: later, and beside the answers that are waited for.
+"""Permissions that a NATS server refuses a login, as it reports them: later, and beside the answers that are awaited.
 
     -ERR 'Permissions Violation for Publish to "tidelog.orders.0.append"'
     -ERR 'Permissions Violation for Subscription to "orders" using queue "q"'
     -ERR 'Permissions Violation for Subscription to "orders" (sid "3")'           permissions were changed
 
-The line names the subject and not the message. So all that waits for an answer to a message on that subject is ended:
-every one of them was refused, or was sent before the permissions changed. A subscription that is refused receives
-nothing, and the server has forgotten it: it is asked for again from time to time, and after each loss of the
-connection. One to the inboxes of a connection ends all that waits there.
+The line names the subject and not the message. So all requests that wait for an answer to a message on that subject are
+ended: every one of them was refused, or was sent before the permissions changed. A subscription that is refused
+receives nothing, and the server has forgotten it: it is requested again from time to time, and after each loss of the
+connection. A refused subscription to the inboxes of a connection ends all requests that wait there.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _SENTENCE: Final = re.compile(
     r'[^"]* (?:to|of) ("(?:[^"\\]|\\.)*")'
 )
 _MOST_TOKENS: Final = 16
-"""Tokens of a subject of Tidelog's own, with room to spare."""
+"""Limit of the tokens of a subject of Tidelog's own, with room to spare."""
 _ROLES: Final = (Role.CONSUMER, Role.PRODUCER, Role.MONITORING, Role.ADMIN)
-"""The roles of clients, in the order in which they are named: who only reads is not told to take the permission to
-write. A Spark job may do what a consumer may."""
+"""The roles of clients, in the order in which remedies name them: a reader is not advised to take the permission to
+write. A Spark job has the permissions of a consumer."""
 _SOME: Final = "STREAM"
 _SOME_GROUP: Final = "GROUP"
 _SOME_ID: Final = "ID"
-"""In the place of the name of a stream, a group, a transactional id."""
+"""Placeholders for the name of a stream, a group, a transactional id."""
 _NAME_AT: Final = 3
-"""Where a coordinator's subject has the group or the transactional id, counted behind the namespace."""
+"""Index of the group or the transactional id in a coordinator's subject, counted behind the namespace."""
 
 
 class Act(enum.Enum):
@@ -53,13 +53,13 @@ class Violation:
     act: Act
     subject: str
     login: str = ""
-    """Who is connected: "user 'orders'"; empty: that is not known."""
+    """The connection's identity: "user 'orders'"; empty: unknown."""
     is_inbox: bool = False
-    """The subscription to this connection's inboxes: no answer arrives."""
+    """It concerns the subscription to this connection's inboxes: no answer arrives."""
 
     @classmethod
     def parse(cls, text: str) -> Violation | None:
-        """From the text of a -ERR line; None: it says something else."""
+        """Reads the text of a -ERR line; None: it is another error."""
         found = _SENTENCE.match(text)
         if found is None:
             return None
@@ -67,15 +67,15 @@ class Violation:
         return cls(act=act, subject=_unquoted(found[2]))
 
     def seen_by(self, login: str, inboxes: str) -> Violation:
-        """`inboxes`: what the connection subscribes to for its answers."""
+        """Adds the connection's facts. `inboxes`: the subject of its inbox subscription."""
         return replace(self, login=login, is_inbox=self.act is Act.SUBSCRIBE and self.subject == inboxes)
 
     def ends(self, asked: str) -> bool:
-        """Whether nobody will answer a message to subject `asked`."""
+        """Whether a message to subject `asked` will have no answer."""
         return self.is_inbox or (self.act is Act.PUBLISH and self.subject == asked)
 
     def error(self) -> TidelogError:
-        """For who waits for an answer: a client."""
+        """Returns the error for a client that waits for an answer."""
         if self.is_inbox:
             user = re.fullmatch(r"user '([A-Za-z0-9_-]+)'|NKey (U[A-Z2-7]+)", self.login)
             name = "USER" if user is None else user[1] or user[2]
@@ -90,40 +90,40 @@ class Violation:
 
     @property
     def sentence(self) -> str:
-        """Without a remedy, and without a full stop."""
+        """The refusal in words, without a remedy, and without a full stop."""
         return f"NATS does not let {self.login or 'this login'} {self.act.value} {self.subject!r}"
 
 
 class Violations:
-    """Those of one connection. `on_error` is called with what handlers raise."""
+    """The violations of one connection. `on_error` is called with exceptions of handlers."""
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         self.of_inboxes: Violation | None = None
-        """While NATS does not let this login subscribe to its inboxes: no answer arrives."""
+        """Set while NATS does not let this login subscribe to its inboxes: no answer arrives."""
         self.subscriptions: dict[str, int] = {}
         """Subjects of the connection's subscriptions that NATS refuses, with the number of the question that was
-        refused last. As many as it has subscriptions."""
+        refused last. At most as many as it has subscriptions."""
         self._question = 0
         self._tried: dict[str, bool] = {}
         """Subjects that are tried, and whether NATS has refused them."""
         self._on_error = on_error
         self._handlers: dict[Callable[[Violation], None], str] = {}
-        """Each with the subject on which its owner publishes what must not be written twice, if there is one."""
+        """Handlers, each with the subject on which its owner publishes messages that must not be written twice."""
 
     def hear(self, handler: Callable[[Violation], None], *, publishes_to: str = "") -> None:
-        """`handler` is called with each from now on; with a refused subscription once, until it is permitted.
+        """`handler` is called with each violation from now on; for a refused subscription once, until it is permitted.
         `publishes_to`: see `is_shared`."""
         self._handlers[handler] = publishes_to
 
     def is_shared(self, subject: str) -> bool:
-        """Whether several publish there. Then nobody can tell whose message NATS has refused."""
+        """Whether several owners publish there. Then it is unknown whose message NATS has refused."""
         return list(self._handlers.values()).count(subject) > 1
 
     def stop_hearing(self, handler: Callable[[Violation], None]) -> None:
         self._handlers.pop(handler, None)
 
     def tell(self, violation: Violation) -> None:
-        """NATS has said so."""
+        """NATS has reported the violation: notifies the handlers."""
         if violation.act is Act.SUBSCRIBE:
             if violation.subject in self._tried:
                 self._tried[violation.subject] = True
@@ -141,52 +141,52 @@ class Violations:
                 self._on_error(error)
 
     def asks_again(self) -> int:
-        """The refused subscriptions are asked for again; the number of this question."""
+        """The refused subscriptions are requested again; returns the number of this question."""
         self._question += 1
         return self._question
 
     def answered(self, question: int) -> list[str]:
-        """NATS has answered the question: what it did not refuse again is permitted now. Returns these subjects."""
+        """NATS has answered the question: forgets and returns the subjects that it did not refuse again."""
         permitted = [subject for subject, refused_in in self.subscriptions.items() if refused_in < question]
         for subject in permitted:
             self.forget(subject)
         return permitted
 
     def forget(self, subject: str) -> None:
-        """It is permitted, or the subscription was given up."""
+        """The subject is permitted now, or the subscription was given up."""
         self.subscriptions.pop(subject, None)
         if self.of_inboxes is not None and self.of_inboxes.subject == subject:
             self.of_inboxes = None
 
     def forget_all(self) -> None:
-        """The connection is lost: the next one tells anew."""
+        """The connection is lost: the next one reports its violations anew."""
         self.subscriptions.clear()
         self.of_inboxes = None
 
     def begin_trial(self, subject: str) -> None:
-        """A subscription is made to see whether NATS permits it; handlers do not hear of it."""
+        """A subscription is made to see whether NATS permits it; handlers are not called for it."""
         self._tried[subject] = False
 
     def end_trial(self, subject: str) -> bool:
-        """Whether NATS permits it."""
+        """Returns whether NATS permits it."""
         return not self._tried.pop(subject, False)
 
     def check_answers_arrive(self) -> None:
-        """Raises TidelogError(NOT_PERMITTED)."""
+        """Raises TidelogError(NOT_PERMITTED) while no answer can arrive."""
         if self.of_inboxes is not None:
             raise self.of_inboxes.error()
 
 
 def named(error: TidelogError, stream: str) -> TidelogError:
-    """The error of a request that was made for the sake of `stream`, on a subject that does not name it: its remedy
-    does."""
+    """Returns the error of a request for `stream` on a subject that does not name it, with the stream in its
+    remedy."""
     message = re.sub(rf"--stream {_SOME}\b", f"--stream {stream}", error.message)
     return error if message == error.message else type(error)(error.code, message, error.details)
 
 
 @lru_cache(maxsize=256)
 def remedy_for(subject: str) -> str:
-    """Which roles of clients may publish to the subject, and how their permissions are printed."""
+    """Returns the roles of clients that may publish to the subject, and the command that prints their permissions."""
     tokens = subject.split(".")
     granted = [
         (role, scope)
@@ -211,8 +211,8 @@ def remedy_for(subject: str) -> str:
 
 
 def _scope_of_grant(role: Role, namespace: str, subject: str, tokens: list[str]) -> Scope | None:
-    """The first scope in which `role` may publish to `subject`, whose tokens behind the namespace are given. None: the
-    role may not."""
+    """Returns the first scope in which `role` may publish to `subject`, whose tokens behind the namespace are given.
+    None: the role may not."""
     for scope in _scopes(role, namespace, tokens):
         try:
             granted = permissions_of(role, scope)
@@ -224,8 +224,8 @@ def _scope_of_grant(role: Role, namespace: str, subject: str, tokens: list[str])
 
 
 def _scopes(role: Role, namespace: str, tokens: list[str]) -> Iterator[Scope]:
-    """Those of which the subject may be, the smallest first. The name of any stream, group or id is one of the
-    placeholders; subjects of coordinators have the names behind stream, partition and kind."""
+    """Yields scopes to which the subject may belong, the smallest first. The name of any stream, group or id is one of
+    the placeholders; subjects of coordinators have the names behind stream, partition and kind."""
     if role not in OF_STREAMS:
         yield Scope(namespace=namespace)
         return
@@ -245,7 +245,7 @@ def _scopes(role: Role, namespace: str, tokens: list[str]) -> Iterator[Scope]:
 
 
 def _unquoted(text: str) -> str:
-    """As Go's %q writes it: as JSON does, but for characters that no subject of ours has."""
+    """Reads text as Go's %q writes it: as JSON does, but for characters that no subject of ours has."""
     try:
         return str(json.loads(text))
     except ValueError:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<I")
 MAX_REQUEST_BYTES: Final = 4096
-"""No AppendRequest is larger; it has a handful of numbers and a client id."""
+"""Limit of an AppendRequest; it has a handful of numbers and a client id."""
 UNKNOWN_OFFSET: Final = Offset(-1)
-"""In an answer, of a record that is or was in the log: the leader does not know its offset any more."""
+"""In an answer, stands for the offset of a record that is or was in the log, when the leader does not know it."""
 
 
 _LEVELS: Final = {
@@ -41,13 +41,13 @@ _NUMBERS: Final = {kind: number for number, kind in _LEVELS.items()}
 
 
 def ask_durability(request: AppendRequest, durability: Durability) -> None:
-    """The publish asks for that level in place of the stream's."""
+    """Sets the level that the publish asks for in place of the stream's."""
     request.durability = _NUMBERS[durability.kind]
     request.durability_replicas = durability.replicas
 
 
 def asked_durability(request: AppendRequest) -> Durability | None:
-    """None: the stream's. Raises TidelogError(BAD_REQUEST)."""
+    """Returns the level; None: the stream's. Raises TidelogError(BAD_REQUEST)."""
     if request.durability == AppendRequest.STREAM:
         return None
     kind = _LEVELS.get(request.durability)
@@ -62,14 +62,14 @@ def asked_durability(request: AppendRequest) -> Durability | None:
 
 
 def encode_append(request: AppendRequest, batch_parts: Sequence[Buffer]) -> list[Buffer]:
-    """The parts of the message: the preamble, then `batch_parts` as they are."""
+    """Returns the parts of the message: the preamble, then `batch_parts` as they are."""
     encoded = request.SerializeToString()
     preamble = _LENGTH.pack(len(encoded)) + encoded
     return [preamble + bytes(-len(preamble) % 8), *batch_parts]
 
 
 def decode_append(payload: Buffer) -> tuple[AppendRequest, memoryview]:
-    """The request, and a view of the batch, which is not looked at here. Raises CorruptData."""
+    """Returns the request, and a view of the batch, which is not checked here. Raises CorruptData."""
     if len(payload) < _LENGTH.size:
         raise CorruptData(f"append message of {len(payload)} bytes has no preamble")
     (length,) = _LENGTH.unpack_from(payload)

@@ -1,4 +1,4 @@
-"""What a publisher that was written for JetStream sends and hears: headers that JetStream acts upon, and its errors.
+"""The interface to publishers written for JetStream: headers that JetStream acts upon, and its form of errors.
 
 A JetStream client publishes to the subject of a stream, with a reply subject, and waits there for a `PubAck` or for
 JetStream's form of an error:
@@ -31,7 +31,7 @@ MAY_ACT: Final = b"\r\nNats-"
 
 _MESSAGE_ID: Final = b"\r\nNats-Msg-Id: "
 _FIELD: Final = re.compile(rb"\r\nNats-([A-Za-z-]+): *(.*?)(?=\r\n|\Z)", re.DOTALL)
-"""Only blanks in front of a value are no part of it, and it goes on to a CRLF, as nats-server reads it."""
+"""A value begins behind leading blanks, and ends at a CRLF, as nats-server reads it."""
 _DURATION: Final = re.compile(rb"(\d+(\.\d+)?(h|m|s|ms|us|ns))+")
 
 WRONG_SEQUENCE: Final = 10071
@@ -42,7 +42,7 @@ _NO_SUBJECT_SEQUENCE: Final = 10193
 
 
 class _Refused(NamedTuple):
-    """A header that asks for something that streams of Tidelog do not do."""
+    """A header for a feature that streams of Tidelog do not have."""
 
     err_code: int
     what: str
@@ -57,9 +57,9 @@ _REFUSED_FIRST: Final[Mapping[bytes, _Refused]] = {
     b"Schedule-Next": _Refused(10212, "messages for later"),
     b"Stream-Source": _Refused(10227, "records of other streams' sequences"),
 }
-"""In the order in which JetStream looks, before it looks for repetitions."""
+"""Refused headers in the order of JetStream's checks, which come before its check for repetitions."""
 _ROLLUPS: Final = _Refused(_ROLLUP, "rollups, which remove the records before")
-"""JetStream acknowledges a repetition whatever it says about rollups."""
+"""Refused only in a new message: JetStream acknowledges a repetition whatever it says about rollups."""
 _ACTING: Final = frozenset(
     {
         *_REFUSED_FIRST,
@@ -75,8 +75,8 @@ _ACTING: Final = frozenset(
 
 
 def sole_message_id(block: bytes) -> bytes | None:
-    """The message id in a block of headers in which nothing else can be acted upon, and which is written as most
-    clients write it. None: look closer (`PublishHeaders.of`)."""
+    """Returns the message id in a block of headers without any other that is acted upon, written as most clients write
+    it. None: the block needs `PublishHeaders.of`."""
     at = block.find(MAY_ACT)
     if not block.startswith(_MESSAGE_ID, at) or block.find(MAY_ACT, at + 1) >= 0:
         return None
@@ -94,7 +94,7 @@ class PublishHeaders:
 
     @classmethod
     def of(cls, block: bytes | None) -> PublishHeaders | None:
-        """None: the message is stored, whatever else its headers say."""
+        """Returns None when the message is stored, whatever else its headers say."""
         if block is None or MAY_ACT not in block:
             return None
         fields: dict[bytes, bytes] = {}
@@ -112,7 +112,7 @@ class PublishHeaders:
 
     @property
     def asks_for_more(self) -> bool:
-        """Than that a message id is stored once."""
+        """Whether there is more to obey than a message id."""
         return len(self.fields) > (b"Msg-Id" in self.fields)
 
     @property
@@ -121,7 +121,7 @@ class PublishHeaders:
         return self.fields.get(b"Expected-Last-Msg-Id")
 
     def refuse(self, stream: str, subject: str) -> TidelogError | None:
-        """What follows from the message and the stream alone, and is looked at before anything else."""
+        """Returns the refusal that follows from the message and the stream alone, and comes before all other checks."""
         fields = self.fields
         wanted = fields.get(b"Expected-Stream")
         if wanted is not None and wanted != stream.encode():
@@ -153,19 +153,19 @@ class PublishHeaders:
         return None
 
     def refuse_new(self, stream: str) -> TidelogError | None:
-        """The same, for a message that is no repetition."""
+        """Returns the refusal of a message that is no repetition."""
         rollup = self.fields.get(b"Rollup")
         return None if rollup is None else _not_supported(b"Rollup", rollup, _ROLLUPS, stream)
 
     def expected_ends(self) -> tuple[int, ...]:
-        """Ends (exclusive) that the log must have: a sequence of JetStream is an offset + 1. -1: a value that is no
-        number, which no log has."""
+        """Returns the ends (exclusive) that the log must have: a sequence of JetStream is an offset + 1. -1, which no
+        log has, stands for a value that is no number."""
         names = (b"Expected-Last-Sequence", b"Expected-Last-Subject-Sequence")
         return tuple(_sequence(self.fields[name]) for name in names if name in self.fields)
 
 
 def wrong_message_id(wanted: bytes, last: bytes | None) -> TidelogError:
-    """The last record has not the message id that the message expects."""
+    """Returns the error when the last record has not the message id that the message expects."""
     told = "no message id" if last is None else f"message id {_shown(last)}"
     return _error(
         Code.INCORRECT_MESSAGE_ID,
@@ -195,7 +195,7 @@ def _not_supported(name: bytes, value: bytes, refused: _Refused, stream: str) ->
 
 
 def _is_ttl(value: bytes) -> bool:
-    """A number of seconds from 1 on, a duration as Go writes it of at least a second, or never."""
+    """Whether the value is seconds from 1 on, a duration as Go writes it of at least a second, or never."""
     if value == b"never":
         return True
     if value.isdigit():
@@ -220,7 +220,7 @@ def _shown(value: bytes) -> str:
 
 
 class ErrorForm(TypedDict):
-    """What JetStream's clients know of an error."""
+    """The fields of an error that JetStream's clients know."""
 
     code: int
     err_code: int
@@ -228,7 +228,7 @@ class ErrorForm(TypedDict):
 
 
 _HTTP: Final = {_ROLLUP: 500}
-"""The statuses of errors that carry their number; 400 for the others."""
+"""HTTP's codes of errors that carry JetStream's number; 400 for the others."""
 _BAD_REQUEST: Final = (400, 10003)
 _TOO_LARGE: Final = (400, 10054)
 _INSUFFICIENT: Final = (503, 10023)
@@ -248,8 +248,8 @@ _FORMS: Final[Mapping[Code, tuple[int, int]]] = {
     Code.LIMIT_REACHED: _BAD_REQUEST,
     Code.CORRUPT_ENVELOPE: _BAD_REQUEST,
 }
-"""(HTTP's code, JetStream's number) of errors that do not carry a number. What is not here could not be stored, or may
-not have been."""
+"""(HTTP's code, JetStream's number) of errors that do not carry a number. Records of all other errors could not be
+stored, or may not have been."""
 
 
 def error_form(error: TidelogError) -> ErrorForm:
@@ -265,7 +265,7 @@ def error_form(error: TidelogError) -> ErrorForm:
 
 
 def refusal(error: TidelogError, stream: str, partition: int) -> dict[str, Any]:
-    """The body of the answer to a bare publish that was not stored."""
+    """Returns the body of the answer to a bare publish that was not stored."""
     return {
         "error": error_form(error),
         "stream": stream,

@@ -46,12 +46,12 @@ class _Type(IntEnum):
 
 
 def is_envelope(payload: Buffer) -> bool:
-    """Whether `payload` claims to be an envelope."""
+    """Whether `payload` begins as an envelope."""
     return payload[: len(MAGIC)] == MAGIC
 
 
 def any_envelope(run: UniformRun) -> bool:
-    """Whether `is_envelope` of any payload, without Python work for each."""
+    """Whether `is_envelope` holds for any payload of the run, without Python work for each."""
     if run.payload_size < len(MAGIC):
         return False
     first_words = np.ndarray((run.count,), _LITTLE_U32, run.block, run.payload_at, (run.stride,))

@@ -1,16 +1,16 @@
-"""What the key of a producer proves of its batches (`wire.security.producer_keys`): that they come from whom the id was
-given to, with the body that he has sent.
+"""Proofs by the key of a producer (`wire.security.producer_keys`) that its batches come from the producer to which the
+id was given, with the body that it has sent.
 
-    proof        by the key, over "batch" LF, the partition with its lives, LF, and the batch's 96 bytes of header as
-                 they are sent. The header has the CRC of the body, the sequence and the epoch.
+    proof        by the key, over "batch" LF, the partition with its incarnations, LF, and the batch's 96 bytes of
+                 header as they are sent. The header has the CRC of the body, the sequence and the epoch.
     body_proof   16 bytes: Poly1305 of the body, with a key of its own for each proof: BLAKE2b-256, keyed with the key
                  of the producer, over "body" LF and the proof
 
 Anybody can find another body with the same CRC, so the body has a proof of its own. It takes some microseconds for up
-to 64 KiB, and is looked at once the other one holds: a stranger's batch costs no more than its header does. A key of
-Poly1305 is for one body. So is a proof of a header, for a batch that is sent again has the same bytes.
+to 64 KiB, and is checked once the other one holds: a forged batch costs no more than its header does. A key of Poly1305
+is for one body. So is a proof of a header, for a batch that is sent again has the same bytes.
 
-A batch that somebody has seen on its way is of use to him in no other partition, and in its own it is a repetition.
+A batch that an attacker has seen on its way is refused in every other partition, and in its own it is a repetition.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_batch_proof(request: AppendRequest, key: bytes, target: str, batch: Sequ
 def check_batch_proof(
     keys: ProducerKeys, request: AppendRequest, producer_id: int, target: str, batch: memoryview
 ) -> None:
-    """`batch`: with its header. Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the producer."""
+    """`batch`: with its header. Raises TidelogError(UNPROVEN_PRODUCER), which reveals nothing about the producer."""
     key = keys.check(request.proof, producer_id, _covered(target, batch[:HEADER_SIZE]))
     if not request.body_proof:
         raise unproven(producer_id, "shows no proof of the batch's body")

@@ -1,13 +1,13 @@
-"""The secrets of a cluster: what its brokers prove to one another, over Raft and over NATS.
+"""The secrets of a cluster, by which its brokers prove themselves to one another, over Raft and over NATS.
 
 A broker holds one secret, or two while one takes the place of the other. The first is used for everything that the
 broker sends; all of them are accepted. So secrets are replaced without a stop, in three steps, each on all brokers
 before the next: the new one is added behind the old one, the two change places, the old one goes.
 
-    what follows from a secret                          by
+    derived from a secret                               by
     key of Raft's frames                                metadata.raft.framing
-    keys of one life of a broker, for its messages      `ClusterSecret.key_of`, `short_key_of`
-    fingerprint, which says which secret is meant       `ClusterSecret.fingerprint`
+    keys of a broker's process, for its messages        `ClusterSecret.key_of`, `short_key_of`
+    fingerprint, which identifies the secret            `ClusterSecret.fingerprint`
     key of tickets, which brokers give to clients        `ClusterSecret.ticket_key`
     keys of producers, given out with their ids          `ClusterSecret.producer_key`
 
@@ -30,7 +30,7 @@ FINGERPRINT_BYTES = 4
 KEY_BYTES = 32
 
 _DEVELOPMENT_SECRET = b"tidelog development key, loopback only, protects from accidents"
-"""Everybody knows it: messages are checked for damage and mix-ups, and strangers are not kept out."""
+"""It is public: messages are checked for damage and mix-ups, and senders that are no brokers are not kept out."""
 
 _SALT = bytes(32)  # RFC 5869, section 2.2: no salt
 _KEY_INFO = b"tidelog peer v1 key "
@@ -41,36 +41,36 @@ _PRODUCER_INFO = b"tidelog producer v1 key"
 
 
 class ClusterSecret:
-    """One secret, and what is derived from it by HKDF-SHA256 (RFC 5869)."""
+    """One secret, and the keys derived from it by HKDF-SHA256 (RFC 5869)."""
 
     def __init__(self, text: bytes) -> None:
         self.text: Final = text
         self._extracted = hmac.new(hmac.digest(_SALT, text, "sha256"), digestmod="sha256")
-        """The digest of nothing yet; it is copied for each expansion."""
+        """A digest without input yet; it is copied for each expansion."""
         self.fingerprint: Final = self._expand(_FINGERPRINT_INFO)[:FINGERPRINT_BYTES]
-        """It tells the secrets of a cluster apart, and helps nobody to find the secret."""
+        """It distinguishes the secrets of a cluster, and helps nobody to find the secret."""
 
     def key_of(self, life: bytes) -> bytes:
-        """KEY_BYTES of the key with which that life of a broker signs its large messages."""
+        """Returns KEY_BYTES of the key with which the broker's process of that id signs its large messages."""
         return self._expand(_KEY_INFO + life)
 
     def short_key_of(self, life: bytes) -> bytes:
-        """The same for its small messages."""
+        """Returns KEY_BYTES of the key for that process's small messages."""
         return self._expand(_SHORT_KEY_INFO + life)
 
     @cached_property
     def ticket_key(self) -> bytes:
-        """KEY_BYTES of the key of tickets (`wire.security.tickets`)."""
+        """KEY_BYTES of the key that makes tickets (`wire.security.tickets`)."""
         return self._expand(_TICKET_INFO)
 
     @cached_property
     def producer_key(self) -> bytes:
-        """KEY_BYTES of the key from which those of producers follow (`wire.security.producer_keys`)."""
+        """KEY_BYTES of the key from which those of producers are derived (`wire.security.producer_keys`)."""
         return self._expand(_PRODUCER_INFO)
 
     def _expand(self, info: bytes) -> bytes:
-        """The first block of HKDF-Expand, 32 bytes. A stranger may name another life in each message; each costs one
-        of these."""
+        """Returns the first block of HKDF-Expand, 32 bytes. A sender that is no broker may name another process in
+        each message; each costs one of these."""
         mac = self._extracted.copy()
         mac.update(info + b"\x01")
         return mac.digest()
@@ -89,7 +89,7 @@ class ClusterSecrets:
     """The secrets that a broker holds now; they may be replaced while it runs."""
 
     def __init__(self, secrets: Sequence[ClusterSecret], *, are_public: bool = False, are_shared: bool = True) -> None:
-        """`are_shared`: False where the broker has made one for itself."""
+        """`are_shared`: False where the broker has made a secret for itself."""
         self._secrets = tuple(secrets)
         self._retired: tuple[ClusterSecret, ...] = ()
         self.are_public = are_public
@@ -98,7 +98,7 @@ class ClusterSecrets:
 
     @property
     def first(self) -> ClusterSecret:
-        """The one that is used for what is sent."""
+        """The secret that signs sent messages."""
         return self._secrets[0]
 
     @property
@@ -107,8 +107,8 @@ class ClusterSecrets:
 
     @property
     def accepted_of_producers(self) -> tuple[ClusterSecret, ...]:
-        """Also the last ones that were taken away while this process lives: a batch that was sent with a key of one may
-        be sent again, and nothing else tells that it is in the log."""
+        """The accepted secrets, and the last ones removed since this process started: a batch that was sent with a key
+        of one may be sent again, and nothing else identifies it as already in the log."""
         return self._secrets + self._retired
 
     @property
@@ -117,11 +117,11 @@ class ClusterSecrets:
         return [secret.fingerprint.hex() for secret in self._secrets]
 
     def on_change(self, handler: Callable[[], None]) -> None:
-        """`handler()` is called after the secrets were replaced."""
+        """Registers `handler()`, which is called after the secrets were replaced."""
         self._on_change.append(handler)
 
     def replace(self, secrets: Sequence[ClusterSecret]) -> None:
-        """These take the place of the earlier ones. Nothing happens where they are the same in the same order."""
+        """Puts these in place of the earlier ones. Nothing happens where they are the same in the same order."""
         if tuple(secrets) != self._secrets:
             known = (*self._secrets, *self._retired)
             self._secrets = tuple(secrets)
@@ -131,13 +131,13 @@ class ClusterSecrets:
 
 
 def public_secrets() -> ClusterSecrets:
-    """In place of a missing secret."""
+    """Returns the public secret, in place of a missing one."""
     return ClusterSecrets([ClusterSecret(_DEVELOPMENT_SECRET)], are_public=True)
 
 
 def parse_secrets(text: bytes, source: str) -> tuple[ClusterSecret, ...]:
-    """The secrets of a file or a variable, one per line, the one in use first; lines that begin with # are comments.
-    Raises TidelogError(BAD_CONFIG), which names `source`."""
+    """Returns the secrets of a file or a variable, one per line, the one in use first; lines that begin with # are
+    comments. Raises TidelogError(BAD_CONFIG), which names `source`."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(b"#")]
     if not lines:
         raise _bad(f"{source} is empty; put a long random text into it, the same on every broker")

@@ -1,12 +1,12 @@
-"""What each role needs of NATS: the subjects that it publishes to and subscribes to, and nothing more.
+"""The permissions that each role needs of NATS: the subjects that it publishes to and subscribes to, and nothing more.
 
 Declared here once. The matrix in docs/reference.md, the configuration that `tidelog security nats-config` prints, and
 the tests that try each subject against a real nats-server are made from it.
 
-A client's role is what its user may do with the streams that it is given for: NATS enforces it on the subjects, and the
-API takes no request whose subject names another stream than its body (`tidelog.server.api.json_api`). Its answers come
-below an inbox prefix of its own. With `account` set, the user is in another account than the brokers, which export what
-it needs as services: NATS then answers through subjects of its own, `_R_.…`, in the brokers' account.
+A client's role decides the operations of its user on the streams it is given for: NATS enforces it on the subjects, and
+the API takes no request whose subject names another stream than its body (`tidelog.server.api.json_api`). Its answers
+come below an inbox prefix of its own. With `account` set, the user is in another account than the brokers, which export
+what it needs as services: NATS then answers through subjects of its own, `_R_.…`, in the brokers' account.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ANY_PARTITION: Final = "*"
 _GROUPS: Final = StreamName(GROUPS.name)
 _TRANSACTIONS: Final = StreamName(TRANSACTIONS.name)
 SERVICE_REPLIES: Final = "_R_.>"
-"""Where a service of one account answers requests from another account."""
+"""Subjects on which a service of one account answers requests from another account."""
 
 
 class Role(enum.Enum):
@@ -56,12 +56,12 @@ class Role(enum.Enum):
 
 
 OF_STREAMS: Final = frozenset({Role.PRODUCER, Role.CONSUMER, Role.SPARK})
-"""Roles that are given for streams by name."""
+"""Roles whose permissions are for streams by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """NATS' wildcards: `*` for one token, `>` for all that follow."""
+    """A subject, with NATS' wildcards: `*` for one token, `>` for all that follow."""
 
     subject: str
     purpose: str
@@ -82,34 +82,34 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whom permissions are for. Checked by `permissions_of`."""
+    """The objects that permissions are for. Checked by `permissions_of`."""
 
     namespace: str = "tidelog"
     streams: tuple[str, ...] = ()
-    """Names; empty: all, for roles that may have all."""
+    """Names of streams; empty: all, for roles that may have all."""
     subjects: tuple[str, ...] = ()
-    """Plain subjects of these streams, on which they are published to without Tidelog's client. Of a broker: what
-    streams may capture, with wildcards."""
+    """Subjects of these streams, for plain publishes without Tidelog's client. Of a broker: the subjects that streams
+    may capture, with wildcards."""
     partitions: int = 1
-    """How many partitions the streams on a producer's `subjects` have, 1 to MAX_PARTITIONS. Each is granted by its
+    """Number of partitions of the streams on a producer's `subjects`, 1 to MAX_PARTITIONS. Each is granted by its
     number, because a wildcard would reach streams of others: `orders.*` matches `orders.eu`."""
     inbox_prefix: str = DEFAULT_INBOX_PREFIX
-    """A client's own; for a broker, below which clients have theirs."""
+    """A client's own prefix; of a broker: the prefix below which clients have theirs."""
     broker: str = ANY_BROKER
     """The broker whose user it is; "*": all brokers share one."""
     groups: tuple[str, ...] = ()
     """For a consumer or a Spark job: its consumer groups and cursors, "*" for all. For a producer with
     `transactional_ids`: the groups whose offsets its transactions commit."""
     discovers: bool = False
-    """The members of `groups` may subscribe by pattern, and so are told the names of all streams that match."""
+    """The members of `groups` may subscribe by pattern; their answers name all streams that match."""
     transactional_ids: tuple[str, ...] = ()
-    """For a producer: those under which it may begin transactions in its `streams`, "*" for all."""
+    """Transactional ids under which a producer may begin transactions in its `streams`, "*" for all."""
     across_accounts: bool = False
     """Some clients are in other accounts than the brokers."""
 
 
 def permissions_of(role: Role, scope: Scope) -> Permissions:
-    """Raises TidelogError for a scope that the role cannot have."""
+    """Returns the permissions. Raises TidelogError for a scope that the role cannot have."""
     subjects = Subjects(scope.namespace)
     streams = [check_stream_name(stream) for stream in scope.streams]
     check_inbox_prefix(scope.inbox_prefix, scope.namespace)
@@ -159,7 +159,7 @@ def _operations(
 def _admin(subjects: Subjects, streams: list[StreamName], _: Scope) -> Iterator[Grant]:
     yield Grant(subjects.presence(), "which brokers are connected, when no controller answers", asks_many=True)
     wanted = [each for each in op.OPERATIONS.values() if each is not op.PRODUCER_INIT]
-    if streams:  # what concerns the whole cluster it may see, and not change
+    if streams:  # operations on the whole cluster are granted if they only read
         wanted = [each for each in wanted if each.stream or not each.writes]
     yield from _operations(subjects, wanted, streams)
     if not streams:
@@ -332,8 +332,8 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
 
 
 def user_block(granted: Permissions, *, user: str = "", nkey: str = "") -> str:
-    """An entry of `users` in nats-server's configuration, for a user with a password from its environment, or an
-    NKey: then `user` is a comment."""
+    """Returns an entry of `users` in nats-server's configuration, for a user with a password from its environment, or
+    an NKey: then `user` is a comment."""
     label = f"  # {user}" if user else ""
     lines = (
         [f"  nkey: {_quoted(nkey)}{label}"]
@@ -354,7 +354,7 @@ def variable_of(user: str) -> str:
 
 
 def exports_block(granted: Permissions) -> str:
-    """`exports` of the brokers' account, for clients in other accounts with these permissions."""
+    """Returns `exports` of the brokers' account, for clients in other accounts with these permissions."""
     lines = [
         f"  {{service: {_quoted(grant.subject)}{', response_type: stream' if grant.asks_many else ''}}}"
         for grant in granted.publish
@@ -364,8 +364,8 @@ def exports_block(granted: Permissions) -> str:
 
 
 def imports_block(granted: Permissions, *, brokers: str) -> str:
-    """`imports` of a client's account; `brokers`: the account of the brokers. With `share`, NATS tells them the
-    client's user: it stands in the audit trail."""
+    """Returns `imports` of a client's account; `brokers`: the account of the brokers. With `share`, NATS shows brokers
+    the client's user, for the audit trail."""
     lines = [
         f"  {{service: {{account: {_quoted(brokers)}, subject: {_quoted(grant.subject)}}}, share: true}}"
         for grant in granted.publish

@@ -1,8 +1,8 @@
-"""Keys of producers: what proves that a batch, or a request about a transaction, comes from whom its id was given to.
+"""Keys of producers, which prove that a batch, or a request about a transaction, comes from the owner of its id.
 
-Producer ids are small numbers in ascending order, which anybody can guess. So whoever gives one out (the controller, or
-a coordinator of transactions) gives its key with it, and every use of the id carries a proof by that key. The key
-follows from the id and a secret of the cluster: each broker can check a proof, and nothing is stored. An id that was
+Producer ids are small numbers in ascending order, which anybody can guess. So the issuer of an id (the controller, or a
+coordinator of transactions) gives its key with it, and every use of the id carries a proof by that key. The key is
+derived from the id and a secret of the cluster: each broker can check a proof, and nothing is stored. An id that was
 never given out has no key that anybody knows.
 
     key                                      proof
@@ -11,9 +11,9 @@ never given out has no key that anybody knows.
      | secret   | 32 bytes             |      | secret   | tag, 16 bytes |
      +----------+----------------------+      +----------+---------------+
 
-    secret    fingerprint of the secret of the cluster from which the key follows (`wire.security.cluster_secrets`)
+    secret    fingerprint of the secret of the cluster from which the key is derived (`wire.security.cluster_secrets`)
     32 bytes  BLAKE2b-256, keyed with that secret, over the producer id and the cluster
-    tag       BLAKE2b-128, keyed with the 32 bytes, over what is proven: a use, and a batch
+    tag       BLAKE2b-128, keyed with the 32 bytes, over the proven data: a use, and a batch
               (`wire.security.batch_proofs`) or the values of a request (`wire.security.transaction_proofs`)
 
 A key is void once its secret is, on a broker that has started since: the producer goes on under a new id.
@@ -48,14 +48,14 @@ class ProducerKeys:
         self._cluster_id = cluster_id
 
     def key_of(self, producer_id: int) -> bytes:
-        """For the producer that gets that id."""
+        """Returns the key for the producer that gets that id."""
         secret = self._secrets.first
         return secret.fingerprint + self._of(secret, producer_id)
 
     # Keeps R76.
     def check(self, proof: bytes, producer_id: int, covered: Buffer) -> bytes:
-        """The KEY_BYTES by which it holds. Raises TidelogError(UNPROVEN_PRODUCER), which says nothing about the
-        producer."""
+        """Returns the KEY_BYTES by which the proof holds. Raises TidelogError(UNPROVEN_PRODUCER), which reveals nothing
+        about the producer."""
         if len(proof) == _PROOF_BYTES:
             for secret in self._secrets.accepted_of_producers:
                 if proof.startswith(secret.fingerprint):
@@ -86,7 +86,7 @@ def prove(key: bytes, covered: Buffer) -> bytes:
 
 
 def request_proof_of(use: str, values: Iterable[object]) -> bytes:
-    """What is proven of a request about a transaction. Neither names nor numbers hold a line break."""
+    """Returns the data that a proof of a request about a transaction covers. No name or number has a line break."""
     return "\n".join([use, *map(str, values)]).encode()
 
 

@@ -2,7 +2,7 @@
 transaction.
 
 The coordinator gives a ticket once it is committed that the partition takes part, so that a marker will come there. The
-leader of the partition opens no transaction without one. A stranger cannot make one, and so cannot open a transaction
+leader of the partition opens no transaction without one. A client cannot forge one, and so cannot open a transaction
 that nobody ends, behind which consumers would wait for ever. The leader needs no other broker to check it.
 
      0          4                12                       28
@@ -10,12 +10,12 @@ that nobody ends, behind which consumers would wait for ever. The leader needs n
      | secret   | over at, u64 BE| tag, 16 bytes          |
      +----------+----------------+------------------------+
 
-    secret    fingerprint of the secret from which the key follows (`wire.security.cluster_secrets`)
+    secret    fingerprint of the secret from which the key is derived (`wire.security.cluster_secrets`)
     over at   s since 1970, by the time on which most brokers agree (R72): the clock of no single broker decides
     tag       BLAKE2b-128, keyed, over the first 12 bytes, the producer, its epoch, the cluster and the target
 
-A ticket of an ended transaction is worth nothing in a partition that has its marker: the producer's epoch is over
-there. A partition remembers a transactional producer for longer than LIFETIME_S after its last batch or marker.
+A ticket of an ended transaction is void in a partition that has its marker: the producer's epoch is over there. A
+partition remembers a transactional producer for longer than LIFETIME_S after its last batch or marker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def group_target(group: str) -> str:
 
 
 class Tickets:
-    """Makes and checks them. `cluster_id()`: of the cluster; `time_s()`: since 1970, the same at all brokers."""
+    """Makes and checks tickets. `cluster_id()`: of the cluster; `time_s()`: since 1970, the same at all brokers."""
 
     def __init__(self, secrets: ClusterSecrets, cluster_id: Callable[[], str], time_s: Callable[[], float]) -> None:
         self._secrets = secrets
@@ -67,7 +67,7 @@ class Tickets:
     # Hazard: Consumers that wait for ever behind a transaction that nobody ends.
     # Not covered: A table whose state at the log start was lost may have forgotten that an epoch is over.
     def check(self, ticket: bytes, producer_id: int, producer_epoch: int, target: str) -> None:
-        """Raises TidelogError(NOT_IN_TRANSACTION)."""
+        """Raises TidelogError(NOT_IN_TRANSACTION) for a ticket that is not valid now."""
         if not self._is_made_here(ticket, producer_id, producer_epoch, target):
             raise TidelogError(
                 Code.NOT_IN_TRANSACTION,

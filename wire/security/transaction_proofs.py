@@ -1,5 +1,5 @@
-"""What the key of a transactional producer proves of its requests (`wire.security.producer_keys`): that they come from
-whom the id was given to, with these values.
+"""Proofs by the key of a transactional producer (`wire.security.producer_keys`) that its requests come from the owner
+of the id, with these values.
 
     add        the transactional id, the epoch, and each partition and group that it adds
     end        the transactional id, the epoch, and whether it commits
@@ -23,7 +23,7 @@ Proven: TypeAlias = AddRequest | EndRequest | CommitRequest
 
 
 def proven_of(request: Proven) -> bytes:
-    """What is proven of it."""
+    """Returns the data that its proof covers."""
     match request:
         case AddRequest():
             return request_proof_of("add", [request.transactional_id, request.producer_epoch, *_targets(request)])
@@ -37,7 +37,7 @@ def proven_of(request: Proven) -> bytes:
 
 
 def proven_of_member(family: str, member: FamilyMember) -> bytes:
-    """What is proven of one transaction in an end of a family."""
+    """Returns the data that the proof of one transaction covers in an end of a family."""
     return proven_of_prepared(child_id(family, member.child), member.producer_epoch)
 
 

@@ -1,4 +1,4 @@
-"""`tidelog activity`: what happened in the cluster, where its brokers record it."""
+"""`tidelog activity`: events of the cluster, where its brokers record them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def audit(
 async def _records(
     client: Client, subjects: Subjects, start: str | AtTime, *, follow: bool
 ) -> AsyncIterator[dict[str, Any]]:
-    """Each once. None where there has been no act since the cluster was founded: the stream does not exist."""
+    """Yields each record once; none where there has been no act since the bootstrap: the stream does not exist."""
     from tidelog.client.base.exceptions import UnknownStream
 
     known: dict[str, None] = {}

@@ -79,5 +79,5 @@ def _name(replica: HeldReplica) -> str:
 
 
 def _stops_commits(replica: HeldReplica) -> bool:
-    """Whether the ISR falls below min ISR, or to nothing, without this member of it."""
+    """Returns whether the ISR falls below min ISR, or to nothing, without this member of it."""
     return replica["state"] == "isr" and len(replica["isr"]) - 1 < replica["min_isr"]

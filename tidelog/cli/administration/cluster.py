@@ -161,7 +161,7 @@ def _show(found: ClusterStatus) -> None:
 
 
 def _with_internal(count: int, internal: int | None) -> str:
-    """`internal`: None from a controller that does not tell them apart."""
+    """`internal`: None from a controller that does not distinguish them."""
     return f"{count} + {internal}" if internal else str(count)
 
 
@@ -213,7 +213,7 @@ def _clock(broker: BrokerStatus) -> str:
 
 
 def _dropped(broker: BrokerStatus) -> dict[str, int]:
-    """Each kind of thing that the broker refused to take in; its log says why."""
+    """Returns the counts of messages that the broker dropped, by kind; its log gives the reasons."""
     return {
         name.removeprefix("dropped_"): count
         for name, count in (broker.get("counters") or {}).items()

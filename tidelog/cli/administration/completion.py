@@ -7,7 +7,7 @@ from click.shell_completion import get_completion_class
 
 _COMMAND = "tidelog"
 _VARIABLE = "_TIDELOG_COMPLETE"
-"""By which the shell asks; click derives the same name from the command's."""
+"""Environment variable by which the shell asks; click derives the same name from the command's."""
 
 
 @click.command()

@@ -171,7 +171,7 @@ def _use(name: str) -> None:
 
 
 def _check(servers: Sequence[str], namespace: str | None, inbox_prefix: str | None, login: Mapping[str, Any]) -> None:
-    """Raises TidelogError for what no connection could be made with."""
+    """Raises TidelogError for options with which no connection could be made."""
     from tidelog.nats.login_sources import LoginSources
     from wire.subjects import DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
 
@@ -224,12 +224,12 @@ def _toml(top: Mapping[str, Any], login: Mapping[str, Any]) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """TOML writes texts, lists of texts and true as JSON does, but for one control character."""
+    """Writes a value in TOML, which has texts, lists of texts and true like JSON, but for one control character."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 def _write(file: Path, text: str) -> None:
-    """As a whole, and for its owner only."""
+    """Writes the file atomically, readable by its owner only."""
     beside = file.with_name(f".{file.name}.new")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

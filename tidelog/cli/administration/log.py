@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wire.types import PartitionKey
 
 REFUSED = 2
-"""Exit status where nothing was looked at: the command line is wrong, or a broker uses the folder."""
+"""Exit status where no log was read: the command line is wrong, or a broker uses the folder."""
 
 
 class _Refused(Failure):
@@ -139,7 +139,7 @@ def _batch_line(facts: dict[str, Any]) -> bytes:
 
 
 def _pieces(path: Path, offset: int | None) -> Iterator[tuple[Path, Piece]]:
-    """Pieces of each segment, from the one on that holds `offset`."""
+    """Yields pieces of each segment, from the one on that holds `offset`."""
     from dataplane.log.offline.inspection import StoredBatch, read_segment
     from dataplane.log.storage.files import REAL_FILES
 
@@ -386,7 +386,7 @@ def _show_reports(reports: dict[PartitionKey, PartitionReport], metadata: list[s
 
 
 def _verify_metadata(data_dir: Path) -> list[str]:
-    """Damage of the Raft files; an observer has none but the snapshots that it was sent."""
+    """Returns damage of the Raft files; an observer has none but the snapshots that it was sent."""
     from dataplane.log.storage.files import REAL_FILES
     from metadata.raft.verification import verify_files
 
@@ -395,7 +395,7 @@ def _verify_metadata(data_dir: Path) -> list[str]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal."""
+    """Shows a progress bar on stderr, where that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tidelog.server.secret_file import Obstacles, SecretFile, Step
 
 SILENCE = 2.0
-"""Seconds; brokers read their files every second."""
+"""Seconds after which it reports that it waits; brokers read their files every second."""
 WAIT_S = 15.0
-"""For the brokers to have read their files."""
+"""Seconds for the brokers to have read their files."""
 _DONE = {
     "add": "a rotation begins: added a new secret, {new}, beside {old}, which stays in use",
     "use": "the new secret, {new}, is in use, and the old one is accepted",
@@ -80,7 +80,7 @@ def rotate_secret(files: tuple[Path, ...], all_steps: bool, server: str | None, 
 
 
 def _server_of(files: tuple[Path, ...]) -> str | None:
-    """The server of the first cluster of `tidelog up` among them that runs; None: there is none."""
+    """Returns the server of the first running cluster of `tidelog up` among them; None: there is none."""
     for path in files:
         try:
             return str(json.loads((path / "cluster.json").read_text())["nats_url"])
@@ -92,7 +92,7 @@ def _server_of(files: tuple[Path, ...]) -> str | None:
 
 
 async def _do_next(client: Client, paths: list[Path]) -> tuple[Step, SecretFile]:
-    """One step on these files. Raises Failure where a broker is not ready for it, or the file is not theirs."""
+    """Does one step on these files. Raises Failure where a broker is not ready for it, or the file is not theirs."""
     from tidelog.server.secret_file import SecretFile
 
     held = SecretFile.read(paths[0])
@@ -112,7 +112,7 @@ async def _do_next(client: Client, paths: list[Path]) -> tuple[Step, SecretFile]
 
 
 async def _settled(client: Client, held: SecretFile) -> Obstacles:
-    """What stands in the way of the next step: a fault of the file at once, the rest after WAIT_S at most."""
+    """Returns the obstacles of the next step: a fault of the file at once, the rest after WAIT_S at most."""
     import asyncio
 
     from tidelog.server.secret_file import obstacles

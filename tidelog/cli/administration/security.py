@@ -1,4 +1,4 @@
-"""`tidelog security`: what each role may do on NATS."""
+"""`tidelog security`: the permissions of each role on NATS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCOUNT = re.compile(r"[A-Za-z0-9_.-]+")
 _BROKERS_ACCOUNT = "TIDELOG"
 _NKEY = re.compile(r"U[A-Z2-7]{55}")
 _NKEY_CHECKED = 33
-"""Bytes of an NKey, before its checksum: its kind, and the public key."""
+"""First bytes of an NKey, before its checksum: its kind, and the public key."""
 
 
 @click.group()
@@ -194,7 +194,7 @@ def nats_config(
 
 
 def _accounts(account: str | None, brokers_account: str | None) -> str:
-    """The brokers' account."""
+    """Returns the brokers' account."""
     if account is None and brokers_account is not None:
         _refuse("--brokers-account is for a client in another account; name that one with --account")
     brokers = _BROKERS_ACCOUNT if brokers_account is None else brokers_account

@@ -127,7 +127,7 @@ def up(
 
 
 class _Stopped(Exception):
-    """SIGINT or SIGTERM has come."""
+    """SIGINT or SIGTERM was received."""
 
 
 class _Stop:
@@ -159,7 +159,7 @@ def _end_of(broker: str, cluster: DevCluster, *, will_restart: bool) -> str:
 def _watch(
     cluster: DevCluster, on_wait: Callable[[], None], restart_after: float | None, say: Callable[[str], None]
 ) -> None:
-    """Until `on_wait` raises; says which brokers died, and starts them again when asked to."""
+    """Runs until `on_wait` raises; prints which brokers died, and starts them again when requested."""
     died: dict[str, float] = {}
     while True:
         on_wait()

@@ -1,9 +1,9 @@
-"""The file of `tidelog subscribe --resume FILE`: up to where a stream was printed.
+"""The file of `tidelog subscribe --resume FILE`: the position up to which a stream was printed.
 
     {"cluster": "9f6a…", "stream": "flights", "incarnation": 4, "positions": {"0": 1200, "1": 1187},
      "incarnations": {"0": 4, "1": 9}}
 
-A position is the offset to go on with, in that life of the partition: one that was removed, and made anew by a later
+A position is the next offset to read in an incarnation of a partition: one that was removed, and made anew by a later
 repartition, is read from its beginning. The file is replaced as a whole, so that it is never half written.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 class Position(NamedTuple):
     offset: int
-    """To go on with."""
+    """The next offset to read."""
     incarnation: int
     """The incarnation of the partition."""
 
 
 class PositionsFile:
     def __init__(self, path: Path, stream: StreamMetadata) -> None:
-        """Raises BadRequest for a file that holds no positions of that stream, or cannot be read."""
+        """Reads the file. Raises BadRequest for one that holds no positions of that stream, or cannot be read."""
         self._path = path
         self._partitions = stream.partitions
         self._order = stream.key_order
@@ -41,7 +41,7 @@ class PositionsFile:
             "incarnation": stream.incarnation,
         }
         self._positions: dict[int, Position] = {}
-        """As written."""
+        """The positions in the file."""
         try:
             text = path.read_bytes()
         except FileNotFoundError:
@@ -51,8 +51,8 @@ class PositionsFile:
         self._positions = self._parsed(text)
 
     def start(self, partitions: tuple[int, ...]) -> dict[int, int] | None:
-        """Where to begin in each of `partitions`, () for all, but for those that a repartition has made, or made anew,
-        since: they are read from their beginning. None where nothing was read yet. Raises BadRequest."""
+        """Returns the start in each of `partitions`, () for all, but for those that a repartition has made, or made
+        anew, since: they are read from their beginning. None where no record was read yet. Raises BadRequest."""
         if not self._positions:
             return None
         wanted = partitions or tuple(self._partitions)
@@ -69,7 +69,7 @@ class PositionsFile:
         return known is None or known.incarnation == kept.incarnation
 
     def write(self, positions: Mapping[int, Position]) -> None:
-        """Those of other partitions stay. Raises BadRequest where the file cannot be written."""
+        """Writes positions; those of other partitions stay. Raises BadRequest where the file cannot be written."""
         merged = {**self._positions, **positions}
         if merged == self._positions:
             return
@@ -88,7 +88,7 @@ class PositionsFile:
         self._positions = merged
 
     def _parsed(self, text: bytes) -> dict[int, Position]:
-        """A file of an earlier version names no incarnations: they are that of the stream."""
+        """Parses the file. One of an earlier version names no incarnations: they are that of the stream."""
         try:
             found = json.loads(text)
             lives = found.get("incarnations", {})

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from wire.errors import TidelogError
 
     _Outcomes = list[tuple[Sequence[int], BatchReceipt | Receipt | TidelogError]]
-    """What became of the lines at these places of a chunk."""
+    """Outcomes of the lines at these places of a chunk."""
 
 MOST_RANGES = 5
 """Ranges of lines that an error names."""
 SILENCE = 1.0
-"""Seconds that records wait for a leader that refuses them, or is not there, before stderr says so."""
+"""Seconds that records wait for a leader that refuses them, or is missing, before stderr reports it."""
 GRACE = 1.0
 """Seconds that Ctrl-C leaves the brokers to acknowledge lines that were sent already; a second Ctrl-C ends at once."""
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What the command line says of every record."""
+    """The options of the command line for every record."""
 
     key: bytes | None = None
     headers: dict[str, list[bytes]] = field(default_factory=dict)
@@ -206,7 +206,7 @@ def publish(
 
 @asynccontextmanager
 async def _delays_told(producer: Producer) -> AsyncIterator[None]:
-    """Meanwhile stderr has a line for each thing that keeps records waiting for longer than SILENCE."""
+    """Reports on stderr, inside the `with`, each reason that keeps records waiting for longer than SILENCE."""
     import asyncio
 
     async def watch() -> None:
@@ -228,7 +228,7 @@ async def _delays_told(producer: Producer) -> AsyncIterator[None]:
 async def _publish_file(
     producer: Producer, file: BinaryIO, form: str, given: _Given, *, acknowledged: bool, as_json: bool
 ) -> None:
-    """`acknowledged`: the receipts are the brokers'."""
+    """`acknowledged`: the receipts come from brokers."""
     import asyncio
 
     await producer.start()
@@ -236,7 +236,7 @@ async def _publish_file(
     try:
         with _progress(file) as progress:
             steps = _Steps()
-            async for chunk, size in chunks(file, form):  # the next is read once this one is acknowledged
+            async for chunk, size in chunks(file, form):  # the next chunk is read once this one is acknowledged
                 if progress is None:
                     await _with_grace(published.publish(producer, chunk, form, given))
                     continue
@@ -250,7 +250,7 @@ async def _publish_file(
                     progress.update(progress.task_ids[0], advance=advance, records=published.records)
     except InputFault as fault:
         fail(f"{fault}; {published.before()}")
-    except asyncio.CancelledError:  # Ctrl-C
+    except asyncio.CancelledError:  # Ctrl-C interrupts
         if sys.stderr.isatty():
             click.echo(err=True)  # the terminal has printed ^C into the line
         published.tell(producer.stream, as_json=as_json, interrupted=True)
@@ -259,8 +259,8 @@ async def _publish_file(
 
 
 class _Steps:
-    """How many records are published between two moves of a progress bar: it moves some times a second, and a fast
-    cluster is not held up by it."""
+    """The number of records published between two moves of a progress bar: it moves some times a second, and does not
+    hold up a fast cluster."""
 
     LEAST = 500
     SHORT, LONG = 0.1, 0.4
@@ -277,8 +277,8 @@ class _Steps:
 
 
 async def _with_grace(publishing: Coroutine[Any, Any, None]) -> None:
-    """Whoever is cancelled meanwhile, by Ctrl-C, waits up to GRACE seconds for the outcome, so that a record is not
-    told as a line in doubt only because its receipt was on the way."""
+    """Waits up to GRACE seconds for the outcome when cancelled meanwhile, by Ctrl-C, so that a record is not
+    reported as a line in doubt only because its receipt was on the way."""
     import asyncio
 
     under_way = asyncio.create_task(publishing)
@@ -294,18 +294,18 @@ async def _with_grace(publishing: Coroutine[Any, Any, None]) -> None:
 
 
 class _Published:
-    """Counts what has become of the lines of a file. `state`: of records with a receipt. `unit`: "line", or what the
-    parts of the file are called."""
+    """Counts the outcomes of the lines of a file. `state`: of records with a receipt. `unit`: "line", or the name of
+    the parts of the file."""
 
     def __init__(self, state: str, unit: str) -> None:
         self.state = state
         self.unit = unit
         self.lines = 0
-        """Lines of which the outcome is known, and good."""
+        """Lines with a known and good outcome."""
         self.bytes = 0
-        """Bytes of the values of those lines, without newlines or what else stands around a value."""
+        """Bytes of the values of those lines, without newlines or other text around a value."""
         self.duplicates = 0
-        """Records that were there already, by their message ids; the others were written."""
+        """Records that existed already, by their message ids; the others were written."""
         self._began = time.monotonic()
         self._per_partition: Counter[int] = Counter()
         self._under_way = 0
@@ -316,7 +316,7 @@ class _Published:
         return self._per_partition.total()
 
     def before(self) -> str:
-        """What became of the lines so far, for a sentence about the next one."""
+        """Describes the outcome of the lines so far, for a sentence about the next one."""
         if not self.lines:
             return "nothing was published"
         return f"{self.unit}s 1 to {self.lines} are {self.state}"
@@ -334,7 +334,7 @@ class _Published:
                 outcomes, size = await _publish_lines(producer, values, given), sum(map(len, values))
         except TidelogError as error:
             if isinstance(error, BadRequest) and not self.lines:
-                raise  # a wrong argument: nothing was sent
+                raise  # an argument is wrong, and no record was sent
             fail(_not_given(error, self.lines, chunk, self.state, self.unit))
         if failure := next((one for _, one in outcomes if isinstance(one, TidelogError)), None):
             fail(_given_up(failure, self.lines, outcomes, self.state, self.unit))
@@ -382,7 +382,7 @@ class _Published:
 
 
 def _given_up(error: TidelogError, before: int, outcomes: _Outcomes, state: str, unit: str) -> str:
-    """Says which lines are in the stream: the lines up to `before` are, and those after them have these outcomes."""
+    """Returns which lines are in the stream: the lines up to `before` are, and those after them have these outcomes."""
     from tidelog.client.base.exceptions import may_be_written
     from wire.errors import TidelogError
 
@@ -417,8 +417,8 @@ def _listed(ranges: list[range]) -> str:
 
 
 def _not_given(error: TidelogError, before: int, chunk: list[bytes], state: str, unit: str) -> str:
-    """A sentence on lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not known,
-    unless it is one line and the error says that it was not written.
+    """Returns a sentence on lines that no producer takes: those up to `before` are in the stream; of `chunk` it is not
+    known, unless it is one line and the error says that it was not written.
 
     All of them have the same key, so that a record that is too large is the longest line.
     """
@@ -456,7 +456,7 @@ async def _publish_lines(producer: Producer, values: list[bytes], given: _Given)
 async def _publish_json(
     producer: Producer, chunk: list[bytes], first_line: int, given: _Given, state: str
 ) -> tuple[_Outcomes, int]:
-    """The outcomes, and the number of bytes of the values."""
+    """Publishes lines of JSON. Returns the outcomes, and the number of bytes of the values."""
     from tidelog.cli.records.records_json import from_json
     from tidelog.client.base.exceptions import BadRequest, RecordTooLarge
     from wire.errors import TidelogError
@@ -499,7 +499,7 @@ class _OneByOne:
         timestamp: int | AtTime | None = None,
         msg_id: bytes | None = None,
     ) -> None:
-        """Waits while the producer's buffer is full. Raises BadRequest, RecordTooLarge."""
+        """Sends a record; waits while the producer's buffer is full. Raises BadRequest, RecordTooLarge."""
         from tidelog.client.base.exceptions import BufferFull
 
         given = partial(
@@ -533,7 +533,7 @@ class _OneByOne:
 
 
 def _progress(file: BinaryIO) -> Any:
-    """A progress bar on a terminal's stderr, else nothing."""
+    """Returns a progress bar on a terminal's stderr, else an empty context."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
@@ -574,5 +574,5 @@ def _file_size(file: BinaryIO) -> int | None:
 
 
 def _bytes(text: str) -> bytes:
-    """As typed: bytes of the command line that are no UTF-8 come back as they were."""
+    """Returns the typed bytes: those of the command line that are no UTF-8 come back as they were."""
     return text.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""What `tidelog subscribe --format` prints of a record.
+"""The output formats of `tidelog subscribe --format`.
 
     text       PARTITION:OFFSET, time, key and value, with tabs between them
     json       an object, see `tidelog.cli.records.records_json`
@@ -31,8 +31,8 @@ _ENDS = (b"\n", b"\0")
 
 
 def record_format(text: str, shown_time: Callable[[int], str], clean: Cleaner = bytes) -> RecordFormat:
-    """`shown_time`: of ns since 1970; json has UTC. `clean`: what is done to keys, values and headers, but in json,
-    which escapes them, and lengths, which counts bytes. Raises click.BadParameter."""
+    """Returns the format. `shown_time`: of ns since 1970; json has UTC. `clean`: applied to keys, values and headers,
+    but in json, which escapes them, and lengths, which counts bytes. Raises click.BadParameter."""
 
     def time(record: Record) -> bytes:
         return shown_time(record.timestamp).encode()
@@ -136,5 +136,5 @@ _FIELDS: dict[str, RecordFormat] = {
     "timestamp": lambda record: b"%d" % record.timestamp,
     "headers": _headers,
 }
-"""Beside these, `time`, `key` and `value`. `time` is ISO-8601, `timestamp` ns since 1970, `headers` a JSON object; a
+"""Fields beside `time`, `key` and `value`. `time` is ISO-8601, `timestamp` ns since 1970, `headers` a JSON object; a
 null key or value is empty."""

@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 
 CHUNK_RECORDS = 10_000
 CHUNK_BYTES = 4 << 20
-"""Read as one."""
+"""Bytes that are read at once."""
 MOST_BYTES = 64 << 20
 """Bytes of a record: no nats-server takes more in one message."""
 PAUSE = 0.01
@@ -22,7 +22,7 @@ PAUSE = 0.01
 
 
 class InputFault(Exception):
-    """What is wrong with the input, in a sentence. The records before it have been handed on."""
+    """A fault of the input, in a sentence. The records before it have been handed on."""
 
 
 class Splitter(Protocol):
@@ -30,10 +30,10 @@ class Splitter(Protocol):
     """Bytes of the input that a record takes besides its own."""
 
     def split(self, data: bytes) -> list[bytes]:
-        """The records that `data` completes. `fault` may be set afterwards: no more can be read then."""
+        """Returns the records that `data` completes. `fault` may be set afterwards: no more can be read then."""
 
     def end(self) -> list[bytes]:
-        """The records that the end of the input completes; they took no bytes besides their own. As `split`."""
+        """Returns the records that the end of the input completes; they took no bytes besides their own."""
 
     @property
     def fault(self) -> str | None: ...
@@ -47,7 +47,7 @@ class Lines:
         self._begun: list[bytes] = []
         """Pieces of the line that is not complete yet."""
         self._size = 0
-        """Bytes of those."""
+        """Bytes of the pieces in `_begun`."""
         self._count = 0
 
     def split(self, data: bytes) -> list[bytes]:
@@ -78,9 +78,9 @@ class Lengths:
         self._wanted = 0
         """Bytes that `_rest` needs to have, as far as is known, for a record to be complete."""
         self._pieces: list[bytes] = []
-        """What comes after `_rest`."""
+        """The input behind `_rest`."""
         self._size = 0
-        """Bytes of both."""
+        """Bytes of `_rest` and `_pieces`."""
         self._count = 0
 
     def split(self, data: bytes) -> list[bytes]:
@@ -119,12 +119,12 @@ class Lengths:
 
 
 def splitter(form: str) -> Splitter:
-    """`form`: as --format of `tidelog publish`."""
+    """Returns the splitter of a format. `form`: as --format of `tidelog publish`."""
     return Lengths() if form == "lengths" else Lines()
 
 
 async def chunks(file: BinaryIO, form: str) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Records, and the number of bytes that they took in the file. Raises InputFault."""
+    """Yields records, and the number of bytes that they took in the file. Raises InputFault."""
     parts = splitter(form)
     records: list[bytes] = []
     size = 0
@@ -149,7 +149,7 @@ async def chunks(file: BinaryIO, form: str) -> AsyncIterator[tuple[list[bytes], 
 
 
 async def _read(file: BinaryIO, patience: float | None) -> bytes | None:
-    """Some bytes, b"" at the end. None: a pipe or terminal gave none within `patience` seconds; others do not wait."""
+    """Reads some bytes, b"" at the end. None: a pipe or terminal gave none within `patience` seconds; others block."""
     import asyncio
     import os
 
@@ -161,7 +161,7 @@ async def _read(file: BinaryIO, patience: float | None) -> bytes | None:
     readable = asyncio.Event()
     try:
         loop.add_reader(descriptor, readable.set)
-    except PermissionError:  # a regular file can always be read, and epoll does not take it
+    except PermissionError:  # epoll refuses a regular file, which can always be read
         return os.read(descriptor, CHUNK_BYTES)
     try:
         async with asyncio.timeout(patience):

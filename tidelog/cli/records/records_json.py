@@ -57,7 +57,7 @@ def to_json(record: Record) -> str:
 
 
 def headers_to_json(record: Record) -> str:
-    """An object of text; a byte that is no UTF-8 stands as \\xff."""
+    """Returns the headers as an object of text; a byte that is no UTF-8 becomes \\xff."""
     return plain_json(
         json.dumps(_headers(record, lambda value: value.decode(errors="backslashreplace")), ensure_ascii=False)
     )
@@ -71,7 +71,7 @@ def _headers(record: Record, text_of: Callable[[bytes], str | None]) -> dict[str
 
 
 def from_json(line: bytes) -> Parsed:
-    """Raises ValueError that names the fault of the line."""
+    """Parses a line. Raises ValueError that names its fault."""
     try:
         found = json.loads(line, parse_constant=_no_json)
     except ValueError as error:
@@ -133,7 +133,7 @@ def _bytes(name: str, value: Any, as_base64: bool) -> bytes | None:
 
 
 def _timestamp(value: Any) -> int | AtTime | None:
-    """A text is the very time that it names; a number must be plausible as ns."""
+    """Returns the time. A text is exactly the time that it names; a number must be plausible as ns."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):

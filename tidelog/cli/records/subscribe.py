@@ -38,8 +38,8 @@ _LONGEST_PAUSE = 0.05
 
 
 class StandardOutput:
-    """A pipe or a socket is written to in pieces that it has room for. It stays in blocking mode, because its other
-    users, such as the shell, share the mode. Terminals and files are written to as they are."""
+    """Standard output. A pipe or a socket is written to in pieces that it has room for. It stays in blocking mode,
+    because its other users, such as the shell, share the mode. Terminals and files are written to directly."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -48,13 +48,13 @@ class StandardOutput:
         try:
             self._descriptor = self._out.fileno()
             mode = os.fstat(self._descriptor).st_mode
-        except (OSError, ValueError):  # it is no file
+        except (OSError, ValueError):  # stdout is no file
             mode = 0
         self.is_pipe = stat.S_ISFIFO(mode)
         self._may_be_full = self.is_pipe or stat.S_ISSOCK(mode)
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError; BrokenPipeError where a pipe or a socket has no reader."""
+        """Writes the data. Raises OSError; BrokenPipeError where a pipe or a socket has no reader."""
         if not self._may_be_full:
             self._out.write(data)
             self._out.flush()
@@ -68,7 +68,7 @@ class StandardOutput:
             rest = rest[count:]
 
     async def _room(self) -> None:
-        """Returns when there is room, or no reader."""
+        """Returns when the pipe has room, or no reader."""
         import asyncio
 
         loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
@@ -86,16 +86,16 @@ class StandardOutput:
         while self.unread():
             if _events(self._descriptor, 0):
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-            await asyncio.sleep(pause)  # a reader that reads is no event
+            await asyncio.sleep(pause)  # there is no event when a reader reads
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def unread(self) -> int:
-        """Bytes in the pipe. Their number is final only after the last reader was seen to have gone."""
+        """Returns the bytes in the pipe. Their number is final only after the last reader was seen to have gone."""
         return int.from_bytes(fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _events(descriptor: int, wanted: int) -> list[tuple[int, int]]:
-    """Those that have occurred; POLLERR, of a pipe without a reader, is wanted always."""
+    """Returns the events that have occurred; POLLERR, of a pipe without a reader, is always included."""
     poll = select.poll()
     poll.register(descriptor, wanted)
     return poll.poll(0)
@@ -306,7 +306,8 @@ def subscribe(
 
 
 async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | None) -> None:
-    """A call for more finishes what has left this process, and, where it went into a pipe, was read."""
+    """Prints records of a group. The next call for records finishes those that have left this process, or were read
+    from the pipe."""
     out = StandardOutput()
     left = sys.maxsize if limit is None else limit
     while left:
@@ -320,7 +321,7 @@ async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | 
 
 
 async def _pass_on(pipe: StandardOutput, lines: list[bytes], records: list[Record], member: GroupConsumer) -> None:
-    """Returns when all of it was read. Where the reader has gone before, or this is interrupted, the records that were
+    """Returns when all lines were read. Where the reader has gone before, or this is interrupted, the records that were
     read whole are finished, and BrokenPipeError or CancelledError is raised."""
     import asyncio
 
@@ -330,7 +331,7 @@ async def _pass_on(pipe: StandardOutput, lines: list[bytes], records: list[Recor
         await pipe.until_read()
     except (BrokenPipeError, asyncio.CancelledError):
         first = bisect_right([*accumulate(map(len, lines))], pipe.written - pipe.unread() - begin)
-        with suppress(TidelogError):  # the partition has gone, with what is not finished of it
+        with suppress(TidelogError):  # the partition has gone, with its unfinished records
             if first == len(records):
                 await member.commit()
             else:
@@ -339,7 +340,7 @@ async def _pass_on(pipe: StandardOutput, lines: list[bytes], records: list[Recor
 
 
 async def _print(consumer: Consumer, show: RecordFormat, limit: int | None, printed: dict[int, Position]) -> None:
-    """`printed`: up to where, per partition; moves once the records of a batch have left this process."""
+    """`printed`: the next positions, per partition; moves once the records of a batch have left this process."""
     out = StandardOutput()
     left = sys.maxsize if limit is None else limit
     async for batch in consumer.batches():

@@ -167,7 +167,7 @@ def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bo
 
 
 async def _lags(client: Client, names: list[str]) -> dict[str, int | None]:
-    """How far each group is behind in all; None: nothing is committed, or no leader tells an end."""
+    """Returns the lag of each group in all; None: it has no committed offset, or no leader reports an end."""
     import asyncio
 
     from wire.errors import TidelogError
@@ -178,20 +178,20 @@ async def _lags(client: Client, names: list[str]) -> dict[str, int | None]:
         async with at_once:
             try:
                 return _total((await client.describe_group(name))["progress"])[0]
-            except TidelogError:  # it was forgotten meanwhile, or its coordinator does not answer
+            except TidelogError:  # the group was forgotten meanwhile, or its coordinator does not answer
                 return None
 
     return dict(zip(names, await asyncio.gather(*map(of, names)), strict=True))
 
 
 def _total(progress: Sequence[GroupProgress]) -> tuple[int | None, int]:
-    """The sum of the known lags (None: none is), and the number of partitions whose lag is not known."""
+    """Returns the sum of the known lags (None: none is), and the number of partitions whose lag is not known."""
     known = [entry["lag"] for entry in progress if entry["lag"] is not None]
     return sum(known) if known else None, len(progress) - len(known)
 
 
 def to_position(text: str | None) -> str | int | None:
-    """Digits are an offset."""
+    """Returns a position; digits are an offset."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 

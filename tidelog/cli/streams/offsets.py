@@ -1,4 +1,4 @@
-"""`tidelog offsets`: where the partitions of a stream begin and end, and where a time is."""
+"""`tidelog offsets`: the first and the end offsets of the partitions of a stream, and the offsets of a time."""
 
 from __future__ import annotations
 

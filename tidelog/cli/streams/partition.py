@@ -1,4 +1,4 @@
-"""`tidelog partition`: what happened to a partition, and which replica leads it."""
+"""`tidelog partition`: the events of a partition, and the replica that leads it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`tidelog stream alter --partitions` and `tidelog stream repartition`: another number of partitions for a living
-stream."""
+"""`tidelog stream alter --partitions` and `tidelog stream repartition`: another number of partitions for a stream in
+use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wire.operations.partition_operations import RepartitionPlan, RepartitionState, RepartitionStatus
 
 POLL_S: Final = 0.2
-"""Between two questions how far it is."""
+"""Seconds between two requests for the progress."""
 _SHOWN: Final = 12
 """Partitions that one line lists."""
 
@@ -31,7 +31,7 @@ class _Repartition(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as error:  # perhaps the name of a stream
+        except click.exceptions.NoSuchCommand as error:  # it may be the name of a stream
             told = f"{error.message} A repartition begins with `tidelog stream alter NAME --partitions N`."
             raise click.exceptions.NoSuchCommand(
                 error.command_name, told, possibilities=self.commands, ctx=ctx
@@ -114,7 +114,7 @@ def alter_partitions(
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Show the plan, ask, do it, and wait until it is finished."""
+    """Shows the plan, asks for confirmation, begins it, and waits until it is finished."""
     plans: list[RepartitionPlan] = []
 
     async def ask_plan(client: Client) -> None:
@@ -151,7 +151,7 @@ def alter_partitions(
 
 
 async def wait_finished(client: Client, name: str, found: RepartitionStatus | None = None) -> RepartitionStatus:
-    """`found`: as it was just now."""
+    """Waits until the repartition is finished. `found`: its present status."""
     import asyncio
 
     if found is None:
@@ -171,7 +171,7 @@ async def wait_finished(client: Client, name: str, found: RepartitionStatus | No
 
 
 def in_words(found: RepartitionStatus, idle: str = "no repartition is under way") -> str:
-    """`idle`: said where none is under way."""
+    """Describes the status in a sentence. `idle`: used where no repartition is under way."""
     spread = (
         f"stream {found['stream']} spreads keys over {counted(found['partitions'], 'partition')}"
         f" (partitioning version {found['partitioning_version']})"
@@ -184,13 +184,13 @@ def in_words(found: RepartitionStatus, idle: str = "no repartition is under way"
 
 
 def state_of(partition: PartitionDescription, layouts: list[LayoutForm]) -> str:
-    """The state of a partition, in one word: `prepared` is made ready for the next layout."""
+    """Returns the state of a partition, in one word: `prepared` is made ready for the next layout."""
     is_spread_over = not layouts or partition["partition"] < layouts[-1]["partitions"]
     return partition["state"] if is_spread_over or partition["state"] != "active" else "prepared"
 
 
 def show_layouts(layouts: list[LayoutForm]) -> None:
-    """Nothing where there was no repartition."""
+    """Prints the layouts, if there was a repartition."""
     from rich.table import Table
 
     if len(layouts) < 2:
@@ -234,7 +234,7 @@ def _advance(bar: Progress, task: TaskID, state: RepartitionState) -> None:
 
 
 def _progress() -> Any:
-    """A progress bar on a terminal's stderr, else nothing."""
+    """Returns a progress bar on a terminal's stderr, else an empty context."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ENDS = ("committed end", "log end")
-"""Both exclusive: the offset behind the HW, and the LEO."""
+"""Names of two exclusive ends: the offset behind the HW, and the LEO."""
 
 
 @click.group()
@@ -33,7 +33,7 @@ def stream() -> None:
 
 
 def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) -> int | None:
-    """None: latest."""
+    """Returns the offset; None: latest."""
     if given == "latest":
         return None
     if not (given.isascii() and given.isdigit()) or int(given) >= 1 << 63:
@@ -499,7 +499,7 @@ def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> Non
     if damage is not None:
         console().print(f"[red]{replica}[/] holds a damaged log of partition {partition}: {shown(damage['reason'])}")
     elif quarantined is not None and (latest := quarantined["latest"]) is not None:
-        file = latest["file"]  # none where the log's folder or its first files were missing
+        file = latest["file"]  # it is empty where the log's folder or its first files were missing
         where = f" ({file}, byte {latest['first_byte']})" if file else f": {shown(latest['reason'])}"
         console().print(
             f"[yellow]{replica}[/] cut damage out of partition {partition} {counted(quarantined['events'], 'time')},"
@@ -508,7 +508,7 @@ def _show_damage(partition: int, replica: str, progress: ReplicaProgress) -> Non
 
 
 def _behind(partition: PartitionDescription) -> str:
-    """Replicas outside the ISR, with how far their logs go where that is known."""
+    """Returns the replicas outside the ISR, with their LEO where it is known."""
     parts = []
     for replica in partition["replicas"]:
         if replica in partition["isr"]:

@@ -123,7 +123,7 @@ def copy(
 
 
 def _progress() -> Any:
-    """A progress bar on a terminal's stderr, else nothing."""
+    """Returns a progress bar on a terminal's stderr, else an empty context."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console

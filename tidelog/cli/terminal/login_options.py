@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _GIVEN = "tidelog.login"
 _PARAMETER = "login_"
-"""Before the name of each parameter: commands have a `key` and a `user` of their own."""
+"""Prefix of each parameter's name: commands have a `key` and a `user` of their own."""
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -56,38 +56,39 @@ _STORED_OPTIONS = (_USER, _PASSWORD_FILE, *_OTHERS)
 
 
 def context_argument(command: _Command) -> _Command:
-    """Adds NAME, of a context that there is: parameter `name`."""
+    """Adds NAME, of an existing context: parameter `name`."""
     return click.argument("name", shell_complete=_context_names)(command)
 
 
 def login_options(command: _Command) -> _Command:
-    """Adds them; `given_login` has what was given. $TIDELOG_NATS_USER and the like stand in for all of them."""
+    """Adds the options; `given_login` returns their values. $TIDELOG_NATS_USER and the like stand in for all of
+    them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def stored_login_options(command: _Command) -> _Command:
-    """As `login_options`, those that a context keeps: names of files, no secrets."""
+    """Adds those of `login_options` that a context keeps: names of files, no secrets."""
     for option in reversed(_STORED_OPTIONS):
         command = option(command)
     return command
 
 
 def use_context(context: click.Context, name: str) -> None:
-    """As if --context had been given."""
+    """Uses the context as if --context had been given."""
     context.meta.setdefault(_GIVEN, {})["context"] = name
 
 
 def asked_context(context: click.Context) -> str | None:
-    """What --context says."""
+    """Returns the value of --context."""
     name: str | None = context.meta.get(_GIVEN, {}).get("context")
     return name
 
 
 def given_login() -> dict[str, Any]:
-    """The login options of the command that runs: arguments of `tidelog.connect`. Asks for the password if that was
-    asked for."""
+    """Returns the login options of the running command: arguments of `tidelog.connect`. Prompts for the password if
+    that was requested."""
     given = dict(click.get_current_context().meta.get(_GIVEN, {}))
     if given.pop("ask_password", False):
         whose = f" of {given['user']}" if "user" in given else ""
@@ -96,7 +97,7 @@ def given_login() -> dict[str, Any]:
 
 
 def warn_of_secrets(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """A callback of options that take URLs: everybody on the machine can read the arguments of a program."""
+    """Warns, as a callback of options that take URLs: everybody on the machine can read the arguments of a program."""
     texts = (value,) if isinstance(value, str) else value or ()
     if any("@" in text for text in texts) and _is_argument(context, parameter):
         click.echo(

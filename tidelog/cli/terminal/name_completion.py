@@ -1,7 +1,7 @@
-"""Names of streams and groups for the completion of shells, as the cluster tells them.
+"""Names of streams and groups for the completion of shells, from the cluster.
 
-A shell waits for the answer at each Tab. So what the cluster has not told within TIMEOUT is not completed, and nothing
-that goes wrong is said: a line of an error would stand in the midst of what somebody types.
+A shell waits for the answer at each Tab. So names that do not arrive within TIMEOUT are not completed, and no error is
+printed: its line would stand in the midst of the user's input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidelog.client.client import Client
 
 TIMEOUT = 1.0
-"""Seconds, for all of it."""
+"""Seconds for connecting and for the answer together."""
 
 
 def stream_names(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -49,7 +49,7 @@ def _completed(
 
     try:
         names = asyncio.run(asked())
-    except Exception:  # noqa: BLE001 - whatever it is, there is nothing to complete
+    except Exception:  # noqa: BLE001 - without names there is nothing to complete
         return []
     finally:
         logging.disable(logging.NOTSET)

@@ -30,7 +30,7 @@ _POSITIONS = ("earliest", "latest", "new")
 
 
 class _LocalZone(tzinfo):
-    """The zone of this machine ($TZ, else what the system says), with its summer time."""
+    """The zone of this machine ($TZ, else that of the system), with its summer time."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
         return None if moment is None else moment.replace(tzinfo=None).astimezone().utcoffset()
@@ -60,7 +60,7 @@ def _zone(_context: click.Context, _parameter: click.Parameter, name: str | None
 
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, KeyError):  # a folder, a path that leaves the data, or nothing
+    except (OSError, ValueError, KeyError):  # the name of a folder, a path outside the data, or no zone
         raise click.BadParameter(
             f"{name!r} is no time zone; give local, UTC, or a name such as Europe/Berlin"
         ) from None
@@ -80,7 +80,7 @@ def time_zone_option(command: _Command) -> _Command:
 
 
 def point_in_time(option: str, text: str, zone: tzinfo | None) -> AtTime:
-    """What an option of the command line gives. Raises click.BadParameter."""
+    """Returns the point in time that an option gives. Raises click.BadParameter."""
     found = _point(option, text, zone)
     if found is None:
         raise click.BadParameter(f"{text!r} is no point in time; give {FORMS}", param_hint=option)
@@ -88,7 +88,8 @@ def point_in_time(option: str, text: str, zone: tzinfo | None) -> AtTime:
 
 
 def position(option: str, text: str, zone: tzinfo | None) -> str | int | AtTime:
-    """A start or stop as `Client.consume` takes it. Raises Failure, as for positions that the client refuses."""
+    """Returns a start or stop as `Client.consume` takes it. Raises Failure, as for positions that the client
+    refuses."""
     if text in _POSITIONS:
         return text
     if text.isascii() and text.isdigit():
@@ -119,7 +120,7 @@ def _point(option: str, text: str, zone: tzinfo | None) -> AtTime | None:
 
 
 def shown_time(zone: tzinfo | None) -> Callable[[int], str]:
-    """ns since 1970 -> ISO-8601 with nine digits of fraction, in that zone (None: UTC)."""
+    """Returns a function from ns since 1970 to ISO-8601 with nine digits of fraction, in that zone (None: UTC)."""
     from tidelog.client.base.read_positions import timestamp_to_text
 
     if zone is None or zone is UTC:
@@ -138,7 +139,7 @@ def shown_time(zone: tzinfo | None) -> Callable[[int], str]:
 
 
 def told_time(text: object, zone: tzinfo | None) -> str:
-    """A time in ISO-8601, in that zone; with three digits of a second where there are no more."""
+    """Returns a time in ISO-8601, in that zone; with three digits of a second where there are no more."""
     from tidelog.client.base.read_positions import timestamp_from_text
 
     try:

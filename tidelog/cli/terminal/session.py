@@ -1,4 +1,4 @@
-"""The shared part of every command that talks to a cluster: its options, the connection, and how failures end."""
+"""Shared by every command that talks to a cluster: its options, the connection, and the end of failures."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ API_TIMEOUT = 5.0
 START_WAIT = 30.0
 """Seconds that a command which waits for a cluster on its way gives nats-server, and then the brokers."""
 UNBROKEN = 10_000
-"""Columns; above what any table needs."""
+"""Columns; more than any table needs."""
 _SILENCE = 1.0
-"""Seconds after which it says that it waits."""
+"""Seconds after which a command reports that it waits."""
 
 
 MOST_TOLD = 10_000
@@ -43,7 +43,7 @@ class Failure(click.ClickException):
     """One sentence on stderr, exit status 1."""
 
     def show(self, file: Any = None) -> None:
-        # Where NATS lets everybody answer, the text may be a stranger's: its control characters would reach a terminal.
+        # Where NATS lets everybody answer, the text may be anybody's: its control characters would reach a terminal.
         told = "\n".join(one_line(line, MOST_TOLD) for line in self.message.split("\n"))
         click.echo(f"tidelog: {told}", file=file or sys.stderr)
 
@@ -51,7 +51,7 @@ class Failure(click.ClickException):
 _SERVERS_SAID_BY = ("TIDELOG_SERVER", "NATS_CONTEXT", "TIDELOG_NATS_LOGIN")
 """Variables of the environment that go before the context in use."""
 _INBOX_PREFIX = "tidelog.inbox_prefix"
-"""Where the context of a command keeps it: `run` alone needs it."""
+"""Key of the inbox prefix in the context of a command, which only `run` reads."""
 
 
 def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: str | None) -> None:
@@ -59,8 +59,8 @@ def _keep_inbox_prefix(ctx: click.Context, _parameter: click.Parameter, given: s
 
 
 def _context_in_use(ctx: click.Context) -> str | None:
-    """The context that is asked for, or, put in its place, the one in use. None: something else says which servers are
-    meant."""
+    """Returns the requested context, or else sets and returns the one in use. None: another option says which servers
+    are meant."""
     from tidelog.nats import login_contexts
 
     name = asked_context(ctx)
@@ -72,8 +72,8 @@ def _context_in_use(ctx: click.Context) -> str | None:
 
 
 def _namespace(ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
-    """Puts the context in use in the place of one that is asked for, where nothing says which servers are meant; a
-    namespace that is not given is the context's."""
+    """Uses the context in use where no option says which servers are meant; a namespace that is not given is that of
+    the context."""
     from tidelog.nats.login_sources import namespace_of
     from wire.errors import TidelogError
 
@@ -124,7 +124,7 @@ def cluster_options(command: _Command) -> _Command:
 def run(
     server: str | None, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
 ) -> None:
-    """Connect, do the work, disconnect. Errors of the table, and of stdin and stdout, become one sentence.
+    """Connects, does the work, disconnects. Errors of the table, and of stdin and stdout, become one sentence.
 
     `waits_for_start`: nats-server and brokers that are still starting are waited for.
     """
@@ -138,14 +138,14 @@ def run(
         fail(error.message)
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # a reader such as `head` has gone: the group of all commands ends
+            raise  # a reader such as `head` has gone, which the group of all commands handles
         fail(f"the output cannot be written, or the input cannot be read: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
 async def connected_for_completion(ctx: click.Context, timeout: float) -> Client:
-    """A client for the options that are on the line so far. Raises anything."""
+    """Returns a client for the options on the line so far. May raise any exception."""
     from tidelog.client.client import connect
 
     _context_in_use(ctx)
@@ -198,7 +198,7 @@ async def _connected(
         try:
             client = await connect(server, **options)
         except NoServer as error:
-            # Other refusals, such as that of a login, end the first attempt however slow it was: no wait to tell of.
+            # Other refusals, such as that of a login, end the first attempt however slow it was, without a notice.
             if not isinstance(error.__cause__, NatsNotListening):
                 raise
             notice = later_notice()
@@ -221,8 +221,8 @@ def yes_option(command: _Command) -> _Command:
 
 
 def confirm(act: str, answer: str, *, yes: bool) -> None:
-    """Before something is destroyed: asks on a terminal for `answer` to be typed, unless --yes was given. `act` is read
-    after "this ". Ends the command where the answer is another one (status 1), or no terminal is there to ask (2)."""
+    """Asks on a terminal for `answer` to be typed, before a destructive act, unless --yes was given. `act` is read
+    after "this ". Ends the command where the answer differs (status 1), or without a terminal (2)."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -242,7 +242,7 @@ def print_json(value: object) -> None:
 
 @functools.cache
 def console() -> Console:
-    """For tables, on stdout. In a pipe or a file no line is broken, so that names can be searched for."""
+    """Returns a console on stdout, for tables. In a pipe or a file no line is broken, so that names can be searched."""
     from rich.console import Console
 
     if sys.stdout.isatty():

@@ -62,7 +62,7 @@ def alteration_options(command: _Command) -> _Command:
 
 
 def config_of(settings: Iterable[str]) -> dict[str, str]:
-    """The values of `--config`."""
+    """Returns the settings in the values of `--config`."""
     return dict(_setting(text) for text in settings)
 
 
@@ -74,8 +74,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _complete_setting(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """KEY=VALUE for each value where there are few, else KEY= with the default: shells begin a new word after a bare
-    KEY=."""
+    """Completes KEY=VALUE for each value where there are few, else KEY= with the default: shells begin a new word after
+    a bare KEY=."""
     return [
         CompletionItem(f"{setting.name}={value}", help=setting.help)
         for setting in SETTINGS.values()

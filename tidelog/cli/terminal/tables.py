@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def size(count: int | None) -> str:
-    """None: not known."""
+    """Returns the size in words; None: not known."""
     return "?" if count is None else bytes_in_words(count)
 
 
 def sizes(by_replica: Iterable[tuple[str, int | None]]) -> str:
-    """Those of the replicas of a partition: "3 x 1.2 MB" where they look the same, else a line for each."""
+    """Returns the sizes of a partition's replicas: "3 x 1.2 MB" where they look the same, else a line for each."""
     told = [(replica, size(count)) for replica, count in by_replica]
     if len({text for _, text in told}) == 1:
         return told[0][1] if len(told) == 1 else f"{len(told)} x {told[0][1]}"
@@ -38,14 +38,14 @@ def sizes(by_replica: Iterable[tuple[str, int | None]]) -> str:
 
 
 def rates(traffic: Traffic | None) -> tuple[str, str]:
-    """Bytes in and bytes out per second, of the last minute."""
+    """Returns bytes in and bytes out per second, of the last minute."""
     if traffic is None:
         return "?", "?"
     return _rate(traffic["bytes_in_per_s"]), _rate(traffic["bytes_out_per_s"])
 
 
 def in_words(traffic: Traffic | None) -> list[str]:
-    """A line for each way; none where it is not known."""
+    """Returns a line for each direction; none where it is not known."""
     if traffic is None:
         return []
     return [
@@ -76,7 +76,7 @@ FOLDED = 12
 
 
 class Rows:
-    """`folds`: columns that may fold. `drops`: columns that may be left out, the first one first."""
+    """Rows of a table. `folds`: columns that may fold. `drops`: columns that may be left out, the first one first."""
 
     def __init__(self, *columns: str, folds: Collection[str] = (), drops: Sequence[str] = ()) -> None:
         self._columns = columns
@@ -85,7 +85,7 @@ class Rows:
         self._rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: str) -> None:
-        """Cells are in rich's markup."""
+        """Adds a row, with cells in rich's markup."""
         self._rows.append(cells)
 
     def show(self) -> None:
@@ -109,7 +109,7 @@ class Rows:
             click.echo(f"not shown, for want of width: {', '.join(left_out)} (--json has all)", err=True)
 
     def _widths(self, kept: Sequence[int]) -> dict[int, int] | None:
-        """By the number of the column; None: they do not fit."""
+        """Returns the widths by the number of the column; None: they do not fit."""
         from rich.text import Text
 
         natural: dict[int, int] = {}

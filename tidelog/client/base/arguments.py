@@ -23,13 +23,13 @@ def bad(message: str) -> BadRequest:
 
 
 def shown(value: object) -> str:
-    """A wrong value and its type, for a sentence."""
+    """Returns a wrong value and its type, for a sentence."""
     return f"{echo(value):.80} ({type(value).__name__})"
 
 
 def whole(value: object) -> int | None:
-    """Any integer type, numpy's too; None for anything else, for True and False, and for numbers that Python does not
-    spell."""
+    """Returns any integer type as int, numpy's too; None for other values, for True and False, and for numbers that
+    Python does not spell."""
     if isinstance(value, bool):
         return None
     try:
@@ -40,7 +40,7 @@ def whole(value: object) -> int | None:
 
 
 def check_text(name: str, value: object, example: str) -> None:
-    """Raises BadRequest, as all of these."""
+    """Raises BadRequest unless the value is text."""
     if not isinstance(value, str):
         raise bad(f"{name}={shown(value)} is not text; give a text such as {example!r}")
 
@@ -65,7 +65,7 @@ def check_whole(name: str, value: object, low: int, high: int) -> None:
 
 
 def partition_count(value: object) -> int:
-    """How many partitions a stream is to have. Raises BadRequest, or BadConfig as a broker would."""
+    """Returns the number of partitions for a stream. Raises BadRequest, or BadConfig as a broker would."""
     number = whole(value)
     if number is None:
         raise bad(f"partitions={shown(value)} is not a whole number; give one from 1 to {MAX_PARTITIONS}")
@@ -82,7 +82,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_mapping(name: str, value: object, example: str) -> None:
-    """Its keys are text."""
+    """Raises BadRequest unless the value is a mapping whose keys are text."""
     if not isinstance(value, Mapping):
         raise bad(f"{name}={shown(value)} is not a mapping; give one such as {example}")
     for key in value:
@@ -96,13 +96,13 @@ def check_list(name: str, value: object, example: str) -> None:
 
 
 def check_texts(name: str, value: object, example: str) -> None:
-    """Several of them, in a list or the like; one text is not taken for a list of letters."""
+    """Raises BadRequest unless the value has several texts; one text is not taken for a list of letters."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise bad(f"{name}={shown(value)} is not a list of texts; give one such as {example}")
 
 
 def check_optional_texts(**given: object) -> None:
-    """Raises BadRequest, which does not show the values: they may be secrets."""
+    """Raises BadRequest unless each is text or None. The error does not show the values: they may be secrets."""
     for name, value in given.items():
         if not isinstance(value, (str, NoneType)):
             raise bad(f"{name} is {type(value).__name__}, not text; give a text, or leave it out")

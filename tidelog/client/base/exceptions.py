@@ -1,4 +1,4 @@
-"""Typed exceptions: one class per thing that a caller may want to tell apart.
+"""Typed exceptions: one class per case that a caller may want to distinguish.
 
 Every one is a `wire.errors.TidelogError`, so `except TidelogError as error` with `error.code` and `error.retriable`
 works for all of them. `_CLASSES` is the only place that pairs a code of the error table with a class; `typed` applies
@@ -42,8 +42,8 @@ class BadConfig(TidelogError):
 
 
 class BadReplicationFactor(TidelogError):
-    """A replication factor outside 1..16 or above the number of live brokers. Brokers that are known to the cluster and
-    are not there yet are waited for, as long as any answer is."""
+    """A replication factor outside 1..16 or above the number of live brokers. Known brokers that have not started yet
+    are waited for, as long as any answer is."""
 
 
 class BadRequest(TidelogError):
@@ -63,7 +63,7 @@ class RecordTooLarge(TidelogError):
 
 
 class LimitReached(TidelogError):
-    """A limit that keeps what one client sends from costing others too much; the detail `limit` names it."""
+    """A limit that keeps one client's requests from costing others too much; the detail `limit` names it."""
 
 
 class MessageTooLarge(TidelogError):
@@ -88,11 +88,11 @@ class NoSpace(TidelogError):
 
 class DeliveryTimeout(TidelogError):
     """Not acknowledged within the delivery timeout, or the producer's confirm_timeout. `outcome_unknown` says whether
-    the records may have been written; the code is that of what kept them waiting, such as BACKPRESSURE for a quota."""
+    the records may have been written; the code is that of the delay's reason, such as BACKPRESSURE for a quota."""
 
     @property
     def outcome_unknown(self) -> bool:
-        """The records may have been written: read on to find out, or write them so that twice does no harm."""
+        """The records may have been written: read on to find out, or write them so that a duplicate does no harm."""
         return self.detail(OUTCOME) != "not_written"
 
 
@@ -157,8 +157,8 @@ class GroupNotEmpty(TidelogError):
 
 
 class UnknownMember(TidelogError):
-    """The coordinator has removed this member from its group: it was not heard for its session timeout, or did not
-    give up partitions in time. Its partitions are others' now."""
+    """The coordinator has removed this member from its group: no heartbeat came within its session timeout, or it did
+    not give up partitions in time. Its partitions are others' now."""
 
 
 class FencedInstance(TidelogError):
@@ -182,7 +182,7 @@ class CursorChanged(TidelogError):
 
     @property
     def version(self) -> int | None:
-        """That it has, 0 if it does not exist; None where the coordinator did not say."""
+        """The version of the cursor, 0 if it does not exist; None where the coordinator did not say."""
         return self.detail(CURSOR_VERSION)
 
 
@@ -204,11 +204,11 @@ class BufferFull(TidelogError):
 
 class SerializationFailed(TidelogError):
     """A serializer of the producer refused a key or a value, or made something else than bytes of it. Nothing was
-    written. `__cause__` is what it raised."""
+    written. `__cause__` is the serializer's exception."""
 
 
 class DeserializationFailed(TidelogError):
-    """A deserializer of the consumer refused a key or a value. `__cause__` is what it raised.
+    """A deserializer of the consumer refused a key or a value. `__cause__` is its exception.
 
     The consumer's position stays at the record: it is raised again until `seek` passes over it.
     """
@@ -223,7 +223,7 @@ class DeserializationFailed(TidelogError):
     ) -> None:
         super().__init__(code, message, details)
         self.record = record
-        """With its stream, partition and offset, and with key and value as bytes."""
+        """The record with its stream, partition and offset, and with key and value as bytes."""
 
 
 class NotPermitted(TidelogError):
@@ -242,7 +242,7 @@ class Closed(TidelogError):
 
 
 def may_be_written(error: TidelogError) -> bool:
-    """Whether records that failed with this error of a producer may be in the stream all the same."""
+    """Returns whether records that failed with this error of a producer may be in the stream all the same."""
     told = error.detail(OUTCOME)
     return error.code.unknown_outcome if told is None else told != "not_written"
 
@@ -298,7 +298,7 @@ _CLASSES: Mapping[Code, type[TidelogError]] = {
 
 
 def typed(error: TidelogError) -> TidelogError:
-    """The same error as an instance of its class, when its code has one."""
+    """Returns the same error as an instance of its class, when its code has one."""
     cls = _CLASSES.get(error.code)
     if cls is None or isinstance(error, cls):
         return error

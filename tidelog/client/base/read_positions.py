@@ -1,4 +1,4 @@
-"""Where to begin and where to end reading, as callers write it, made into one position per partition.
+"""The start and the stop of reading, as callers write them, made into one position per partition.
 
 | spelling | as a start | as a stop (exclusive) |
 |---|---|---|
@@ -52,7 +52,7 @@ class AtOffset:
 
 @dataclass(frozen=True, slots=True)
 class AfterBytes:
-    """Where about `size` bytes of the log from `offset` on end, or the end of the committed log where it has fewer."""
+    """The end of about `size` bytes of the log from `offset` on, or of the committed log where it has fewer."""
 
     offset: int
     size: int
@@ -69,7 +69,7 @@ Moment: TypeAlias = int | datetime | AtTime
 """A point in time: ns since 1970, or a datetime with a time zone."""
 Position: TypeAlias = Anchor | AtOffset | AtTime
 Offsets: TypeAlias = Mapping[int, int] | Mapping[str, int]
-"""By partition, a number or its digits."""
+"""Offsets by partition, which is a number or its digits."""
 Start: TypeAlias = str | int | Offsets | datetime | AtTime
 Stop: TypeAlias = str | int | Offsets | datetime | AtTime | None
 
@@ -82,8 +82,8 @@ def start_positions(
     begun_later: Container[int] = (),
     gone: Container[int] = (),
 ) -> dict[int, Position]:
-    """One position for each partition to read. `known` are the stream's partitions. A mapping may leave out those that
-    have `begun_later`, and name those that are `gone`.
+    """Returns one position for each partition to read. `known` are the stream's partitions. A mapping may leave out
+    those that have `begun_later`, and name those that are `gone`.
 
     Raises BadRequest naming the partition or the value that cannot be.
     """
@@ -108,7 +108,7 @@ def start_positions(
 
 
 def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]:
-    """One position for each of `partitions`; empty when reading goes on for ever."""
+    """Returns one position for each of `partitions`; empty when reading goes on for ever."""
     if stop is None:
         return {}
     chosen = list(partitions)
@@ -125,7 +125,7 @@ def stop_positions(stop: Stop, partitions: Iterable[int]) -> dict[int, Position]
 
 
 def position_from_text(text: str) -> Anchor | AtOffset | AtTime:
-    """A position as text: a word, digits (an offset) or an ISO-8601 time with its zone."""
+    """Returns the position in a text: a word, digits (an offset) or an ISO-8601 time with its zone."""
     if text in {anchor.value for anchor in Anchor}:
         return Anchor(text)
     if text.isascii() and text.isdigit():
@@ -146,8 +146,9 @@ class UnclearTime(ValueError):
 
 
 def timestamp_from_text(text: str, zone: tzinfo | None = None) -> int:
-    """ISO-8601 -> ns since 1970, exact to the nanosecond. A time without a zone is one of `zone`. Raises ValueError;
-    UnclearTime for a time without a zone where `zone` is None, and for an hour that `zone` has twice or not at all."""
+    """Converts ISO-8601 to ns since 1970, exact to the nanosecond. A time without a zone is one of `zone`. Raises
+    ValueError; UnclearTime for a time without a zone where `zone` is None, and for an hour that `zone` has twice or not
+    at all."""
     fraction = _FRACTION.search(text)
     whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
     moment = datetime.fromisoformat(whole)
@@ -169,9 +170,9 @@ def _in_zone(text: str, moment: datetime, zone: tzinfo | None) -> datetime:
     return first
 
 
-@lru_cache(maxsize=256)  # the records of a batch mostly share one
+@lru_cache(maxsize=256)  # the records of a batch mostly share one time
 def timestamp_to_text(timestamp_ns: int) -> str:
-    """ns since 1970 -> ISO-8601 in UTC with nine digits of fraction."""
+    """Converts ns since 1970 to ISO-8601 in UTC with nine digits of fraction."""
     seconds, rest = divmod(timestamp_ns, 1_000_000_000)
     try:
         moment = _EPOCH + timedelta(seconds=seconds)
@@ -181,15 +182,15 @@ def timestamp_to_text(timestamp_ns: int) -> str:
 
 
 def timestamp_of(moment: datetime) -> int:
-    """An aware datetime -> ns since 1970."""
+    """Converts an aware datetime to ns since 1970."""
     if moment.tzinfo is None:
         raise bad(f"{moment.isoformat()} has no time zone; use datetime(..., tzinfo=UTC)")
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def timestamp_ns(moment: Moment, name: str = "timestamp") -> int:
-    """A point in time as callers give it in the argument `name`, in ns since 1970. Raises BadRequest, also for seconds,
-    ms and µs."""
+    """Converts a point in time, as callers give it in the argument `name`, to ns since 1970. Raises BadRequest, also
+    for seconds, ms and µs."""
     if isinstance(moment, datetime):
         return timestamp_of(moment)
     given = whole(moment.timestamp_ns if isinstance(moment, AtTime) else moment)
@@ -209,7 +210,7 @@ def timestamp_ns(moment: Moment, name: str = "timestamp") -> int:
 
 
 def check_known(partitions: Iterable[int], there: list[int]) -> None:
-    """Raises BadRequest for partitions that a stream with these ones does not have."""
+    """Raises BadRequest for partitions that are not `there`."""
     strange = [p for p in partitions if p not in there]
     if strange:
         raise bad(f"there is no partition {_list(strange)}; the stream has {_list(there)}")
@@ -235,7 +236,7 @@ def _partition(given: object) -> int:
 
 
 def _partition_of(given: object) -> int | None:
-    """A number, or its digits, as JSON has it for a key."""
+    """Returns a partition from a number, or its digits, as JSON has it for a key; None for other values."""
     if isinstance(given, str) and given.isascii() and given.isdigit():
         return _from_digits(given)
     return whole(given)
@@ -261,7 +262,7 @@ def _offset(value: int) -> int:
 
 
 def _from_digits(text: str) -> int:
-    """A number of more digits than any offset has is above all of them, however it ends."""
+    """Returns the number; one of more digits than any offset has is above all of them, however it ends."""
     return int((text.lstrip("0") or "0")[:_MOST_DIGITS])
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from wire.batch import RecordBatch
 
     K = TypeVar("K", default=bytes)
-    """What a record's key is to users: bytes, or what their (de)serializer takes and makes."""
+    """Type of a record's key for users: bytes, or the type that their (de)serializer takes and makes."""
     V = TypeVar("V", default=bytes)
-    """The same for its value."""
-else:  # Python's own have a default from 3.13 on
+    """Type of a record's value for users, like K."""
+else:  # Python's own TypeVar has a default from 3.13 on
     from typing import TypeVar
 
     K = TypeVar("K")
@@ -32,21 +32,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Receipt(NamedTuple):
-    """Where a record lies, once the level of acknowledgement asked for is reached."""
+    """The place of a record, once the requested level of acknowledgement is reached."""
 
     partition: int
     offset: int
-    """-1 with acks="none": no answer was asked for; and where it is not known, see `duplicate`."""
+    """-1 with acks="none", which asks for no answer; and where it is not known, see `duplicate`."""
     timestamp: int
     """ns since 1970 that the record carries."""
     duplicate: bool = False
-    """A record with this `msg_id` was there already: `offset` is its offset, and nothing was written. The offset is -1
+    """A record with this `msg_id` existed already: `offset` is its offset, and nothing was written. The offset is -1
     where the first answer was lost, and the leader has forgotten the id before the next attempt: its record was
-    deleted, or the window is over. What was there may then be what the first attempt wrote."""
+    deleted, or the window is over. The existing record may then be that of the first attempt."""
 
 
 class BatchReceipt(NamedTuple):
-    """Where a run of records lies: offsets base_offset .. base_offset + len(indices) - 1 of one partition, but for
+    """The place of a run of records: offsets base_offset .. base_offset + len(indices) - 1 of one partition, but for
     `duplicates`."""
 
     partition: int
@@ -57,17 +57,17 @@ class BatchReceipt(NamedTuple):
     indices: Sequence[int]
     """Positions in the list given to `send_many`: the value at indices[i] has offset base_offset + i."""
     duplicates: Mapping[int, int] = MappingProxyType({})
-    """By position in that list, of the records that were not written because one with their message id is there: its
+    """By position in that list, of the records that were not written because one with their message id exists: its
     offset; -1 as of `Receipt`. Nothing is at their own."""
 
     @property
     def record_count(self) -> int:
-        """Records of the run."""
+        """The number of records of the run."""
         return len(self.indices)
 
 
 class Record(NamedTuple, Generic[K, V]):
-    """One committed record. Key and value are bytes, or what the consumer's deserializers made of them."""
+    """One committed record. Key and value are bytes, or the results of the consumer's deserializers."""
 
     stream: str
     partition: int
@@ -95,7 +95,7 @@ class Record(NamedTuple, Generic[K, V]):
 
 
 _RECORD_OF_TUPLE: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)
-"""Without the Python code of `Record.__new__`, which takes four times as long."""
+"""Makes a Record without the Python code of `Record.__new__`, which takes four times as long."""
 
 
 class Batch:
@@ -116,37 +116,37 @@ class Batch:
 
     @property
     def values(self) -> list[bytes | None]:
-        """[n]; None deletes the key in a compacted stream."""
+        """Column [n] of values; None deletes the key in a compacted stream."""
         return self._columns.values
 
     @property
     def keys(self) -> list[bytes | None]:
-        """[n]; None: no key."""
+        """Column [n] of keys; None: no key."""
         return self._columns.keys
 
     @property
     def headers(self) -> list[dict[str, bytes]]:
-        """[n], each as `Record.headers`."""
+        """Column [n] of headers, each like `Record.headers`."""
         return self._columns.headers
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """[n], growing; with holes where compaction has removed records."""
+        """Column [n] of offsets, growing; with holes where compaction has removed records."""
         return self._columns.offsets
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        """[n], ns since 1970."""
+        """Column [n] of timestamps, ns since 1970."""
         return self._columns.timestamps
 
     def to_arrow(self) -> Any:
-        """A `pyarrow.RecordBatch` with columns key, value, offset, timestamp; no copy of keys and values. Needs
+        """Returns a `pyarrow.RecordBatch` with columns key, value, offset, timestamp; no copy of keys and values. Needs
         pyarrow.
         """
         return self._columns.to_arrow()
 
     def records(self) -> Iterator[Record]:
-        """The same records one by one; keys and values are bytes."""
+        """Iterates over the same records one by one; keys and values are bytes."""
         return map(
             _RECORD_OF_TUPLE, zip(repeat(self.stream), repeat(self.partition), *self._columns.fields(), strict=False)
         )

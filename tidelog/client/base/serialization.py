@@ -18,7 +18,7 @@ from wire.errors import Code
 
 
 class Serializers(Generic[K, V]):
-    """None for one of them: the caller gives bytes. Raises BadRequest for what cannot be called."""
+    """The serializers of a producer. None: the caller gives bytes. Raises BadRequest for one that cannot be called."""
 
     def __init__(self, key: Callable[[K], bytes] | None, value: Callable[[V], bytes] | None) -> None:
         self._key = _checked("key_serializer", key)
@@ -26,11 +26,11 @@ class Serializers(Generic[K, V]):
 
     @property
     def are_none(self) -> bool:
-        """Bytes stay as they are; what is no bytes is not looked at."""
+        """Whether there are none: values and keys are passed on unchecked."""
         return self._key is None and self._value is None
 
     def both(self, value: V | None, key: K | None) -> tuple[Any, Any]:
-        """Bytes or None of a record's value and key. Raises SerializationFailed."""
+        """Returns bytes or None for a record's value and key. Raises SerializationFailed."""
         if self._value is not None:
             value = _serialized("value_serializer", self._value, value)
         if self._key is not None:
@@ -38,7 +38,7 @@ class Serializers(Generic[K, V]):
         return value, key
 
     def lists(self, values: Sequence[V | None], keys: Sequence[K | None] | None) -> tuple[Any, Any]:
-        """As `both`, of many records."""
+        """Returns the results of `both` for many records."""
         made: Any = values
         made_keys: Any = keys
         if self._value is not None:
@@ -49,14 +49,14 @@ class Serializers(Generic[K, V]):
 
 
 class Deserializers(Generic[K, V]):
-    """As `Serializers`."""
+    """The deserializers of a consumer. None: bytes. Raises BadRequest for one that cannot be called."""
 
     def __init__(self, key: Callable[[bytes], K] | None, value: Callable[[bytes], V] | None) -> None:
         self._key = _checked("key_deserializer", key)
         self._value = _checked("value_deserializer", value)
 
     def read(self, records: Iterator[Record]) -> Iterator[Record[K, V]]:
-        """The records with what was made of their keys and values. The iterator raises DeserializationFailed for a
+        """Yields the records with deserialized keys and values. The iterator raises DeserializationFailed for a
         record that cannot be read, and does so again when it is asked again: it does not pass over it."""
         if self._key is None and self._value is None:
             return records  # type: ignore[return-value]  # K and V are bytes then
@@ -71,7 +71,7 @@ class _Deserialized(Iterator[Record[K, V]]):
         self._key = key
         self._value = value
         self._next: Record | None = None
-        """Taken from `records`, and not handed out yet."""
+        """A record taken from `records`, and not handed out yet."""
 
     def __next__(self) -> Record[K, V]:
         record = self._next

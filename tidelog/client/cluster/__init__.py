@@ -1,4 +1,4 @@
-"""How a client reaches the cluster.
+"""The connection of a client to the cluster.
 
 Requests to the controller and to coordinators, the metadata cache and the updates of its routes, the event loop and the
 closing of everything that is opened. It imports `base` alone.

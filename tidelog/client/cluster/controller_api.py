@@ -2,14 +2,14 @@
 
 A change of controller takes part of a second. Meanwhile NATS says that the subject has no listener, or a broker says
 that it is not the controller; both pass, so both are asked again. A request that lost its answer may have taken effect;
-a refusal that comes after such a request says so with the detail `repeated`, so that "exists already" can be told from
-"you just made it".
+a refusal that comes after such a request says so with the detail `repeated`, so that "it existed before" can be
+distinguished from "this call created it".
 
 One cluster answers. Before its first request a client asks for the cluster's id, and names it in every request from
 then on, so that another cluster in the same namespace does not carry it out; answers of another cluster are dropped. A
 client that got answers to its first question from two clusters cannot know which one is meant, and raises WrongCluster.
 
-What NATS does not let this login ask is not asked again: the call fails as soon as NATS says so.
+A request that NATS does not permit to this login is not repeated: the call fails as soon as NATS says so.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from wire.subjects import Subjects
 
 @cache
 def described_self() -> str:
-    """USER@HOST PROGRAM, in printable ASCII: what is not becomes `?`."""
+    """Returns USER@HOST PROGRAM in printable ASCII; other characters become `?`."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name; which of the two depends on the version of Python
+    except (OSError, KeyError):  # a user id without a name; the class depends on the version of Python
         user = str(os.getuid())
     program = Path(sys.argv[0] if sys.argv else "").name or "python"
     text = f"{user}@{socket.gethostname()} {program}"
@@ -55,17 +55,17 @@ _Answer = TypeVar("_Answer")
 
 _RETRY_EVERY = 0.05
 _PRESENCE_WAIT = 0.3
-"""Seconds that brokers have to say that they are there, before a call fails for want of a controller."""
+"""Seconds for brokers to report their presence, before a call fails for want of a controller."""
 _ATTEMPT_TIMEOUT = 2.0
 """Seconds for one request: a controller that was killed with the request in hand never answers."""
 
 
 _SECOND_CLUSTER_WAIT = 0.01
-"""Once for a client, s: an answer of another cluster comes as fast as the first one."""
+"""Seconds, once for a client: an answer of another cluster comes as fast as the first one."""
 
 
 class Api:
-    """`server` is the NATS URL, for sentences; `timeout` the default time for a call with all its repetitions, s."""
+    """`server` is the NATS URL, for sentences; `timeout` the default seconds for a call with all its repetitions."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, server: str, timeout: float) -> None:
         self._transport = transport
@@ -77,12 +77,12 @@ class Api:
         self._others: dict[str, None] = {}
         """Other clusters that have answered since."""
         self._ambiguous = False
-        """One of them answered the first question, too."""
+        """One of the other clusters answered the first question, too."""
         self._unanswered: NoServer | None = None
-        """The outcome of the last time that the cluster's id was asked for in vain."""
+        """The outcome of the last request for the cluster's id, if no broker answered it."""
         self._identifying = asyncio.Lock()
         self._asked: dict[asyncio.Future[Message], str] = {}
-        """Answers that are waited for, with the subjects of their requests."""
+        """Pending answers, with the subjects of their requests."""
         transport.violations.hear(self._on_violation)
 
     @property
@@ -91,8 +91,8 @@ class Api:
         return self._cluster or ""
 
     async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
-        """The answer to an operation; the arguments are those of its request. Raises typed errors; NoServer when no
-        broker answers in time."""
+        """Returns the answer to an operation; the arguments are those of its request. Raises typed errors; NoServer
+        when no broker answers in time."""
         limit = max(self._timeout, operation.time_s)
         deadline = asyncio.get_running_loop().time() + limit
         first_questions: list[str] = []
@@ -114,8 +114,8 @@ class Api:
         return answer
 
     async def _identify(self, deadline: float, limit: float, called: str, inboxes: list[str]) -> None:
-        """Learns the cluster's id; as `_repeat`. A call that has waited for others to ask until its time was over has
-        their outcome."""
+        """Learns the cluster's id; raises like `_repeat`. A call that has waited for another call's request until its
+        time was over has the same outcome."""
         if self._unanswered is not None and asyncio.get_running_loop().time() >= deadline:
             raise NoServer(self._unanswered.code, self._unanswered.message, self._unanswered.details)
         self._unanswered = None
@@ -137,8 +137,8 @@ class Api:
         called: str,
         inboxes: list[str] | None = None,
     ) -> _Answer:
-        """`called`: the caller's operation, for sentences. `inboxes`: gets the ones that stay open for more answers,
-        which the caller closes."""
+        """Repeats a request until it is answered. `called`: the caller's operation, for sentences. `inboxes`: gets the
+        inboxes that stay open for more answers, which the caller closes."""
         loop = asyncio.get_running_loop()
         headers = {CLIENT_HEADER: described_self()} if operation.writes else {}
         repeated = False
@@ -149,11 +149,11 @@ class Api:
                 message = await self._ask(subject, payload, headers, min(left, _ATTEMPT_TIMEOUT), inboxes)
             except TimeoutError:
                 if self._transport.is_connected:
-                    # An attempt that the deadline cut short does not tell whether anybody listens.
+                    # An attempt that the deadline cut short does not show whether anybody listens.
                     repeated, nobody_listens = True, nobody_listens and left < _ATTEMPT_TIMEOUT
                 await asyncio.sleep(min(_RETRY_EVERY, left))
                 continue
-            except TidelogError as not_sent:  # too large for NATS, or not permitted
+            except TidelogError as not_sent:  # the request is too large for NATS, or not permitted
                 raise typed(_with_repeated(not_sent, repeated)) from None
             if message.status == NO_RESPONDERS:
                 nobody_listens = True
@@ -178,8 +178,8 @@ class Api:
         timeout: float,
         inboxes: list[str] | None,
     ) -> Message:
-        """One request; the first answer that is not of another cluster. Raises TimeoutError, also when there is no
-        connection; TidelogError when NATS does not carry it. `inboxes`: as in `_repeat`."""
+        """Sends one request; returns the first answer that is not of another cluster. Raises TimeoutError, also when
+        there is no connection; TidelogError when NATS does not carry it. `inboxes`: as in `_repeat`."""
         self._transport.violations.check_answers_arrive()
         cluster = self._cluster
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -212,13 +212,13 @@ class Api:
                 inboxes.append(inbox)
 
     def _on_violation(self, violation: Violation) -> None:
-        """NATS says so. The calls that wait for an answer there fail."""
+        """Fails the calls that wait for an answer on the subject that NATS does not permit."""
         for answer, subject in self._asked.items():
             if violation.ends(subject) and not answer.done():
                 answer.set_exception(violation.error())
 
     def _check_ambiguous(self) -> None:
-        """Raises WrongCluster. The next call begins anew: one of the clusters may have been stopped."""
+        """Raises WrongCluster if two clusters answered. The next call begins anew: one may have been stopped."""
         if not self._ambiguous:
             return
         clusters = " and ".join(sorted({self._cluster or "", *self._others}))
@@ -232,7 +232,8 @@ class Api:
         )
 
     async def _connected_brokers(self) -> list[str]:
-        """The brokers of the namespace that answer within _PRESENCE_WAIT; they do so without a controller, too."""
+        """Returns the brokers of the namespace that answer within _PRESENCE_WAIT; they do so without a controller,
+        too."""
         inbox, found = self._transport.new_inbox(), set()
 
         def on_claim(message: Message) -> None:

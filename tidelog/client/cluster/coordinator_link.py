@@ -1,8 +1,8 @@
 """Requests to the coordinator of a group, a cursor or a transactional id, repeated while it moves to another broker.
 
 The coordinator is the leader of a partition of an internal stream: `__groups` or `__transactions`. While that partition
-has no leader, NATS says that nobody listens; then the controller is asked once, which makes the stream if it is not
-there yet.
+has no leader, NATS says that nobody listens; then the controller is asked once, which makes the stream if it is
+missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wire.subjects import Subjects
 _log = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT = 2.0
-"""Seconds for one request: a broker that was killed with the request in hand never answers. One that lives answers
+"""Seconds for one request: a broker that was killed with the request in hand never answers. A running one answers
 earlier, also where it waits for others."""
 _BACKOFF = 0.05
 _BACKOFF_MAX = 1.0
@@ -50,11 +50,11 @@ class Coordinators(NamedTuple):
     """The coordinators of one kind of names."""
 
     stream: str
-    """The internal stream whose leaders they are."""
+    """The internal stream whose partition leaders are the coordinators."""
     subject: Callable[[Subjects, str, str], str]
-    """Where the coordinator of a name takes requests of a kind."""
+    """Returns the subject on which the coordinator of a name takes requests of a kind."""
     find: Operation[[str], Any, Any]
-    """Tells where the coordinator of a name is, and makes the stream if need be."""
+    """The operation that locates the coordinator of a name, and makes the stream if need be."""
 
 
 OF_GROUPS: Final = Coordinators(GROUPS.name, group_records.coordinator_subject, GROUP_COORDINATOR)
@@ -64,7 +64,8 @@ OF_TRANSACTIONS: Final = Coordinators(
 
 
 class Attempts:
-    """Tells the caller of `CoordinatorLink.ask` whether a request may have been carried out before the last one."""
+    """Reports to the caller of `CoordinatorLink.ask` whether an attempt before the last one may have been carried
+    out."""
 
     def __init__(self) -> None:
         self.repeated = False
@@ -80,7 +81,7 @@ class CoordinatorLink:
         self._coordinators = coordinators
 
     async def cluster_id(self) -> str:
-        """The id of the cluster that the client uses. Raises NoServer when no broker tells."""
+        """Returns the id of the cluster that the client uses. Raises NoServer when no broker answers."""
         if not self._api.cluster_id:
             await self._api.call(CLUSTER_ID)
         return self._api.cluster_id
@@ -96,8 +97,8 @@ class CoordinatorLink:
         attempts: Attempts | None = None,
         added: str = "",
     ) -> _Answered:
-        """The answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds. `added`:
-        the stream or the group that the request adds to a transaction, whose name its subject ends with."""
+        """Returns the answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds.
+        `added`: the stream or the group that the request adds to a transaction, whose name its subject ends with."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         subject = self._coordinators.subject(self._subjects, kind, name) + (f".{added}" if added else "")
@@ -114,7 +115,7 @@ class CoordinatorLink:
                 if not has_looked:  # a listener on `>` keeps NATS from saying that nobody coordinates
                     await self.look(name)
                 has_looked = True
-            except TidelogError as not_sent:  # too large for NATS, or not permitted
+            except TidelogError as not_sent:  # the request is too large for NATS, or not permitted
                 raise typed(not_sent) from None
             else:
                 error = TidelogError.from_headers(message.headers)
@@ -139,7 +140,7 @@ class CoordinatorLink:
         )
 
     async def look(self, name: str) -> None:
-        """Let the controller make the internal stream if it is not there yet. Raises what will not pass."""
+        """Lets the controller make the internal stream if it is missing. Raises errors that will not pass."""
         try:
             await self._api.call(self._coordinators.find, name)
         except TidelogError as error:

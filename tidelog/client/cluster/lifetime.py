@@ -1,4 +1,4 @@
-"""The life of a client, producer or consumer: the event loop in which it was made, where its connection and its futures
+"""The lifetime of a client, producer or consumer: the event loop in which it was made, where its connection and futures
 belong, and its closing: once, whoever is cancelled meanwhile, and everything, whatever raises.
 """
 
@@ -16,7 +16,7 @@ _ELSEWHERE = "call it in a coroutine, or use tidelog.sync"
 
 
 class HomeLoop:
-    """`owner`: for sentences, such as "this client". Raises BadRequest where no event loop runs."""
+    """The event loop of an object. `owner`: for sentences, such as "this client". Raises BadRequest where none runs."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -26,14 +26,14 @@ class HomeLoop:
             raise bad(f"{owner} is to be made where no event loop runs; {_ELSEWHERE}") from None
 
     def is_here(self) -> bool:
-        """Whether the caller runs in it."""
+        """Returns whether the caller runs in this event loop."""
         try:
             return asyncio.get_running_loop() is self.loop
         except RuntimeError:
             return False
 
     def check(self) -> None:
-        """Raises BadRequest for a caller that runs elsewhere: what it waits for would never come."""
+        """Raises BadRequest for a caller that runs in another event loop: its futures would never be done."""
         if self.is_here():
             return
         if self.loop.is_closed():
@@ -58,9 +58,9 @@ _T = TypeVar("_T")
 
 class Started(Generic[_T]):
     """The producers or consumers of a client that have started, or are about to, and are not closed: the client closes
-    them with itself. What has not started, or failed to, belongs to the program alone.
+    them with itself. One that has not started, or failed to, belongs to the program alone.
 
-    In the order in which they were started: that is the order in which they hear of a connection."""
+    They are iterated in the order in which they were started: in that order they are notified of a connection."""
 
     def __init__(self, check_open: Callable[[], None]) -> None:
         """`check_open`: raises Closed once the client is closed."""
@@ -68,7 +68,7 @@ class Started(Generic[_T]):
         self._started: dict[_T, None] = {}
 
     def add(self, one: _T) -> None:
-        """Raises Closed."""
+        """Adds a producer or consumer. Raises Closed."""
         if one not in self._started:
             self._check_open()
             self._started[one] = None
@@ -80,7 +80,7 @@ class Started(Generic[_T]):
         return len(self._started)
 
     def __iter__(self) -> Iterator[_T]:
-        """Over those that are there now; others may come and go meanwhile."""
+        """Iterates over the present ones; others may come and go meanwhile."""
         return iter(tuple(self._started))
 
 
@@ -89,7 +89,7 @@ class Closing:
     later call waits for it as well, and returns at once when it is over."""
 
     def __init__(self, what: str, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """`what`: for the log."""
+        """`what`: the name of the object, for the log."""
         self._what = what
         self._close = close
         self._task: asyncio.Task[None] | None = None
@@ -100,10 +100,10 @@ class Closing:
         return self._task is not None and self._task.done() and not self._task.cancelled()
 
     async def run(self) -> None:
-        """Raises what `close` raises, where it was not over before."""
+        """Closes, or waits for the closing. Raises the error of `close`, unless closing was over before."""
         if self.is_over:
             return
-        if self._task is None or self._task.cancelled():  # as when the event loop ends
+        if self._task is None or self._task.cancelled():  # it is cancelled when the event loop ends
             self._task = asyncio.create_task(self._close())
             self._task.add_done_callback(self._on_done)
         self._waiting += 1
@@ -118,14 +118,14 @@ class Closing:
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[object] | None]]) -> None:
-    """Calls one after the other, and raises the first error when all are done."""
+    """Calls `closers` one after the other, and raises the first error when all are done."""
     failure: BaseException | None = None
     for close in closers:
         try:
             closing = close()
             if inspect.isawaitable(closing):
                 await closing
-        except BaseException as error:  # noqa: BLE001 - it is raised when all are closed
+        except BaseException as error:  # noqa: BLE001 - the first one is raised when all are closed
             failure = failure or error
     if failure is not None:
         raise failure

@@ -1,8 +1,8 @@
 """Cached metadata of streams: their partitions, incarnations and leader epochs; asked for once and kept.
 
-Nothing here has to be right: requests carry incarnations and epochs, and a broker that knows better says so. A refusal
-with a code that says `refresh_metadata` leads back here. Requests for the same stream that come together share one
-answer; when the last call that waits for it gives up, it is asked for no longer.
+The metadata need not be right: requests carry incarnations and epochs, and a broker with newer ones refuses them. A
+refusal with a code that says `refresh_metadata` leads back here. Requests for the same stream that come together share
+one answer; when the last call that waits for it gives up, the request is cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wire.subjects import Subjects, check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
 
 _MOST_PARTITIONS = 1 << 20
-"""Partitions of a layout. Brokers take fewer; somebody may have invented an answer."""
+"""Partitions of a layout. Brokers take fewer; a larger answer is forged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class PartitionMetadata:
 class StreamMetadata:
     name: StreamName
     cluster_id: str
-    """The id of the cluster that the client began with; empty where its brokers do not tell."""
+    """The id of the cluster that the client began with; empty where its brokers do not report one."""
     subject: str
     incarnation: Incarnation
     partitioning_version: int
@@ -54,19 +54,19 @@ class StreamMetadata:
     layouts: tuple[Layout, ...]
     """Oldest first; the last one is that of `partitioning_version`."""
     partitioner: str
-    """How producers that choose none spread keys; perhaps one of a later version, which is not known here."""
+    """The stream's hash of keys, for producers that choose none; one of a later version may be unknown here."""
     replication_factor: int
     config: StreamConfig
     """Settings that this version of the client does not know have their default."""
     partitions: Mapping[int, PartitionMetadata]
-    """By number, ascending: those that have, or may have, records. Partitions that are only made ready for a layout to
-    come are left out."""
+    """By number, ascending: those that have, or may have, records. Partitions that are only made ready for the next
+    layout are left out."""
     racks: Mapping[BrokerId, str]
     """The racks of the replicas that have one."""
 
     @classmethod
     def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
-        """Raises TidelogError(INTERNAL) for routes that no broker makes."""
+        """Returns the metadata in `routes`. Raises TidelogError(INTERNAL) for routes that no broker makes."""
         layouts = _layouts(routes)
         return cls(
             name=StreamName(routes["name"]),
@@ -129,7 +129,7 @@ def _state(text: str) -> PartitionState:
 
 @dataclass(slots=True)
 class _Asking:
-    """A request on its way."""
+    """A request for metadata on its way."""
 
     task: asyncio.Task[StreamMetadata]
     waiting: int = 0
@@ -140,21 +140,21 @@ class MetadataCache:
         self._api = api
         self._known: dict[StreamName, StreamMetadata] = {}
         self._created: dict[StreamName, Incarnation] = {}
-        """Incarnations of streams that this client has created and not deleted since: a broker that tells of an earlier
-        life has not applied the creation yet."""
+        """Incarnations of streams that this client has created and not deleted since: a broker that reports an earlier
+        incarnation has not applied the creation yet."""
         self._asking: dict[tuple[StreamName, bool], _Asking] = {}
-        """By stream, and whether the controller is to answer."""
+        """Requests by stream, and whether the controller is to answer."""
         self._updates = RouteUpdates(api, transport, subjects, self._on_push)
         self._pushed: set[StreamName] = set()
-        """Streams of which what is known was pushed."""
+        """Streams whose known metadata came by a push."""
         self._with_racks: set[StreamName] = set()
-        """Streams of which somebody needs the racks."""
+        """Streams whose racks are needed."""
         self._checks: dict[StreamName, asyncio.Task[None]] = {}
-        """Pushes that only the controller can judge."""
+        """Checks of pushes that only the controller can judge."""
 
     async def watch(self, stream: StreamName, on_routes: Callable[[StreamMetadata], object]) -> RouteWatch:
-        """`on_routes` is called with the stream's metadata whenever they were pushed or fetched. Who watches before the
-        first `get` misses no change. It says in `applied` what it goes by, which brokers hear of."""
+        """Calls `on_routes` with the stream's metadata whenever they were pushed or fetched. A watch that begins before
+        the first `get` misses no change. Its owner sets `applied` to the generation in use, which brokers get."""
         return await self._updates.watch(stream, on_routes)
 
     def end_watch(self, watch: RouteWatch) -> None:
@@ -166,8 +166,8 @@ class MetadataCache:
             check.cancel()
 
     async def why_over(self, stream: StreamName, known: StreamMetadata | None) -> TidelogError | None:
-        """Asks anew. Why a producer or consumer that knows the stream as `known` cannot go on; None when it can, or
-        without an answer."""
+        """Asks anew. Returns why a producer or consumer that knows the stream as `known` cannot go on; None when it
+        can, or without an answer."""
         try:
             now = await self.refresh(stream)
         except TidelogError as error:
@@ -183,16 +183,16 @@ class MetadataCache:
         return self._known.get(stream)
 
     async def get(self, stream: str) -> StreamMetadata:
-        """As last seen. Raises UnknownStream, BadName, NoServer."""
+        """Returns the metadata as last seen. Raises UnknownStream, BadName, NoServer."""
         name = stream_name(stream)
         return self._known.get(name) or await self.refresh(name)
 
     def need_racks(self, stream: StreamName) -> None:
-        """From now on the stream is asked for of the controller, which alone knows racks."""
+        """From now on the controller is asked for the stream, because only it knows racks."""
         self._with_racks.add(stream)
 
     async def refresh(self, stream: str, *, of_controller: bool = False) -> StreamMetadata:
-        """As of now. `of_controller`: as it knows them, with the racks; else as any broker does."""
+        """Returns the present metadata. `of_controller`: from the controller, with the racks; else from any broker."""
         name = stream_name(stream)
         of_controller = of_controller or name in self._with_racks
         asked = name, of_controller
@@ -213,13 +213,13 @@ class MetadataCache:
         self._known.pop(StreamName(stream), None)
 
     def on_created(self, stream: StreamName, incarnation: int) -> None:
-        """This client has created the stream, or found it when it wanted to: what brokers tell of earlier lives does
-        not count from now on."""
+        """Notes that this client has created the stream, or found it when it wanted to: metadata of earlier
+        incarnations do not count from now on."""
         self.forget(stream)
         self._created[stream] = Incarnation(incarnation)
 
     def on_deleted(self, stream: StreamName) -> None:
-        """This client has deleted the stream."""
+        """Notes that this client has deleted the stream."""
         self.forget(stream)
         self._created.pop(stream, None)
 
@@ -239,7 +239,8 @@ class MetadataCache:
         return found
 
     async def _ask_any(self, name: StreamName) -> StreamMetadata | None:
-        """As some broker has applied them. None: none tells, or it is behind what is known; the controller is asked."""
+        """Returns the metadata that some broker has applied. None: none answers, or it is behind; the controller is
+        asked."""
         routes = await self._updates.ask(name)
         known = self._known.get(name)
         if (
@@ -256,7 +257,7 @@ class MetadataCache:
 
     # Keeps R68.
     def _on_push(self, name: StreamName, routes: StreamRoutes) -> None:
-        """Anybody may have made it who may publish there."""
+        """Takes pushed routes, which anybody with permission to publish there may have forged."""
         known = self._known.get(name)
         if known is None:
             return
@@ -274,16 +275,16 @@ class MetadataCache:
             self._pushed.add(name)
             self._updates.tell(name, self._known[name])
         elif name in self._pushed and pushed.routing_generation < known.routing_generation:
-            self._check(name)  # one of the two is old, or invented
+            self._check(name)  # either the push or the known metadata are old, or forged
 
     def _check(self, name: StreamName) -> None:
-        """Ask the controller, once a second at most."""
+        """Asks the controller, once a second at most."""
         if name not in self._checks:
             task = self._checks[name] = asyncio.create_task(self._checked(name))
             task.add_done_callback(lambda _: self._checks.pop(name, None))
 
     async def _checked(self, name: StreamName) -> None:
-        known = self._known.pop(name, None)  # so that an older answer is taken, too
+        known = self._known.pop(name, None)  # it is removed so that an older answer is taken, too
         try:
             await self.refresh(name)
         except TidelogError as error:
@@ -293,7 +294,7 @@ class MetadataCache:
 
 
 def _is_sound(pushed: StreamMetadata) -> bool:
-    """Whether these can be the routes of a stream."""
+    """Returns whether these can be the routes of a stream."""
     newest = pushed.layouts[-1]
     return (
         newest.version == pushed.partitioning_version
@@ -309,7 +310,7 @@ def partitions_spread_over(described: StreamDescription) -> int:
 
 
 def stream_name(name: str) -> StreamName:
-    """The name, checked. Raises BadName."""
+    """Returns the name, checked. Raises BadName."""
     try:
         return check_stream_name(name)
     except TidelogError as error:

@@ -1,13 +1,13 @@
-"""How a client hears of routes: pushes, the topology that any broker tells, and reports of what was applied.
+"""Updates of a client's routes: pushes, the topology from any broker, and reports of the applied generations.
 
     brokers --push--> RouteUpdates --> MetadataCache --> watches: producers, consumers
-                                                            │ what each of them goes by
+                                                            │ the generation each of them has applied
     home broker <--report of adoption, after each change and every few seconds--┘
 
-Nothing here has to work. Where pushes do not come, or this login may not hear them, a leader that knows better refuses
-a request, and the metadata are asked for. Pushes may be forged, so that little is believed of them: `MetadataCache`
-takes a push of the same cluster and the same life of the stream, and what was fetched takes the place of what was
-pushed.
+Nothing here has to work. Where pushes do not come, or this login may not subscribe to them, a leader with newer routes
+refuses a request, and the metadata are asked for. Pushes may be forged, so that little is believed of them:
+`MetadataCache` takes a push of the same cluster and the same incarnation of the stream, and fetched metadata replace
+pushed ones.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from wire.types import BrokerId, StreamName
 _log = logging.getLogger(__name__)
 
 MAX_WATCHED: Final = MAX_STREAMS
-"""Streams whose pushes a client hears; of others it learns by refusals."""
+"""Streams whose pushes a client subscribes to; routes of others change after refusals."""
 MAX_PUSH_BYTES: Final = 4 << 20
 PUSH_GAP: Final = 0.05
-"""Seconds between two pushes of a stream that are decoded; of those that come between, the newest one is."""
+"""Seconds between two pushes of a stream that are decoded; of those that come between, only the newest is decoded."""
 _ASK_TIMEOUT = 1.0
 _SUBSCRIBE_TIMEOUT = 1.0
-"""Seconds that somebody who watches waits for the subscription, which is made whenever NATS is there."""
+"""Seconds that a new watch waits for the subscription, which is made as soon as NATS is connected."""
 
 
 @dataclass(slots=True, eq=False)
 class RouteWatch:
-    """Somebody who goes by the routes of a stream."""
+    """A producer or consumer that uses the routes of a stream."""
 
     stream: StreamName
     on_routes: Callable[[Any], object]
     """Called with the stream's metadata whenever they were pushed or fetched."""
     applied: int = 0
-    """The routing generation that it goes by; set by the one who watches."""
+    """The routing generation in use; set by the watching producer or consumer."""
 
 
 @dataclass(slots=True)
 class _Watched:
     watches: dict[RouteWatch, None] = field(default_factory=dict)
     subscribing: asyncio.Task[None] | None = None
-    """None: there are too many already."""
+    """The task that subscribes; None: there are too many subscriptions already."""
     subscription: Subscription | None = None
     newest: bytes | None = None
-    """A push that is not decoded yet."""
+    """The newest push, not decoded yet."""
     timer: asyncio.TimerHandle | None = None
-    """Until then none is decoded."""
+    """Until this timer ends no push is decoded."""
 
 
 class RouteUpdates:
-    """`on_push`: called with routes that decode."""
+    """`on_push`: called with routes that could be decoded."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class RouteUpdates:
         self._watched: dict[StreamName, _Watched] = {}
         self._home: BrokerId | None = None
         self._has_reported = False
-        """The home broker knows of streams that this client goes by."""
+        """The home broker has a report of this client with streams."""
         self._refused: set[str] = set()
-        """What this login may not do, as it was logged."""
+        """Subjects that NATS does not permit to this login, each logged once."""
         self._reporting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped_pushes = 0
-        """That do not decode, or are too large, or of another cluster."""
+        """Pushes that do not decode, or are too large, or of another cluster."""
 
     # Pushes
 
     async def watch(self, stream: StreamName, on_routes: Callable[[Any], object]) -> RouteWatch:
-        """From now on. Returns when pushes are heard, if they can be."""
+        """Watches the stream from now on. Returns when it is subscribed to pushes, if that is possible."""
         watch = RouteWatch(stream, on_routes)
         watched = self._watched.get(stream)
         if watched is None:
@@ -126,14 +126,14 @@ class RouteUpdates:
         self._changed.set()
 
     def tell(self, stream: StreamName, metadata: object) -> None:
-        """The watches of the stream hear of its metadata."""
+        """Calls the watches of the stream with its metadata."""
         watched = self._watched.get(stream)
         for watch in () if watched is None else tuple(watched.watches):
             watch.on_routes(metadata)
         self._changed.set()
 
     def close(self) -> None:
-        """The home broker forgets this client."""
+        """Ends the reports; the home broker forgets this client."""
         if self._reporting is not None:
             self._reporting.cancel()
             if self._home is not None and self._transport.is_connected:
@@ -196,9 +196,9 @@ class RouteUpdates:
     # The topology
 
     async def ask(self, stream: StreamName) -> StreamRoutes | None:
-        """Routes as some broker has applied them. None: no broker tells them, or has not heard of the stream."""
+        """Returns the routes that some broker has applied. None: no broker answers, or it does not know the stream."""
         if not self._api.cluster_id:
-            return None  # which cluster it is, the API has to find out first
+            return None  # the API has to find out the cluster first
         message = await self._request(self._subjects.topology(stream), TOPOLOGY.encode_request(streams=[stream]))
         if message is None:
             return None
@@ -208,16 +208,16 @@ class RouteUpdates:
             return None
         if answer["cluster_id"] != self._api.cluster_id:
             return None
-        if self._home is None:  # it is kept: another one would remember an old report of this client for a while
+        if self._home is None:  # it is kept, because another broker would remember an old report of this client
             self._home = BrokerId(answer["home_broker"])
         return next((routes for routes in answer["streams"] if routes["name"] == stream), None)
 
     # Reports
 
     async def _report(self) -> None:
-        """Tells the home broker what is gone by, for ever."""
+        """Reports the generations in use to the home broker, for ever."""
         while True:
-            self._changed.clear()  # before the report: what changes while it is on its way is told by the next one
+            self._changed.clear()  # before the report: a change while it is on its way is in the next one
             await self._report_once()
             try:
                 async with asyncio.timeout(REPORT_INTERVAL_S):
@@ -233,15 +233,15 @@ class RouteUpdates:
             await self.ask(StreamName(next(iter(streams))))
         if self._home is None:
             return
-        self._has_reported = bool(streams)  # the last one says that it goes by none any more
+        self._has_reported = bool(streams)  # an empty report says that no stream is in use any more
         request = ADOPT.encode_request(client_id=self._client_id, streams=streams)
         home = self._home
         message = await self._request(self._subjects.adopt(home), request)
         if message is None and self._home == home:
-            self._home = None  # another one is found for the next report
+            self._home = None  # the next report looks for another home broker
 
     def applied(self) -> dict[str, int]:
-        """By stream, the routing generation that all of its watches go by; MAX_STREAMS of them."""
+        """Returns, by stream, the routing generation that all of its watches use; MAX_STREAMS of them."""
         found: dict[str, int] = {}
         for stream, watched in self._watched.items():
             generation = min((watch.applied for watch in watched.watches), default=0)
@@ -252,7 +252,7 @@ class RouteUpdates:
     # ----
 
     async def _request(self, subject: str, payload: bytes) -> Message | None:
-        """None: nobody answers, or this login may not ask."""
+        """Returns the answer; None: nobody answers, or this login may not ask."""
         if subject in self._refused:
             return None
         try:

@@ -2,7 +2,7 @@
 
 Records gather in the OPEN batch. A batch is SEALED when it is full, or when there is room in the window and it has
 lingered long enough. The window holds at most `max_in_flight` batches with an unknown outcome; each has a place in
-the sequence of one producer SESSION (producer id, epoch), which the leader uses to tell a repetition from a new
+the sequence of one producer SESSION (producer id, epoch), by which the leader distinguishes a repetition from a new
 batch.
 
 Batch:    GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
@@ -24,8 +24,8 @@ Invariants:
    connection's messages on a subject, so the answer to the newest copy says that no older one is still to come.
 3. A leader that never saw an earlier batch answers OUT_OF_ORDER_SEQUENCE to the later ones. While an earlier batch is
    unresolved that is no failure: everything up to the refused batch is sent again, in order. The same after UNAVAILABLE
-   with `expected_sequence`: the leader says that while another replica may hold what its log lacks, and rules 4 to 6
-   conclude nothing from it.
+   with `expected_sequence`: the leader says that while another replica may hold records that its log lacks, and rules 4
+   to 6 conclude nothing from it.
 4. A session is unsound once one of its batches has ended without success, since the leader waits for that batch's
    sequence for ever. Batches still in the window are sent on under the old session, so that nothing is written twice,
    until the leader refuses the first batch as out of order: then that one is certainly not in the log, hence none
@@ -39,7 +39,7 @@ Invariants:
    session. Else its outcome cannot be known any more: it fails and says so.
    UNPROVEN_PRODUCER, where the brokers do not hold the secret any more from which the key of the session follows, is
    the same: the leader stored nothing, and whether an earlier attempt was stored it does not say.
-7. What rules 5 and 6 say holds of a leader that can know what was stored. One of an earlier LeaderEpoch than an attempt
+7. Rules 5 and 6 hold for a leader that can know all stored batches. One of an earlier LeaderEpoch than an attempt
    of the batch named has been deposed, as has one of an earlier LeaderEpoch than a later answer came from: the batch
    waits for its successor. (A client goes back to an earlier LeaderEpoch where the metadata say so, and a controller
    that has been deposed, too, may say it.)
@@ -49,13 +49,13 @@ Invariants:
    INCORRECT_OFFSET it is in no log, unless an earlier attempt is without an answer, and the next batch takes its
    sequence: the session stays sound.
 10. The session of a transactional producer is that of its transaction, and comes with a ticket. NOT_IN_TRANSACTION and
-    PRODUCER_FENCED ask for another ticket: the coordinator of the transaction says what is the matter
+    PRODUCER_FENCED ask for another ticket: the coordinator of the transaction names the reason
     (`tidelog.client.transaction.producer_transactions`). It gives no session for rules 4 to 6: there the transaction
-    ends, and what was written of it will not be read.
+    ends, and its records will not be read.
 
 11. A leader compares the partitioning version that a batch names with its own, and whether its partition takes records,
     only for a batch that it does not have: a repetition gets its receipt before, whatever version it names, and a
-    producer that the leader may have forgotten hears UNKNOWN_PRODUCER_ID before (rule 6). So when a leader that can
+    producer that the leader may have forgotten gets UNKNOWN_PRODUCER_ID before (rule 6). So when a leader that can
     know (rule 7) refuses a batch for its version (`_is_of_layout`), none of its attempts was stored, also of those
     without an answer.
 12. When the stream has a newer layout (`outdate`) no further batch begins. The window is sent on, to the same leader
@@ -92,7 +92,7 @@ MAX_SEQUENCE = (1 << 31) - 1
 
 _OF_LAYOUTS = (Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED)
 _CLOCKS_APART = 3600.0
-"""Seconds. The clocks of leaders of one partition differ by less; only then is the time believed that one tells."""
+"""Seconds. The clocks of leaders of one partition differ by less; a leader's time is believed only then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Acknowledged:
     batch: PendingBatch
     base_offset: int
     originals: Mapping[int, int] = field(default_factory=dict)
-    """By place in the batch, of the records that were not written because one with their message id is there: its
+    """By place in the batch, of the records that were not written because one with their message id exists: its
     offset, or UNKNOWN_OFFSET."""
 
 
@@ -112,17 +112,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask the partition's leader for its LeaderEpoch with a request that carries no data."""
+    """The driver asks the partition's leader for its LeaderEpoch with a request that carries no data."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantSession:
-    """Get a producer id and give it to `on_session`."""
+    """The driver gets a producer id and gives it to `on_session`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantTicket:
-    """The leader does not take the ticket of the transaction; get another one."""
+    """The leader does not take the ticket of the transaction; the driver gets another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,11 @@ class PartitionAccumulator:
         self.name = name
         """stream/partition, for sentences."""
         self.leader_epoch = leader_epoch
-        """The newest that is known; sent along, so that a deposed leader stays silent."""
+        """The newest known LeaderEpoch; sent along, so that a deposed leader stays silent."""
         self._doubts_epoch = False
-        """A leader has answered with an earlier one: the metadata decide."""
+        """A leader has answered with an earlier LeaderEpoch: the metadata decide."""
         self._acknowledged_epoch = 0
-        """The newest one that acknowledged a batch of this session."""
+        """The newest LeaderEpoch that acknowledged a batch of this session."""
         self._settings = settings
         self._idempotent = settings.acks is not Acks.NONE
         self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
@@ -158,17 +158,17 @@ class PartitionAccumulator:
         self.is_outdated = False
         """The stream has a newer layout (rule 12)."""
         self.is_over = False
-        """Everything was taken back, and nothing may be given to this partition any more."""
+        """All batches were taken back, and none may be given to this partition any more."""
         self.link = LeaderLink(settings)
 
     @property
     def is_idle(self) -> bool:
-        """Everything given to this partition is resolved."""
+        """All records given to this partition are resolved."""
         return self.gathering.is_empty and not self._window
 
     @property
     def delivery_timeout(self) -> float:
-        """Seconds."""
+        """Seconds from a batch's first record until the batch fails."""
         return self._settings.delivery_timeout
 
     @property
@@ -216,13 +216,13 @@ class PartitionAccumulator:
 
     @property
     def _may_begin(self) -> bool:
-        """A batch that was never sent may go out."""
+        """Returns whether a batch that was never sent may go out."""
         if self.is_outdated:
             return False
         if self._window and (self.link.is_cautious or _goes_alone(self._window[-1], self.gathering)):
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
-            return False  # answers to later ones have come, and the leader is about to forget the first
+            return False  # later batches are answered, and the leader is about to forget the first
         return len(self._window) < self._settings.max_in_flight and self._has_session
 
     @property
@@ -249,7 +249,7 @@ class PartitionAccumulator:
     # Answers
 
     def on_published(self, batch: PendingBatch) -> list[Effect]:
-        """acks=none: written to the connection is all there is to know."""
+        """Resolves a batch with acks=none: nothing is known but that it was written to the connection."""
         self._resolve(batch)
         return [Acknowledged(batch, -1)]
 
@@ -268,7 +268,7 @@ class PartitionAccumulator:
         self.leader_epoch = max(self.leader_epoch, _epoch_of(error))
         code = error.code
         if code.unknown_outcome or code is Code.FENCED_LEADER_EPOCH:
-            # A leader of a later LeaderEpoch stores nothing, but the one that the attempt named may hear it, too.
+            # A leader of a later LeaderEpoch stores nothing, but that of the attempt's LeaderEpoch may get it, too.
             batch.uncertain = True
         if batch.state is not BatchState.SENT or attempt != batch.attempts:
             return []
@@ -303,7 +303,7 @@ class PartitionAccumulator:
             return [*effects, *self._fail(batch, typed(as_told(error, batch))), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
-            return effects  # the answer itself named the newer epoch: no reason to wait
+            return effects  # the answer itself named the newer epoch, so there is no reason to wait
         self.link.back_off(now, error)
         return effects
 
@@ -316,8 +316,8 @@ class PartitionAccumulator:
         return []
 
     def on_probe_answer(self, leader_epoch: int) -> list[Effect]:
-        """The leader lives. One of an older LeaderEpoch than is known has been deposed and counts for nothing, unless
-        the one that is known was invented: the metadata tell."""
+        """A leader has answered a probe. One of an older LeaderEpoch than is known has been deposed and counts for
+        nothing, unless the known one was forged: the metadata decide."""
         if leader_epoch < self.leader_epoch:
             self._doubts_epoch = True
             return [RefreshMetadata()]
@@ -329,9 +329,9 @@ class PartitionAccumulator:
         return []
 
     def on_metadata(self, leader_epoch: int) -> list[Effect]:
-        """The LeaderEpoch of the partition, as the controller says it just now. A leader says nothing to requests that
-        name a later LeaderEpoch than its own. So where a leader answers a probe with an earlier one than is known, the
-        controller's word outranks what answers have said: somebody may have invented it."""
+        """Takes the LeaderEpoch of the partition as the controller has just reported it. A leader does not answer
+        requests that name a later LeaderEpoch than its own. So where a leader answers a probe with an earlier one than
+        is known, the controller's outranks those of answers, which may be forged."""
         if self._doubts_epoch:
             self._doubts_epoch = False
             self.leader_epoch = leader_epoch
@@ -353,7 +353,7 @@ class PartitionAccumulator:
         return []
 
     def on_session(self, session: ProducerSession | None) -> None:
-        """None: the transaction is over that the last one was of, and nothing is unresolved."""
+        """Takes the session. None: the transaction of the last session is over, and nothing is unresolved."""
         self.session = session
         self._session_sound = True
         self._session_wanted = False
@@ -361,7 +361,7 @@ class PartitionAccumulator:
         self._acknowledged_epoch = 0
 
     def expect_session(self) -> None:
-        """One was asked for, and comes with `on_session`."""
+        """Notes that a session was requested, and comes with `on_session`."""
         self._session_wanted = True
 
     # A newer layout
@@ -372,7 +372,7 @@ class PartitionAccumulator:
 
     @property
     def is_drained(self) -> bool:
-        """It is outdated, and nothing that is not resolved is in the log, or will be."""
+        """It is outdated, and no unresolved batch is in the log, or will be."""
         if not self.is_outdated or not self._window:
             return self.is_outdated
         first = self._window[0]
@@ -380,7 +380,7 @@ class PartitionAccumulator:
 
     # Keeps R67.
     def take_back(self) -> list[PendingBatch]:
-        """Everything that is not resolved, in its order. Nothing may be given to this partition any more."""
+        """Returns all unresolved batches, in order. None may be given to this partition any more."""
         taken = self.pending_batches
         self._window.clear()
         self.gathering.clear()
@@ -390,7 +390,7 @@ class PartitionAccumulator:
         return taken
 
     def fail_all(self, error: TidelogError) -> list[Effect]:
-        """Give everything up, for an error that concerns the whole stream. The errors of batches that may have been
+        """Gives up all batches, for an error that concerns the whole stream. The errors of batches that may have been
         written say so."""
         effects: list[Effect] = []
         for batch in self.pending_batches:
@@ -400,7 +400,7 @@ class PartitionAccumulator:
     # Time
 
     def tick(self, now: float) -> list[Effect]:
-        """Carry out everything that is due."""
+        """Carries out all that is due."""
         effects: list[Effect] = []
         patience = self._settings.confirm_timeout
         for batch in self.pending_batches:
@@ -423,7 +423,7 @@ class PartitionAccumulator:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `tick` or `next_send` has something to do at the latest; None when nothing is pending."""
+        """Returns when `tick` or `next_send` has work at the latest; None when nothing is pending."""
         if self.is_idle:
             return None
         if self._needs_session:
@@ -469,7 +469,7 @@ class PartitionAccumulator:
     def _out_of_order(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
         if self._session_sound and self._settings.acks is Acks.ALL:
             if not batch.sent_first:
-                # This attempt may have reached the leader before the batches that were in front of it.
+                # This attempt may have reached the leader before the batches in front of it.
                 return self._resend_up_to(batch, now)
             expected = error.detail(EXPECTED_SEQUENCE)
             if expected is not None and expected > batch.base_sequence:
@@ -512,7 +512,7 @@ class PartitionAccumulator:
         return [RefreshMetadata()]
 
     def _begin_anew(self) -> list[Effect]:
-        """The first batch of the window is not in the log, hence none behind it."""
+        """Moves the window to a new session: its first batch is not in the log, hence none behind it."""
         self._session_sound = False
         while self._window:
             later = self._window.pop()
@@ -535,7 +535,7 @@ class PartitionAccumulator:
 
     @property
     def _needs_session(self) -> bool:
-        """Something is to be sent, it has no session, and nothing of the old one is unresolved (rules 4 to 6)."""
+        """Batches wait to be sent without a session, and none of the old one is unresolved (rules 4 to 6)."""
         if self.is_outdated or self._session_wanted or self._has_session:
             return False
         return not self._window and not self.is_idle
@@ -555,14 +555,14 @@ def _goes_alone(newest: PendingBatch, gathering: Gathering) -> bool:
 
 
 def _is_of_layout(error: TidelogError) -> bool:
-    """Whether the partition does not take the batch for the version that it names (rule 11). UNAVAILABLE with a
+    """Returns whether the partition refuses the batch for the version that it names (rule 11). UNAVAILABLE with a
     version: the leader has not applied that of the batch yet."""
     return error.code in _OF_LAYOUTS or (error.code is Code.UNAVAILABLE and error.detail(VERSION) is not None)
 
 
 def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bool:
-    """Whether a leader can have said it: only one of the LeaderEpoch that the request named stores the batch, and an
-    earlier attempt may have named an earlier one."""
+    """Returns whether the receipt can be a leader's: only one of the LeaderEpoch that the request named stores the
+    batch, and an earlier attempt may have named an earlier one."""
     if batch.sent_epoch and leader_epoch > batch.sent_epoch:
         return False
     return 0 <= base_offset < (1 << 63) - len(batch)
@@ -577,8 +577,8 @@ def _epoch_of(error: TidelogError) -> int:
 
 
 def delay(core: PartitionAccumulator, now: float) -> tuple[float, str] | None:
-    """For how many seconds something has waited because the leader refuses it or is not there, and why, in a sentence.
-    None: nothing waits for that."""
+    """Returns for how many seconds batches have waited because the leader refuses them or is missing, and why, in a
+    sentence. None: none waits for that."""
     link = core.link
     if link.troubled_since is None or core.is_idle:
         return None

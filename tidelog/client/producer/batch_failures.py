@@ -1,4 +1,4 @@
-"""The errors of batches that fail, with what they say about whether the records were written."""
+"""The errors of batches that fail, which say whether the records may have been written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from wire.errors import Code, TidelogError
 
 
 def as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
-    """A refusal says that this attempt was not stored; an earlier one whose answer was lost may have been."""
+    """Returns the refusal of this attempt, or that the outcome is unknown if an earlier attempt may have been
+    stored."""
     if not batch.uncertain or batch.is_transactional or error.code.unknown_outcome:
         return error
     return TidelogError(
@@ -21,7 +22,7 @@ def as_told(error: TidelogError, batch: PendingBatch) -> TidelogError:
 
 
 def given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
-    """The error of a batch that nothing more is done for."""
+    """Returns the error of a batch that is given up."""
     if not batch.may_be_written or batch.is_transactional:
         return error.with_details(OUTCOME.of("not_written"))
     message = f"{error.message}; these records were sent, and may or may not have been written"
@@ -29,7 +30,7 @@ def given_up(error: TidelogError, batch: PendingBatch) -> TidelogError:
 
 
 def forgotten(batch: PendingBatch, name: str) -> TidelogError:
-    """The leader of partition `name` cannot know whether an earlier attempt was stored."""
+    """Returns the error where the leader of partition `name` cannot know whether an earlier attempt was stored."""
     return DeliveryTimeout(
         Code.OUTCOME_UNKNOWN,
         f"{len(batch)} records for {name} were sent again for want of an answer, and the leader has forgotten "
@@ -40,8 +41,8 @@ def forgotten(batch: PendingBatch, name: str) -> TidelogError:
 
 
 def begin_again(error: TidelogError, name: str) -> TidelogError:
-    """Partition `name` takes no records of the layout under which the transaction began, whichever code the leader's
-    refusal has."""
+    """Returns the error where partition `name` takes no records of the layout under which the transaction began,
+    whichever code the leader's refusal has."""
     return StalePartitioning(
         Code.STALE_PARTITIONING,
         f"the stream of partition {name} was repartitioned while the transaction was open: begin the transaction again"
@@ -51,7 +52,7 @@ def begin_again(error: TidelogError, name: str) -> TidelogError:
 
 
 def expectation_is_void(stream: str, offset: int) -> TidelogError:
-    """The stream was repartitioned before a record could be written that expects an offset."""
+    """Returns the error where a repartition came before a record with an expected offset was written."""
     return StalePartitioning(
         Code.STALE_PARTITIONING,
         f"stream {stream!r} was repartitioned before a record with expected_offset={offset} could be written: it was"
@@ -61,7 +62,7 @@ def expectation_is_void(stream: str, offset: int) -> TidelogError:
 
 
 def not_routed(stream: str, partition: int, count: int) -> TidelogError:
-    """The failure of a record with an explicit partition, which a repartition has taken out of use."""
+    """Returns the error of a record with an explicit partition, which a repartition has taken out of use."""
     now_has = "1 partition" if count == 1 else f"{count} partitions"
     return PartitionRetired(
         Code.PARTITION_RETIRED,
@@ -72,13 +73,13 @@ def not_routed(stream: str, partition: int, count: int) -> TidelogError:
 
 
 def _is_of_session(refusal: TidelogError, batch: PendingBatch) -> bool:
-    """Whether the leader refused the batch for its producer id, or for want of the batches before it."""
+    """Returns whether the leader refused the batch for its producer id, or for want of the batches before it."""
     lacks_earlier_ones = refusal.detail(EXPECTED_SEQUENCE) is not None and not batch.sent_first
     return lacks_earlier_ones or refusal.code in (Code.OUT_OF_ORDER_SEQUENCE, Code.UNKNOWN_PRODUCER_ID)
 
 
 def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -> TidelogError:
-    """The error of a batch for partition `name` that was not acknowledged within `seconds`."""
+    """Returns the error of a batch for partition `name` that was not acknowledged within `seconds`."""
     refusal = link.refusal
     if batch.may_be_written and not batch.is_transactional:
         at_present = "" if refusal is None else f"; at present the leader refuses them: {refusal.message}"
@@ -90,7 +91,7 @@ def too_late(batch: PendingBatch, name: str, seconds: float, link: LeaderLink) -
         )
     why = batch.last_error
     if why is None and batch.attempts == 0:
-        why = refusal  # of the batch before it, which it must follow
+        why = refusal  # it is that of the batch before, which this one must follow
     if why is not None and not _is_of_session(why, batch):
         message = f"{why.message}; given up after {seconds:g} s, not written"
         told = typed(TidelogError(why.code, message, why.details).with_details(OUTCOME.of("not_written")))

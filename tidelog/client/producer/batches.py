@@ -30,14 +30,14 @@ class AccumulatorSettings:
     batch_bytes: int = 1 << 20
     linger: float = 0.0
     max_in_flight: int = 5
-    """Leaders remember the last five batches of a producer; a larger window could not be told from repetitions."""
+    """Leaders remember the last five batches of a producer; of a larger window they could not recognise repetitions."""
     delivery_timeout: float = 30.0
     confirm_timeout: float | None = None
-    """How long the producer has said that a publish waits: a leader's CONFIRM_TIMEOUT ends a batch, and so do refusals
+    """Seconds that the producer lets a publish wait: a leader's CONFIRM_TIMEOUT ends a batch, and so do refusals
     that pass (a quota, too few replicas) once they have lasted so long. None: the batch is sent again until
     `delivery_timeout`."""
     dedup: bool = True
-    """False: headers that could be message ids are stored as any others."""
+    """Whether message ids are recognised; False: their headers are stored as any others."""
     probe_after: float = 0.1
     probe_every: float = 0.1
     resend_after: float = 2.0
@@ -76,7 +76,7 @@ class BatchState(Enum):
 
 
 Claim: TypeAlias = tuple[int, Sequence[int] | None, Any]
-"""The receipts that a run of a batch's records is owed: the place of the first in the batch, and
+"""A claim: the receipts due for a run of a batch's records. The place of the first in the batch, and
 - for a run of `send_many`, the positions in the caller's list, and the driver's future for all of them;
 - for records given one by one, None, and the list of the driver's futures, one per record.
 Futures are not looked at here."""
@@ -121,15 +121,15 @@ class PendingBatch:
         self.timestamps: list[int | None] | None = None
         self.claims: list[Claim] = []
         self.expected_offset = expected_offset
-        """That of its first record, or it is refused; None: any."""
+        """The offset that its first record must get; None: any."""
         self.pinned: list[int] | None = None
-        """Places of the records for which the program has chosen this partition, ascending; None: of none."""
+        """Places of the records for which the program has chosen this partition, ascending; None: there are none."""
         self.moved_to: dict[PendingBatch, None] | None = None
-        """Once it is MOVED: the batches that its records are in; None: in none."""
+        """Once it is MOVED, the batches that its records are in; None: not moved, or in none."""
         self.has_message_ids = False
-        """Some header may be one; then there are at most MAX_MESSAGE_IDS records."""
+        """Some header may be a message id; then there are at most MAX_MESSAGE_IDS records."""
         self.place = 0
-        """How many batches of this partition began before it."""
+        """The number of batches of this partition that began before it."""
         self.size = 0
         """Upper bound of the encoded size of the records, in bytes."""
         self.created_at = created_at
@@ -145,7 +145,7 @@ class PendingBatch:
         self.sent_first = False
         """All batches before it were resolved when its newest attempt was sent."""
         self.uncertain = False
-        """Some attempt may have been written without our knowing."""
+        """Some attempt may have been written although this producer has no answer."""
         self.last_error: TidelogError | None = None
         self.timestamp = 0
         """ns since 1970; the driver sets it at the first attempt."""
@@ -161,7 +161,7 @@ class PendingBatch:
         size: int,
         future: Any,
     ) -> None:
-        """Take one record that was given alone."""
+        """Takes one record that was given alone."""
         place = len(self.values)
         if self.claims and self.claims[-1][1] is None:
             self.claims[-1][2].append(future)
@@ -184,7 +184,7 @@ class PendingBatch:
         indices: Sequence[int],
         future: Any,
     ) -> None:
-        """Take records that share one claim; `size` bounds all of them together. `headers`: with message ids."""
+        """Takes records that share one claim; `size` bounds all of them together. `headers`: with message ids."""
         place, count = len(self.values), len(values)
         self.claims.append((place, indices, future))
         self.values.extend(values)
@@ -202,19 +202,19 @@ class PendingBatch:
         self.size += size
 
     def pin(self, count: int) -> None:
-        """The program has chosen the partition of the last `count` records."""
+        """Notes that the program has chosen the partition of the last `count` records."""
         places = range(len(self.values) - count, len(self.values))
         if self.pinned is None:
             self.pinned = []
         self.pinned += places
 
     def doubt(self) -> None:
-        """Send it again; the attempt before may have been written."""
+        """Marks it to be sent again; the attempt before may have been written."""
         self.state = BatchState.RESEND
         self.uncertain = True
 
     def begin_anew(self) -> None:
-        """It is not in the log: sequence and encoding of its session are void."""
+        """Resets it: it is not in the log, and sequence and encoding of its session are void."""
         self.state = BatchState.SEALED
         self.session = None
         self.base_sequence = -1
@@ -271,7 +271,7 @@ class Gathering:
 
     @property
     def batches(self) -> list[PendingBatch]:
-        """Oldest first."""
+        """All batches, oldest first."""
         return [*self.sealed, *([self.open] if self.open is not None else [])]
 
     @property
@@ -288,7 +288,7 @@ class Gathering:
         future: Any,
         now: float,
     ) -> bool:
-        """Take one record; `size` bounds its encoded size. True when a batch was sealed."""
+        """Takes one record; `size` bounds its encoded size. True when a batch was sealed."""
         batch = self.open
         sealed = False
         if (
@@ -315,7 +315,7 @@ class Gathering:
         future: Any,
         now: float,
     ) -> None:
-        """Take one record that is to get that offset: it has a batch of its own."""
+        """Takes one record that must get that offset: it has a batch of its own."""
         self.seal()
         batch = PendingBatch(now, now + self._delivery_timeout, offset)
         batch.add(value, key, headers, timestamp, size, future)
@@ -332,7 +332,7 @@ class Gathering:
         future: Any,
         now: float,
     ) -> bool:
-        """Take records that lie in one batch: `size` bounds all of them together and must not exceed a batch.
+        """Takes records that lie in one batch: `size` bounds all of them together and must not exceed a batch.
         `headers`: with message ids, of MAX_MESSAGE_IDS records at most. True when a batch was sealed."""
         ends_open = self.open is not None and (headers is not None or self.open.has_message_ids)
         if ends_open:
@@ -342,16 +342,16 @@ class Gathering:
         return sealed or ends_open
 
     def pin(self, count: int) -> None:
-        """The program has chosen this partition for the last `count` records of the open batch."""
+        """Notes that the program has chosen this partition for the last `count` records of the open batch."""
         assert self.open is not None
         self.open.pin(count)
 
     def has_room(self, size: int) -> bool:
-        """In the open batch, or there is none."""
+        """Returns whether the open batch has room for `size` bytes, or no batch is open."""
         return self.open is None or self.open.size + size <= self._batch_bytes
 
     def room_for(self, size: int) -> int:
-        """Bytes that still fit into the batch that a record of `size` bytes would go into."""
+        """Returns the bytes that still fit into the batch that a record of `size` bytes would go into."""
         room = self._batch_bytes - (self.open.size if self.open is not None else 0)
         return room if size <= room else self._batch_bytes
 
@@ -366,7 +366,7 @@ class Gathering:
         return batch, sealed
 
     def seal(self) -> None:
-        """Let no more records into the open batch."""
+        """Seals the open batch: it takes no more records."""
         if self.open is not None:
             self.open.state = BatchState.SEALED
             self.sealed.append(self.open)
@@ -388,7 +388,8 @@ def _may_identify(headers: bytes) -> bool:
 
 
 def _extended(column: list[_T | None] | None, place: int, cell: _T | None) -> list[_T | None] | None:
-    """A column that begins with the first record that has a cell in it; `place` is that of the new record."""
+    """Returns the column with the cell. A column begins with the first record that has one; `place`: of the new
+    record."""
     if column is None:
         if cell is None:
             return None

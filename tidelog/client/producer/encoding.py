@@ -29,7 +29,7 @@ def closed(stream: StreamName) -> TidelogError:
 
 
 def check_level(durability: Durability | None, stream: StreamName, replicas: int) -> None:
-    """Raises BadRequest: no partition has so many replicas."""
+    """Raises BadRequest where no partition has as many replicas as the level needs."""
     if durability is not None and durability.in_sync_floor(replicas) > replicas:
         raise bad(
             f"durability={durability} needs more replicas than the {replicas} of stream {stream!r}; ask for"
@@ -38,7 +38,7 @@ def check_level(durability: Durability | None, stream: StreamName, replicas: int
 
 
 def no_key(stream: StreamName) -> BadRequest:
-    """The error of a record without a key: a compacted stream would keep it for ever, beside all of its successors."""
+    """Returns the error of a record without a key, which a compacted stream would keep for ever."""
     return bad(
         f"stream {stream!r} is compacted (compact=true): it keeps the newest record of each key, and would keep this"
         " record, which has no key, for ever; give it a key"
@@ -56,7 +56,7 @@ RECORD_OVERHEAD = 24
 """Most bytes of a batch that a record costs besides its data: offsets of three columns, a timestamp, two bits of
 validity."""
 BATCH_OVERHEAD = HEADER_SIZE + 128
-"""The same for a batch: header, first offsets and padding of the columns."""
+"""Most bytes of a batch besides its records: header, first offsets and padding of the columns."""
 MESSAGE_OVERHEAD = 1024
 """Bytes of a NATS message that are left for the preamble of an append and the headers of the answer that will carry
 the batch.
@@ -66,7 +66,7 @@ BYTES_OR_NONE = frozenset({bytes, type(None)})
 
 
 def size_of(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
-    """Upper bound of the bytes that the record adds to a batch."""
+    """Returns an upper bound of the bytes that the record adds to a batch."""
     size = RECORD_OVERHEAD
     if value is not None:
         size += len(value)
@@ -78,7 +78,8 @@ def size_of(value: bytes | None, key: bytes | None, headers: bytes | None) -> in
 
 
 def checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) -> int:
-    """As `size_of`. Raises BadRequest for a value or key that cannot be encoded, before it can harm other records."""
+    """Returns `size_of`. Raises BadRequest for a value or key that cannot be encoded, before it can harm other
+    records."""
     if headers is None and type(value) is bytes:
         if key is None:
             return len(value) + RECORD_OVERHEAD
@@ -91,7 +92,7 @@ def checked_size(value: bytes | None, key: bytes | None, headers: bytes | None) 
 
 
 def not_bytes(name: str, value: object) -> BadRequest:
-    """The error for a value or key of another type."""
+    """Returns the error for a value or key of another type."""
     if isinstance(value, str):
         how = "text.encode()"
     elif isinstance(value, (bytearray, memoryview)):
@@ -99,7 +100,7 @@ def not_bytes(name: str, value: object) -> BadRequest:
     elif isinstance(value, (dict, list)):
         how = "json.dumps(...).encode()"
     else:
-        # Not bytes(5): that is five zero bytes.
+        # bytes(5) would be wrong: it makes five zero bytes.
         how = f"str({echo(value)}).encode()" if isinstance(value, (int, float)) else "str(...).encode()"
     return bad(f"{name}={shown(value)} is not bytes or None; encode it, for instance with {how}")
 
@@ -114,7 +115,7 @@ def encoded_headers(headers: GivenHeaders) -> bytes:
 
 
 def identified(headers: bytes | None, msg_id: str | bytes) -> bytes:
-    """`headers`, encoded, with a message id."""
+    """Returns `headers`, encoded, with a message id."""
     if type(msg_id) not in (str, bytes) or not msg_id:
         raise bad(f"msg_id={shown(msg_id)} is no text and no bytes, or empty; give an id such as 'order-17'")
     try:
@@ -136,7 +137,7 @@ def encode_batch(batch: PendingBatch, compression: Compression, *, dedup: bool) 
             builder.add_record(value, key, headers or b"", timestamp)
     session = batch.session
     if batch.is_transactional:
-        builder.has_message_ids = False  # that of an aborted record would hide the one that is sent again
+        builder.has_message_ids = False  # the id of an aborted record would hide the repeated one
     if session is None:
         return builder.build(batch.timestamp, compression=compression)
     return builder.build(

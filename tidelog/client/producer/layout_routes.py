@@ -1,4 +1,4 @@
-"""Where a producer's records go while the number of its stream's partitions changes.
+"""The targets of a producer's records while the number of its stream's partitions changes.
 
 A producer sends by the newest layout that it knows. After a repartition the targets of the layout before, the OLDER
 ones, may still have batches whose outcome is not known. All records of a key that are on their way by an older layout
@@ -12,7 +12,7 @@ are in one target of it, so the order of keys is kept target by target:
 
 So a slow partition holds up its own keys alone. A record with a partition that the program has chosen waits for the
 older target with that number, and stays in that partition, or fails where it is routed no more. A record without either
-goes with the newest layout at once. Records that expect an offset fail: they were decided on what was read before.
+goes with the newest layout at once. Records that expect an offset fail: they depend on positions read before.
 
 A stream's version only grows, but anybody who may publish on the subject of pushes can invent one. So the producer goes
 back to an earlier version than its newest one while nothing was acknowledged under a later one: leaders store nothing
@@ -57,16 +57,17 @@ class RoutedLayout(Generic[_T]):
     version: int
     partitioner: Partitioner
     targets: dict[int, _T]
-    """By partition; of an older layout, those that are not handed over yet."""
+    """By partition; an older layout has only those that are not handed over yet."""
 
     def move_on(self) -> None:
-        """A batch of the partition that records without a key go to is complete."""
+        """Moves records without a key to another partition, because a batch is complete."""
         self.partitioner.move_on(lambda partition: self.targets[partition].core.is_available)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The records of one run went to several partitions: what was owed for it (`waiting`) is owed in these parts."""
+    """The records of one run went to several partitions: the future `waiting` of the run is replaced by those of the
+    parts."""
 
     waiting: Any
     parts: list[tuple[list[int], Any]]
@@ -78,24 +79,24 @@ MovedEffect: TypeAlias = Failed | Split
 
 @dataclass(slots=True, eq=False)
 class Moved(Generic[_T]):
-    """What became of a target's records."""
+    """The effects of moving a target's records."""
 
     effects: list[MovedEffect] = field(default_factory=list)
     targets: dict[_T, None] = field(default_factory=dict)
-    """These have more to send."""
+    """Targets that have more to send."""
 
 
 class Routes(Generic[_T]):
-    """`make_waiting` makes what a run is owed."""
+    """`make_waiting` makes the future of a run."""
 
     def __init__(self, stream: str, first: RoutedLayout[_T], make_waiting: Callable[[], Any]) -> None:
         self.stream = stream
         self.make_waiting = make_waiting
         self.newest = first
         self.older: list[RoutedLayout[_T]] = []
-        """Oldest first; those with a target that is not handed over."""
+        """Layouts with a target that is not handed over, oldest first."""
         self.proven_version = 0
-        """The greatest one under which something was acknowledged, or may have been stored."""
+        """The greatest version under which a record was acknowledged, or may have been stored."""
 
     @property
     def targets(self) -> Iterator[_T]:
@@ -103,7 +104,7 @@ class Routes(Generic[_T]):
             yield from tuple(layout.targets.values())
 
     def wants(self, version: int) -> bool:
-        """Whether records should go by that version, of which the metadata tell."""
+        """Returns whether records should go by that version of the metadata."""
         return version != self.newest.version and version >= self.proven_version
 
     @property
@@ -112,12 +113,12 @@ class Routes(Generic[_T]):
         return len(self.older) >= MAX_OLDER
 
     def left(self, target: _T) -> None:
-        """A batch of it is complete: records without a key go elsewhere now."""
+        """Notes that a batch of the target is complete: records without a key go to another one now."""
         if self.newest.targets.get(self.newest.partitioner.sticky) is target:
             self.newest.move_on()
 
     def on_acknowledged(self, version: int) -> bool:
-        """True when the newest layout is one of an earlier version, that the stream does not have any more."""
+        """Notes an acknowledgement. True when the newest layout has an earlier version: the stream has a later one."""
         self.proven_version = max(self.proven_version, version)
         return self.newest.version < self.proven_version
 
@@ -129,7 +130,7 @@ class Routes(Generic[_T]):
     # Hazard: A record that is in two partitions, since it was taken for not stored; a record of a key that overtakes
     # an earlier one.
     def switch(self, layout: RoutedLayout[_T]) -> list[_T]:
-        """Send by that layout from now on. Returns the targets that are outdated now."""
+        """Makes `layout` the newest one. Returns the targets that are outdated now."""
         outdated = [*self.newest.targets.values()]
         for target in outdated:
             target.core.outdate()
@@ -145,7 +146,7 @@ class Routes(Generic[_T]):
         return self.newest.targets[self.newest.partitioner.for_key(key)]
 
     def for_partition(self, partition: int) -> _T | None:
-        """Where a record goes for which the program has chosen it. None: it is not routed any more."""
+        """Returns the target of a record with a chosen partition. None: it is not routed any more."""
         for layout in self.older:
             target = layout.targets.get(partition)
             if target is not None:
@@ -153,7 +154,7 @@ class Routes(Generic[_T]):
         return self.newest.targets.get(partition)
 
     def hand_over(self, target: _T) -> Moved[_T]:
-        """Let everything go on that a drained target has not stored."""
+        """Moves all records on that a drained target has not stored."""
         for layout in tuple(self.older):
             if layout.targets.get(target.partition) is target:
                 del layout.targets[target.partition]
@@ -171,7 +172,7 @@ class Routes(Generic[_T]):
         return moved
 
     def place_run(self, run: Run[_T], waiting: Any, now: float) -> Moved[_T]:
-        """As if `run`, whose target is handed over meanwhile, had been given to it in time."""
+        """Places `run`, whose target was handed over meanwhile, as if it had been given to the target in time."""
         batch = PendingBatch(now, now + run.target.core.delivery_timeout)
         batch.add_run(run.values, run.keys, run.headers, run.size, run.indices, waiting)
         if run.is_pinned:
@@ -196,7 +197,7 @@ class _Record(NamedTuple):
 
 
 class _Rerouting(Generic[_T]):
-    """Takes the records of one batch of `partition` to other targets."""
+    """Moves the records of one batch of `partition` to other targets."""
 
     def __init__(self, routes: Routes[_T], batch: PendingBatch, partition: int, moved: Moved[_T]) -> None:
         self._routes = routes
@@ -280,7 +281,7 @@ class _Rerouting(Generic[_T]):
 
 
 def _columns(records: list[_Record]) -> tuple[Values, Values | None, Values | None]:
-    """Values, keys and headers; None in place of a column without entries."""
+    """Returns values, keys and headers; None in place of a column without entries."""
     keys = [record.key for record in records]
     headers = [record.headers for record in records]
     return (

@@ -31,25 +31,25 @@ class LeaderLink:
         self.troubled_since: float | None = None
         """Time of the first refusal or 503 since the last success."""
         self.refusal: TidelogError | None = None
-        """The newest refusal since the last success, of a leader that is there: nothing was written."""
+        """The newest refusal by a running leader since the last success: nothing was written."""
 
     @property
     def is_cautious(self) -> bool:
-        """Only the first batch of the window is sent."""
+        """Whether only the first batch of the window is sent."""
         return self._setbacks >= _CAUTIOUS_AFTER
 
     def may_send(self, now: float) -> bool:
         return not self.is_down and now >= self.hold_until
 
     def refuses_since(self, batch: PendingBatch) -> float | None:
-        """Since when the leader has refused the batch, or those that it must follow. None: it does not at present, or
-        the answer to an attempt is waited for."""
+        """Returns since when the leader has refused the batch, or those that it must follow. None: it does not at
+        present, or an answer is pending."""
         if self.troubled_since is None or self.refusal is None or batch.state is BatchState.SENT:
             return None
         return max(self.troubled_since, batch.created_at)
 
     def expect_answer(self, now: float) -> None:
-        """The oldest batch was sent just now."""
+        """Notes that the oldest batch was sent just now."""
         self.probe_at = max(self.probe_at, now + self._settings.probe_after)
 
     def succeeded(self) -> None:
@@ -57,7 +57,7 @@ class LeaderLink:
         self.troubled_since = self.refusal = None
 
     def come_up(self) -> bool:
-        """The leader answers. True when the link was down."""
+        """Notes that the leader answers. True when the link was down."""
         was_down, self.is_down = self.is_down, False
         if was_down:
             self.hold_until = 0.0
@@ -66,7 +66,7 @@ class LeaderLink:
         return was_down
 
     def go_down(self, now: float) -> None:
-        """A message had no listener."""
+        """Takes the link down: a message had no listener."""
         self._setbacks += 1
         self._note_trouble(now, None)
         if not self.is_down:
@@ -82,7 +82,8 @@ class LeaderLink:
         self.hold_until = max(self.hold_until, until)
 
     def back_off(self, now: float, refusal: TidelogError | None) -> None:
-        """A refusal that passes: wait, as long as the leader said if it did. None: it is about the session alone."""
+        """Waits after a refusal that passes, as long as the leader said if it did. None: it is about the session
+        alone."""
         self._setbacks += 1
         if refusal is not None:
             self._note_trouble(now, None if refusal.code.unknown_outcome else refusal)
@@ -90,14 +91,14 @@ class LeaderLink:
         self.hold(now + max(wait, (refusal and refusal.retry_after) or 0.0))
 
     def probe_is_due(self, now: float, *, waiting: bool) -> bool:
-        """True once per interval while the link is down or `waiting` for an answer; the next time is set."""
+        """Returns True once per interval while the link is down or `waiting` for an answer; the next time is set."""
         if not (self.is_down or waiting) or now < self.probe_at:
             return False
         self.probe_at = now + (self._probe_backoff() if self.is_down else self._settings.probe_every)
         return True
 
     def refresh_is_due(self, now: float) -> bool:
-        """True once per interval while the link is down; the next time is set."""
+        """Returns True once per interval while the link is down; the next time is set."""
         if not self.is_down or now < self.refresh_at:
             return False
         self.refresh_at = now + self._settings.refresh_after

@@ -1,4 +1,4 @@
-"""Which partition a record goes to.
+"""The choice of a record's partition.
 
 A key goes to hash(key) mod partitions: any client in any language can do the same. The hash is that of the stream,
 CRC-32C or murmur2, unless a producer chooses another one. With murmur2 a key goes where Kafka's Java clients put it in
@@ -29,7 +29,7 @@ KeyHash: TypeAlias = Callable[[bytes], int]
 
 
 def murmur2(key: bytes) -> int:
-    """MurmurHash2 of 32 bits as Kafka's Java clients use it, with their seed, and without the sign bit."""
+    """Returns MurmurHash2 of 32 bits like Kafka's Java clients, with their seed, and without the sign bit."""
     length = len(key)
     whole = length & ~3
     state = _MURMUR_SEED ^ length
@@ -65,11 +65,12 @@ class Partitioner:
 
     @property
     def sticky(self) -> int:
-        """Where records without a key go now."""
+        """The partition of records without a key at present."""
         return self._partitions[self._at]
 
     def move_on(self, available: Callable[[int], bool]) -> None:
-        """A batch of the sticky partition is complete: take the next partition that is available, or just the next."""
+        """Takes the next partition that is available, or just the next, because a batch of the sticky one is
+        complete."""
         for step in range(1, self._count + 1):
             candidate = (self._at + step) % self._count
             if available(self._partitions[candidate]):

@@ -43,21 +43,21 @@ from wire.subjects import Subjects
 from wire.types import Acks, LeaderEpoch, Offset
 
 PUBLISH_RETRY = 0.002
-"""Seconds until a publish is tried again that the full buffer of the connection refused."""
+"""Seconds until the next attempt of a publish that the full buffer of the connection refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """The producer, as its pipes see it."""
+    """The callbacks of the producer to its pipes."""
 
     stop_gathering: Callable[[], object]
-    """A pipe is about to send."""
+    """Called when a pipe is about to send."""
     left: Callable[[Pipe], object]
-    """A batch of the pipe left for the first time."""
+    """Called when a batch of the pipe was sent for the first time."""
     settle: Callable[[int, Acknowledged | Failed], object]
-    """A batch of the partition is resolved."""
+    """Called when a batch of the partition is resolved."""
     drained: Callable[[Pipe], object]
-    """The pipe is of an older layout, and is to be handed over (`Routes.hand_over`)."""
+    """Called when the pipe of an older layout is to be handed over (`Routes.hand_over`)."""
 
 
 class Pipe:
@@ -82,7 +82,7 @@ class Pipe:
         self.partition = partition
         self.core = core
         self.touched_at = 0.0
-        """When the records of this turn of the loop began to come in."""
+        """Time when the records of this turn of the loop began to come in."""
         self._sender = sender
         self._compression = compression
         self._dedup = dedup
@@ -109,11 +109,11 @@ class Pipe:
 
     @property
     def is_idle(self) -> bool:
-        """Everything given to this partition is resolved."""
+        """All records given to this partition are resolved."""
         return self.core.is_idle
 
     def on_session(self, session: ProducerSession, ticket: bytes = b"") -> None:
-        """`ticket`: of a transaction. The same session again: with another ticket."""
+        """Takes a session. `ticket`: that of a transaction. The same session may come again with another ticket."""
         self._request.ticket = ticket
         if session != self.core.session:
             self.core.on_session(session)
@@ -121,11 +121,11 @@ class Pipe:
 
     @property
     def incarnations(self) -> tuple[int, int]:
-        """Lives of the stream and of the partition that it writes to."""
+        """Incarnations of the stream and the partition that it writes to."""
         return self._request.stream_incarnation, self._request.partition_incarnation
 
     def pump(self) -> None:
-        """Send every batch that may be sent, and set the timer."""
+        """Sends every batch that may be sent, and sets the timer."""
         if self.core.is_over:
             return
         self._sender.stop_gathering()
@@ -133,7 +133,7 @@ class Pipe:
             while (batch := self.core.next_send(self._loop.time())) is not None:
                 try:
                     is_sent = self._publish(batch)
-                except TidelogError as error:  # NATS carries less than when the batch was filled, or no answer
+                except TidelogError as error:  # NATS carries less than when the batch was filled, or nothing
                     self._carry_out(self.core.on_error(batch, batch.attempts, error, self._loop.time()))
                     continue
                 if not is_sent:
@@ -149,9 +149,9 @@ class Pipe:
             self._arm()
 
     def _settle_down(self) -> None:
-        """Everything is sent that an older layout lets go."""
+        """Hands the pipe over if its layout is older and it is drained."""
         core = self.core
-        if core.is_over:  # handed over because of an effect
+        if core.is_over:  # an effect has handed the pipe over
             return
         if core.is_drained:
             self._sender.drained(self)
@@ -186,11 +186,11 @@ class Pipe:
             self._drop_probe()
             return
         now = self._loop.time()
-        # Without a connection due work cannot be done; it is looked at again soon, not at once.
+        # Without a connection due work cannot be done; it is tried again soon, not at once.
         due = max(due, now if self._transport.is_connected else now + 0.05)
         if self._timer is not None:
             if self._timer.when() <= due:
-                return  # it fires early and is set anew then: cheaper than moving it with each batch
+                return  # the timer fires early and is set anew then, which is cheaper than moving it with each batch
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
 
@@ -235,7 +235,7 @@ class Pipe:
             response = AppendResponse.FromString(message.data)
         except DecodeError:
             response = AppendResponse()
-        if response.leader_epoch < 1:  # of no leader: of another service that listens on this subject, for instance
+        if response.leader_epoch < 1:  # no leader sent it; another service may listen on this subject
             unknown = TidelogError(Code.OUTCOME_UNKNOWN, f"an answer to an append to {self.core.name} is of no leader")
             self.run(self.core.on_error(batch, attempt, unknown, now))
             return
@@ -244,14 +244,14 @@ class Pipe:
         self.run(self.core.on_acknowledged(batch, response.base_offset, response.leader_epoch, originals))
 
     def _on_violation(self, violation: Violation) -> None:
-        """NATS has refused something, and does not say which message. Where several batches are out, of this
+        """Handles a refusal by NATS, which does not name the message. Where several batches are out, of this
         producer or of others of this client, those before it may have been written, for permissions change."""
         is_append = violation.ends(self._append_subject)
         if not is_append and not violation.ends(self._leader_subject):
             return
         error = typed(violation.error())
         if not self._acknowledged:
-            self._upkeep.end(error)  # the records are gone, and nobody waits for them
+            self._upkeep.end(error)  # the records are lost, and no caller waits for them
             return
         sent = [batch for batch in self.core.pending_batches if batch.state is BatchState.SENT]
         is_shared = self._transport.violations.is_shared(self._append_subject)
@@ -261,10 +261,10 @@ class Pipe:
             self.run(self.core.fail_all(error))
 
     def _probe(self) -> None:
-        """The cheapest thing that only a leader answers, with its LeaderEpoch.
+        """Asks for the LeaderEpoch, the cheapest request that only a leader answers.
 
-        All share an inbox: on a link that takes longer than the time between two of them, the answer to the newest one
-        would never come in time.
+        All probes share an inbox: on a link that takes longer than the time between two of them, the answer to the
+        newest one would never come in time.
         """
         if self._probe_inbox is None:
             self._probe_inbox = self._transport.new_inbox()
@@ -312,9 +312,9 @@ class PipeMaker:
     subjects: Subjects
     settings: AccumulatorSettings
     asked_acks: Acks
-    """As the program has given them; those of `settings` are what they amount to."""
+    """The acks that the program has given; those of `settings` are the effective ones."""
     durability: Durability | None
-    """None: that of the stream."""
+    """The program's level; None: that of the stream."""
     confirm_timeout_ms: int
     compression: Compression
 

@@ -90,7 +90,7 @@ class Producer(Generic[K, V]):
         serializers: Serializers[K, V],
         started: Started[Any],
     ) -> None:
-        if compression not in [*_COMPRESSION]:  # a list: what cannot be hashed is refused as well
+        if compression not in [*_COMPRESSION]:  # a list, so that unhashable values are refused as well
             raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
         if partitioner not in [None, *KEY_HASHES]:
             raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
@@ -106,7 +106,7 @@ class Producer(Generic[K, V]):
         self._durability = durability
         self._confirm_timeout_ms = confirm_timeout_ms
         self._chosen_hash = partitioner
-        """None: that of the stream."""
+        """The hash of keys that the program has chosen; None: that of the stream."""
         self._spread = spread
         self._serializers = serializers
         self._started = started
@@ -124,10 +124,10 @@ class Producer(Generic[K, V]):
         self._max_size = 0
         self._batch_bytes = 0
         self._is_compacted = False
-        """As of the start: a stream that is altered later takes records without a key from this producer."""
+        """Taken at the start: a stream that is altered later takes records without a key from this producer."""
         self._gathering: PendingBatch | None = None
         """The open batch of the partition that records without a key go to now, if it holds values only, takes them
-        one by one, and is sent in this turn of the loop anyway. None when all that has to be looked at (`_append`)."""
+        one by one, and is sent in this turn of the loop anyway. None when records need all checks (`_append`)."""
         self._gathering_futures: list[asyncio.Future[Receipt]] = []
         """Futures of the last claim of `_gathering`."""
         self._watch: RouteWatch | None = None
@@ -137,7 +137,7 @@ class Producer(Generic[K, V]):
         """Set whenever a batch is resolved."""
         self._fatal: TidelogError | None = None
         self._barred: TidelogError | None = None
-        """Why no records are taken at present."""
+        """The reason why no records are taken at present."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -160,11 +160,11 @@ class Producer(Generic[K, V]):
 
     @property
     def partition_count(self) -> int:
-        """Over how many partitions it spreads keys, once it has started."""
+        """The number of partitions over which it spreads keys, once it has started."""
         return 0 if self._layouts is None else len(self._layouts.newest.targets)
 
     async def start(self) -> None:
-        """Learn the stream's partitions and get a producer id. `send` does it when it has not been done.
+        """Learns the stream's partitions and gets a producer id. `send` does it when it has not been done.
 
         Raises UnknownStream, NoServer; BadRequest for a stream of Tidelog's own.
         """
@@ -172,7 +172,7 @@ class Producer(Generic[K, V]):
         if self._starting is None:
             self._started.add(self)
             self._starting = asyncio.create_task(self._start())
-            # The call that waits for it may be cancelled; its failure is nobody's then.
+            # The call that waits for it may be cancelled; then nobody reads its failure.
             self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.shield(self._starting)
@@ -182,13 +182,14 @@ class Producer(Generic[K, V]):
             raise
 
     def delay(self) -> tuple[float, str] | None:
-        """For how many seconds records have waited because a leader refuses them for the time being (a quota, too few
-        replicas) or is not there, and why, in a sentence; the longest wait of all partitions. None: none waits."""
+        """Returns for how many seconds records have waited because a leader refuses them for the time being (a quota,
+        too few replicas) or is missing, and why, in a sentence; the longest wait of all partitions. None: none
+        waits."""
         now = self._loop.time()
         return max((waits for pipe in self._all_pipes if (waits := delay(pipe.core, now))), default=None)
 
     async def _start(self) -> None:
-        """Leaves nothing behind when it fails, whether or not a call still waits for it."""
+        """Starts; leaves nothing behind when it fails, whether or not a call still waits for it."""
         try:
             await self._begin()
         except BaseException:
@@ -213,7 +214,7 @@ class Producer(Generic[K, V]):
         check_level(self._durability, self._stream, layout.replication_factor)
         settings = replace(self._settings, batch_bytes=batch_bytes)
         if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
-            settings = replace(settings, acks=Acks.LEADER)  # acknowledged records may be lost with the leader
+            settings = replace(settings, acks=Acks.LEADER)  # the level allows losing records with the leader
         session = await self._upkeep.first_session() if settings.acks is not Acks.NONE else None
         stored = Compression[layout.config.compression.name]
         maker = PipeMaker(
@@ -246,7 +247,7 @@ class Producer(Generic[K, V]):
                 pipe.core.on_session(session)
 
     def _key_hash(self, layout: StreamMetadata) -> KeyHash:
-        """Raises BadRequest."""
+        """Returns the hash of keys. Raises BadRequest for an unknown one."""
         name = self._chosen_hash or layout.partitioner
         if name not in KEY_HASHES:
             raise bad(
@@ -256,28 +257,28 @@ class Producer(Generic[K, V]):
         return KEY_HASHES[name]
 
     def _on_metadata(self, layout: StreamMetadata) -> None:
-        """The stream, as a broker tells it that was asked."""
+        """Takes the metadata that a broker has sent on request."""
         tell_epochs(self._all_pipes, layout)
 
     def _on_routes(self, layout: StreamMetadata) -> None:
-        """The stream, as a broker tells it."""
+        """Takes routes that were pushed or fetched."""
         if self._upkeep.layout is not None and layout.incarnation == self._upkeep.layout.incarnation:
             self._adopt(layout)
             self._note_applied(layout)
 
     def _adopt(self, layout: StreamMetadata) -> None:
-        """Send by its newest layout."""
+        """Switches to the newest layout of the stream."""
         if self._layouts is not None and self._fatal is None:
             self._layouts.adopt(layout)
 
     def _note_applied(self, layout: StreamMetadata) -> None:
-        """Brokers hear that records go by these routes, if they do."""
+        """Reports to brokers that records go by these routes, if they do."""
         is_newest = self._layouts is not None and self._routes.newest.version == layout.partitioning_version
         if self._watch is not None and is_newest:
             self._watch.applied = layout.routing_generation
 
     def _on_switch(self) -> None:
-        """The newest layout is another one, or records have moved."""
+        """Called when the newest layout is another one, or records have moved."""
         layouts = self._layouts
         assert layouts is not None
         self._stop_gathering()
@@ -287,7 +288,7 @@ class Producer(Generic[K, V]):
 
     @property
     def _all_pipes(self) -> list[Pipe]:
-        """With those of older layouts."""
+        """All pipes, also those of older layouts."""
         return [] if self._layouts is None else [*self._layouts.routes.targets]
 
     async def send(
@@ -301,7 +302,7 @@ class Producer(Generic[K, V]):
         expected_offset: int | None = None,
         msg_id: str | bytes | None = None,
     ) -> Receipt:
-        """Append one record and wait until it is acknowledged.
+        """Appends one record and waits until it is acknowledged.
 
         `headers`: bytes by name, or a list of bytes for several values of one name. `timestamp`: ns since 1970 as a
         whole number (`time.time_ns()`), a datetime with a time zone, or AtTime(ns); default now. A number that lies
@@ -335,7 +336,7 @@ class Producer(Generic[K, V]):
         try:
             future = self._append(data, key_data, encoded, partition, stamp, size, expected_offset)
         except TidelogError:
-            self._buffer.release(0)  # the room that this call was given is for the calls that wait behind it
+            self._buffer.release(0)  # lets the calls behind have the room that this call was given
             raise
         self._receipts.awaited.add(future)
         try:
@@ -354,7 +355,7 @@ class Producer(Generic[K, V]):
         expected_offset: int | None = None,
         msg_id: str | bytes | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Append one record, given as to `send`; the future gives the receipt. Raises BufferFull, RecordTooLarge.
+        """Appends one record, given as to `send`; the future gives the receipt. Raises BufferFull, RecordTooLarge.
 
         Futures need not be awaited: `flush` raises the first failure since the last `flush`.
         """
@@ -398,11 +399,11 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         msg_ids: Sequence[str | bytes | None] | None = None,
     ) -> list[BatchReceipt]:
-        """Append many records and wait until all are acknowledged; one receipt per batch, for much less than one each.
+        """Appends many records and waits until all are acknowledged; one receipt per batch, for less than one each.
 
         `keys` and `msg_ids`, when given, have the length of `values`. Without keys the list fills batch after batch, of
         one partition each. Records that share a partition keep their order. `msg_ids`: as `msg_id` of `send`, None for
-        a record without one; the receipts tell the `duplicates`. Raises the first failure; others may have been
+        a record without one; the receipts name the `duplicates`. Raises the first failure; others may have been
         written.
         """
         outcomes = await self.outcomes(values, keys=keys, partition=partition, msg_ids=msg_ids)
@@ -419,9 +420,9 @@ class Producer(Generic[K, V]):
         partition: int | None = None,
         msg_ids: Sequence[str | bytes | None] | None = None,
     ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
-        """As `send_many`, and tells what became of each record: the receipt or the error of the records at these
-        positions of the list, whether others failed or not. Raises what keeps records from being given at all, such as
-        RecordTooLarge."""
+        """Appends like `send_many`, and returns the outcome of each record: the receipt or the error of the records at
+        these positions of the list, whether others failed or not. Raises errors that keep all records from being given,
+        such as RecordTooLarge."""
         if self._partitioner is None:
             await self.start()
         self._check_usable()
@@ -444,13 +445,13 @@ class Producer(Generic[K, V]):
         return results
 
     async def flush(self) -> None:
-        """Send lingering records and wait until everything given before is acknowledged or has failed.
+        """Sends lingering records and waits until all records given before are acknowledged or have failed.
 
         Raises the first failure of a record given to `send_nowait` since the last flush.
         """
         self._home.check()
         self._hurry()
-        # Records given while this waits are not waited for.
+        # Records given while this waits do not prolong the wait.
         before = [batch for pipe in self._all_pipes for batch in pipe.core.pending_batches]
         await self._until(lambda: all(batch.is_settled for batch in before))
         failure = self._receipts.take_failure()
@@ -458,7 +459,7 @@ class Producer(Generic[K, V]):
             raise failure
 
     async def close(self) -> None:
-        """Wait until everything given is acknowledged or has failed, then let go. Safe to call twice."""
+        """Waits until all given records are acknowledged or have failed, then lets go. Safe to call twice."""
         if self._closed:
             return
         self._home.check()
@@ -471,19 +472,19 @@ class Producer(Generic[K, V]):
             self._release()
 
     def _abort(self, error: TidelogError) -> None:
-        """Fail everything that is not acknowledged, and let go."""
+        """Fails all records that are not acknowledged, and lets go."""
         self._closed = self._upkeep.is_closing = True
         self._give_up(error)
         self._release()
 
     def _hurry(self) -> None:
-        """Send what lingers."""
+        """Sends lingering records."""
         for pipe in self._all_pipes:
             pipe.core.gathering.seal()
             pipe.pump()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """`condition` can become true when a batch is resolved."""
+        """Waits until `condition` is true, which can change when a batch is resolved."""
         while not condition():
             self._settled.clear()
             await self._settled.wait()
@@ -539,7 +540,7 @@ class Producer(Generic[K, V]):
             pipe = self._routes.for_key(key) if self._has_older else self._pipes[partitioner.for_key(key)]
         else:
             pipe = self._pipes[partitioner.sticky]
-            if not pipe.core.gathering.has_room(size):  # what does not fit goes to the next partition
+            if not pipe.core.gathering.has_room(size):  # a record that does not fit goes to the next partition
                 pipe.core.gathering.seal()
                 self._routes.left(pipe)
                 pipe.pump()
@@ -569,20 +570,20 @@ class Producer(Generic[K, V]):
         return self._layouts.routes
 
     def _chosen(self, partition: int) -> Pipe:
-        """Raises BadRequest, and PARTITION_RETIRED."""
+        """Returns the pipe of a chosen partition. Raises BadRequest, and PARTITION_RETIRED."""
         pipe = self._pipes.get(partition) if type(partition) is int and not self._has_older else None
         assert self._layouts is not None
         return pipe or self._layouts.chosen(partition)
 
     def _gather_into(self, batch: PendingBatch | None) -> None:
-        """`batch` has just taken a record that was given alone."""
+        """Takes the fast path from now on if it is possible. `batch` has just taken a record that was given alone."""
         if batch is not None and batch.has_values_only and self._serializers.are_none:
             self._gathering, self._gathering_futures = batch, batch.claims[-1][2]
         else:
             self._gathering = None
 
     def _stop_gathering(self) -> None:
-        """Look at everything with the next record: some partition is about to send."""
+        """Ends the fast path: some partition is about to send."""
         self._gathering = None
 
     def _runs(
@@ -608,7 +609,7 @@ class Producer(Generic[K, V]):
         return lambda key: sticky if key is None else pipes[number_of(key)]
 
     def _sticky_pipe(self) -> Pipe:
-        """Where records without a key go now."""
+        """Returns the pipe that records without a key go to now."""
         assert self._partitioner is not None
         return self._pipes[self._partitioner.sticky]
 
@@ -621,7 +622,7 @@ class Producer(Generic[K, V]):
         future: asyncio.Future[BatchReceipt | Split] = self._loop.create_future()
         self._buffer.used += run.size
         gathering, now = pipe.core.gathering, self._loop.time()
-        if pipe.core.is_over:  # while the call waited for room
+        if pipe.core.is_over:  # the pipe was handed over while the call waited for room
             assert self._layouts is not None
             self._layouts.carry_out(pipe.partition, self._routes.place_run(run, future, now))
             return future
@@ -635,7 +636,7 @@ class Producer(Generic[K, V]):
         return future
 
     def _touch(self, pipe: Pipe) -> None:
-        """Send the gathered records of the partition when the loop comes round."""
+        """Sends the gathered records of the partition when the loop comes round."""
         if not self._dirty:
             self._loop.call_soon(self._pump_dirty)
         self._dirty[pipe] = None
@@ -649,7 +650,7 @@ class Producer(Generic[K, V]):
     # Results
 
     def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
-        """A batch of the partition is resolved: its callers hear of it, and its bytes are free."""
+        """Resolves a batch of the partition: its callers get the outcome, and its bytes are free."""
         batch = effect.batch
         if isinstance(effect, Failed):
             self._receipts.fail(batch, effect.error)
@@ -679,6 +680,6 @@ class Producer(Generic[K, V]):
         self._home.check()
 
     def _check_size(self, size: int) -> None:
-        """`size` of a record as `size_of` counts it. Raises RecordTooLarge."""
+        """`size` as `size_of` counts it. Raises RecordTooLarge."""
         if size > self._max_size:
             raise typed(self._record_limit.too_large("a record", size - RECORD_OVERHEAD))

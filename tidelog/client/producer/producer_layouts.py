@@ -18,8 +18,8 @@ from wire.types import LeaderEpoch
 
 
 class ProducerLayouts:
-    """`settle`: a batch of a partition is resolved. `on_switch`: the newest
-    layout is another one now, or records have moved."""
+    """`settle`: called when a batch of a partition is resolved. `on_switch`: called when the newest
+    layout is another one, or records have moved."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ProducerLayouts:
         self._spread = spread
         self._with_sessions = with_sessions
         self._next: StreamMetadata | None = None
-        """Is adopted when a pipe is handed over: too many layouts are in use."""
+        """Metadata to adopt when a pipe is handed over, because too many layouts are in use."""
         self._left_out = range(0)
         """Partitions that keys are not spread over any more, also those that were removed since."""
         self._routes: Routes[Pipe] | None = None
@@ -55,7 +55,7 @@ class ProducerLayouts:
         return self.routes.newest
 
     def adopt(self, metadata: StreamMetadata) -> None:
-        """Send by the newest layout of these metadata, where that is another one."""
+        """Sends by the newest layout of these metadata from now on, if it is another one."""
         if not self.routes.wants(metadata.partitioning_version) or not is_whole(metadata):
             return
         if self.routes.is_full:
@@ -73,7 +73,7 @@ class ProducerLayouts:
             pipe.pump()
 
     def chosen(self, partition: object) -> Pipe:
-        """The pipe of a partition that the program has chosen. Raises BadRequest, PARTITION_RETIRED."""
+        """Returns the pipe of a partition that the program has chosen. Raises BadRequest, PARTITION_RETIRED."""
         number = whole(partition)
         if number is None:
             raise bad(f"partition={shown(partition)} is not a whole number; leave it out, or give one of the stream's")
@@ -86,7 +86,7 @@ class ProducerLayouts:
         raise bad(f"there is no partition {partition!r} in {self.routes.stream!r}; it has {known}")
 
     def carry_out(self, partition: int, moved: Moved[Pipe]) -> None:
-        """Records of the partition went to others."""
+        """Carries out the effects of moving records of the partition to others."""
         for effect in moved.effects:
             match effect:
                 case Failed():
@@ -116,8 +116,8 @@ class ProducerLayouts:
         return layout
 
     def _with_own_epoch(self, metadata: StreamMetadata, partition: int) -> PartitionMetadata:
-        """With the LeaderEpoch that a pipe has heard of, since that of a push can be invented: a leader of a later one
-        says so, and one of an earlier one says nothing."""
+        """Returns the partition with the LeaderEpoch that a pipe knows, since that of a push can be forged: a leader of
+        a later one answers with it, and one of an earlier one does not answer."""
         known = metadata.partitions[partition]
         pipe = None if self._routes is None else self._routes.newest.targets.get(partition)
         if pipe is None or pipe.incarnations != (metadata.incarnation, known.incarnation):
@@ -144,7 +144,7 @@ class ProducerLayouts:
 
 
 def is_whole(metadata: StreamMetadata) -> bool:
-    """Whether each partition is there that records are to go to."""
+    """Returns whether each partition exists that records are to go to."""
     return all(partition in metadata.partitions for partition in range(metadata.layouts[-1].partitions))
 
 
@@ -157,7 +157,7 @@ class _Pipes:
 
     @property
     def is_idle(self) -> bool:
-        """Also those of older layouts, whose records may go on to these."""
+        """Whether all pipes are idle, also those of older layouts, whose records may go on to these."""
         return all(pipe.is_idle for pipe in self._routes.targets)
 
     def on_session(self, session: ProducerSession) -> None:
@@ -167,7 +167,7 @@ class _Pipes:
 
 
 def tell_epochs(pipes: Sequence[Pipe], layout: StreamMetadata) -> None:
-    """The controller's word on the leaders of their partitions."""
+    """Gives the pipes the controller's LeaderEpochs of their partitions."""
     for pipe in pipes:
         known = layout.partitions.get(pipe.partition)
         if known is not None:

@@ -28,7 +28,7 @@ class Receipts:
     def acknowledge(
         self, batch: PendingBatch, partition: int, base_offset: int, originals: Mapping[int, int] = NO_ORIGINALS
     ) -> None:
-        """`base_offset` is negative where offsets are not known (acks=none). `originals`: as of `Acknowledged`."""
+        """`base_offset` is negative where offsets are not known (acks=none). `originals`: those of `Acknowledged`."""
         step = 0 if base_offset < 0 else 1
         for first, indices, waiting in batch.claims:
             offset = base_offset + first * step
@@ -54,10 +54,10 @@ class Receipts:
                     if self._first_failure is None and future not in self.awaited:
                         self._first_failure = error
                 if not is_first or self.is_quiet:
-                    future.exception()  # asyncio reports exceptions that are never read; once per batch is enough
+                    future.exception()  # asyncio reports exceptions that are never read, and one per batch is enough
 
     def take_failure(self) -> TidelogError | None:
-        """The first failure since the last call of this."""
+        """Returns the first failure since the last call of this."""
         failure, self._first_failure = self._first_failure, None
         return failure
 
@@ -65,8 +65,8 @@ class Receipts:
 async def all_of(
     positions: Sequence[Sequence[int]], futures: Sequence[asyncio.Future[BatchReceipt | Split]]
 ) -> list[tuple[Sequence[int], BatchReceipt | TidelogError]]:
-    """The outcomes of runs with these positions in the caller's list, and of the parts of those that were split. Raises
-    what is no failure of the records, such as CancelledError."""
+    """Returns the outcomes of runs with these positions in the caller's list, and of the parts of those that were
+    split. Raises errors that are no failures of the records, such as CancelledError."""
     outcomes: list[tuple[Sequence[int], BatchReceipt | TidelogError]] = []
     for at, result in zip(positions, await asyncio.gather(*futures, return_exceptions=True), strict=True):
         if isinstance(result, Split):
@@ -85,7 +85,7 @@ def _give_originals(
     originals: Mapping[int, int],
     futures: list[asyncio.Future[Receipt]],
 ) -> None:
-    """Receipts of the records among these, from place `first` of the batch on, that were there already."""
+    """Gives receipts to the records among these, from place `first` of the batch on, that existed already."""
     for place, future in enumerate(futures, first):
         offset = originals.get(place)
         if offset is not None and not future.done():
@@ -96,7 +96,8 @@ def _give_originals(
 def _give(
     batch: PendingBatch, partition: int, first: int, offset: int, step: int, futures: list[asyncio.Future[Receipt]]
 ) -> None:
-    """Receipts of records given one by one, from place `first` of the batch on: offsets `offset`, `offset + step`, …"""
+    """Gives receipts to records given one by one, from place `first` of the batch on: offsets `offset`, `offset +
+    step`, …"""
     count = len(futures)
     offsets = range(offset, offset + count) if step else repeat(offset, count)
     stamps: Iterable[int] = repeat(batch.timestamp)

@@ -16,7 +16,7 @@ from tidelog.client.producer.encoding import BYTES_OR_NONE, RECORD_OVERHEAD, not
 from wire.batch import MAX_MESSAGE_IDS
 
 Values = Sequence[bytes | None]
-"""One of each record: values, keys, or headers as they are encoded."""
+"""A column with an entry for each record: values, keys, or encoded headers."""
 
 
 _T = TypeVar("_T")
@@ -27,7 +27,7 @@ class Run(NamedTuple, Generic[_T]):
     values: Values
     keys: Values | None
     headers: Values | None
-    """With message ids; then there are at most MAX_MESSAGE_IDS records."""
+    """Headers with message ids; then there are at most MAX_MESSAGE_IDS records."""
     size: int
     """Upper bound of the encoded size of the records, in bytes."""
     indices: Sequence[int]
@@ -46,7 +46,7 @@ class BatchSpace(NamedTuple, Generic[_T]):
 
 
 def check_lists(values: Sequence[object], **others: Sequence[object] | None) -> None:
-    """Raises BadRequest for what are no lists of one length. `others`: by name; None: not given."""
+    """Raises BadRequest unless these are lists of one length. `others`: by name; None: not given."""
     check_list("values", values, "[b'a', b'b']")
     for name, given in others.items():
         if given is None:
@@ -73,7 +73,7 @@ def unkeyed_runs(
     *,
     is_pinned: bool = False,
 ) -> Iterator[Run[_T]]:
-    """Fill batch after batch; `target` gives the target of the next one."""
+    """Yields runs that fill batch after batch; `target` gives the target of the next one."""
     filled = [value or b"" for value in values] if None in values else cast("Sequence[bytes]", values)
     sizes = np.fromiter(map(len, filled), np.int64, len(values)) + RECORD_OVERHEAD
     most = len(values)
@@ -103,7 +103,7 @@ def keyed_runs(
     *,
     is_pinned: bool = False,
 ) -> Iterator[Run[_T]]:
-    """Group the records by target, in order; `target` gives the target of a key."""
+    """Yields the records grouped by target, in order; `target` gives the target of a key."""
     groups: dict[_T, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(target(key), []).append(index)

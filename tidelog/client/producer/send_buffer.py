@@ -10,7 +10,8 @@ from wire.errors import Code, TidelogError
 
 
 class SendBuffer:
-    """`limit` in bytes; a call waits for room `timeout` seconds at most. `of`: whose records, in sentences."""
+    """`limit` in bytes; a call waits for room `timeout` seconds at most. `of`: the owner of the records, in
+    sentences."""
 
     __slots__ = ("_of", "_timeout", "_waiting", "limit", "used")
 
@@ -23,11 +24,11 @@ class SendBuffer:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def has_room(self, size: int) -> bool:
-        """`size` more bytes fit, and no earlier call waits."""
+        """Returns whether `size` more bytes fit, and no earlier call waits."""
         return not self._waiting and self.used + size <= self.limit
 
     async def wait_for_room(self, size: int) -> None:
-        """Wait, in order of arrival, until `size` more bytes fit; a record larger than the buffer waits for an empty
+        """Waits, in order of arrival, until `size` more bytes fit; a record larger than the buffer waits for an empty
         one. The caller adds `size` to `used` before it awaits anything else. Raises BufferFull."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size, waiter)
@@ -41,7 +42,7 @@ class SendBuffer:
                 self._waiting.remove(entry)
                 self._grant()
             elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(size)  # granted, and not used: the calls behind this one would not hear of it
+                self.release(size)  # granted, and not used: the calls behind this one would wait for ever
             if not isinstance(error, TimeoutError):
                 raise
             raise BufferFull(
@@ -52,13 +53,13 @@ class SendBuffer:
         self.used -= size
 
     def release(self, size: int) -> None:
-        """Records of so many bytes are acknowledged or have failed."""
+        """Frees the bytes of records that are acknowledged or have failed."""
         self.used -= size
         if self._waiting:
             self._grant()
 
     def full(self) -> TidelogError:
-        """The error of a call that does not wait."""
+        """Returns the error of a call that does not wait."""
         return BufferFull(
             Code.BACKPRESSURE,
             f"{self.used} bytes of records for {self._of} wait to be acknowledged and buffer_bytes is "

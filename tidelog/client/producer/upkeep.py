@@ -1,4 +1,4 @@
-"""Background requests of a producer: sessions for its partitions, and whether its stream is still the same."""
+"""Background requests of a producer: sessions for its partitions, and checks of its stream's metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wire.security.producer_keys import is_key
 from wire.types import StreamName
 
 UNHEARD_CHECK = 1.0
-"""Seconds between two questions for the layout while records are sent of which no refusal is heard."""
+"""Seconds between two requests for the layout while records are sent whose refusals do not arrive (acks=none)."""
 
 
 class SessionTaker(Protocol):
@@ -32,11 +32,11 @@ class SessionGiver(Protocol):
     def want_session(self, taker: Any) -> None: ...
 
     def want_ticket(self, taker: Any) -> None:
-        """The session of `taker` is to have another ticket."""
+        """Renews the ticket of the session of `taker`."""
 
 
 class Upkeep:
-    """`give_up`: called with an error that ends the producer. `on_layout`: with the stream as it is now."""
+    """`give_up`: called with an error that ends the producer. `on_layout`: called with the present metadata."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Upkeep:
         self.layout: StreamMetadata | None = None
         """The stream as it was when the producer started."""
         self.giver: SessionGiver | None = None
-        """None: the controller gives out ids."""
+        """Gives sessions in place of the controller; None: the controller gives out ids."""
         self._unheard_check_at = 0.0
         self.is_closing = False
         """Sessions are fetched for partitions that have unresolved batches only."""
 
     async def first_session(self) -> ProducerSession | None:
-        """That all partitions begin with. None: each asks for one when it has something to send."""
+        """Returns the session that all partitions begin with. None: each asks for one when it has records to send."""
         return await self.new_session() if self.giver is None else None
 
     async def new_session(self) -> ProducerSession:
@@ -78,11 +78,11 @@ class Upkeep:
         return ProducerSession(producer_id, epoch, bytes.fromhex(key))
 
     def end(self, error: TidelogError) -> None:
-        """The producer cannot go on."""
+        """Ends the producer, which cannot go on."""
         self._give_up(error)
 
     def renew_session(self, taker: SessionTaker) -> None:
-        """Get a session and give it to `taker`."""
+        """Gets a session and gives it to `taker`."""
         if self.giver is None:
             self._spawn(self._renew_session(taker))
         else:
@@ -94,12 +94,12 @@ class Upkeep:
             self.giver.want_ticket(taker)
 
     def check_layout(self) -> None:
-        """Ask whether the stream is still the one of `layout`; one request at a time."""
+        """Asks whether the stream is still the one of `layout`; one request at a time."""
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = self._spawn(self._check_layout())
 
     def check_unheard(self) -> None:
-        """`check_layout`, now and then: a record was sent, and nobody tells if it is refused."""
+        """Calls `check_layout` now and then: a record was sent whose refusal would not arrive."""
         now = asyncio.get_running_loop().time()
         if now >= self._unheard_check_at:
             if self._unheard_check_at:
@@ -107,7 +107,7 @@ class Upkeep:
             self._unheard_check_at = now + UNHEARD_CHECK
 
     async def checked(self) -> None:
-        """Returns when what `check_layout` has asked is answered."""
+        """Returns when the request of `check_layout` is answered."""
         if self._refresh_task is not None and not self._refresh_task.done():
             await asyncio.wait([self._refresh_task])
 

@@ -1,4 +1,4 @@
-"""Prepared transactions of a family (docs/transactions.md), as a client ends them."""
+"""The end of prepared transactions of a family by a client (docs/transactions.md)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 class PreparedTransaction(NamedTuple):
-    """What `TransactionalProducer.prepare` gives, and `Client.commit_prepared` takes, in any process."""
+    """The result of `TransactionalProducer.prepare`, which `Client.commit_prepared` takes in any process."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     proof: bytes = b""
-    """Whoever has it may commit or abort the transaction."""
+    """A secret: whoever has it may commit or abort the transaction."""
 
 
 class FamilyCommit(NamedTuple):
@@ -38,7 +38,7 @@ class FamilyCommit(NamedTuple):
 
     sequence: int
     metadata: str
-    """As `Client.commit_prepared` was given it."""
+    """The metadata given to `Client.commit_prepared`."""
 
 
 async def end_family(
@@ -53,7 +53,7 @@ async def end_family(
     once: bool = False,
     metadata: str = "",
 ) -> bool:
-    """Whether these are committed, or aborted, as was asked; False: others were committed in their place."""
+    """Returns whether these are committed, or aborted, as requested; False: others were committed in their place."""
     given = [*transactions]
     if len(given) > MAX_MEMBERS:
         raise bad(
@@ -108,7 +108,7 @@ def _unknown(family: str, why: str) -> DeliveryTimeout:
 
 
 def _member(family: str, prepared: PreparedTransaction) -> FamilyMember:
-    """Raises BadRequest."""
+    """Returns the member of a family. Raises BadRequest."""
     try:
         name, producer, epoch, proof = prepared
         of, _, child = name.partition(TILDE)

@@ -3,8 +3,8 @@
     NEW          no producer id: the coordinator has not been asked for one, or has forgotten it
     READY        no transaction is open
     OPEN         records and offsets are taken
-    CLOSING      it is to be committed or prepared: nothing more is taken, and what was taken is waited for
-    ABORT_ONLY       it can only be aborted: a record was not written, or the coordinator has aborted it; nothing is taken
+    CLOSING      it is to be committed or prepared: no more records are taken, and those taken are waited for
+    ABORT_ONLY   a record was not written, or the coordinator has aborted it: nothing is taken, only an abort can follow
     COMMITTING   the coordinator is asked to commit, or was asked and did not answer: it may be committed
     ABORTING     the coordinator is asked to abort, or was asked and did not answer: it will not be committed
     PREPARED     all is written; others commit or abort it, and this producer has ended
@@ -13,7 +13,7 @@
     NEW ── init ──> READY ── begin ──> OPEN ── commit ──> CLOSING ── all is written ──> COMMITTING ──> READY
                       ^                  │ a record fails    │ a record fails              │ the coordinator
                       │                  v                   │                             │ had aborted it
-                      │                ABORT_ONLY                │                             │
+                      │              ABORT_ONLY              │                             │
                       │                  │ abort, commit     v                             v
                       └───────────────── └──────────────> ABORTING <───────────────────────┘
 
@@ -23,18 +23,18 @@ Rules:
    that they take part (ADD_PARTITIONS, ADD_OFFSETS). Those of a stream that are wanted in one turn of the event loop
    are added in one request, and each stream and each group in one of its own, so that NATS can refuse it; a batch
    waits for the ticket of its own partition alone.
-2. A partition that refuses a ticket, or takes the producer for fenced, is added again. So the coordinator says what is
-   the matter: the ticket was too old (it gives a new one), the transaction was open for longer than its timeout
+2. A partition that refuses a ticket, or takes the producer for fenced, is added again. So the coordinator gives the
+   reason: the ticket was too old (it gives a new one), the transaction was open for longer than its timeout
    (TRANSACTION_ABORTED, and the producer goes on with the next one), or a newer producer is there (PRODUCER_FENCED).
 3. Sequences count from 0 in each transaction, in its own epoch. A partition whose sequence is broken cannot go on under
    another id, as an idempotent producer's can: the transaction is abort only.
 4. A transaction of which a record or an offset failed is never committed, whatever the program does then.
-5. What was not acknowledged when a transaction is aborted is given up at once. Copies that arrive later belong to the
+5. Records not acknowledged when a transaction is aborted are given up at once. Copies that arrive later belong to the
    aborted transaction, or, behind its marker, to an epoch that is over.
-6. Once the coordinator was asked to commit, nothing but its answer tells what became of the transaction. Without one it
+6. Once the coordinator was asked to commit, only its answer decides the outcome of the transaction. Without one it
    stays COMMITTING: it can be asked again, and is never reported as aborted.
-7. The coordinator is not told of the end of a transaction that it never heard of.
-8. A transaction that is prepared is left to whoever has been told of it: nothing that its producer does changes it, and
+7. The coordinator gets no end of a transaction that it does not know.
+8. A transaction that is prepared is left to whoever has its proof: no act of its producer changes it, and
    it begins no other one, for that would abort it.
 9. Answers that belong to an earlier transaction change nothing.
 
@@ -65,7 +65,7 @@ _MAX_PRODUCER_ID = (1 << 63) - 1
 
 
 class PartitionLife(NamedTuple):
-    """A partition, in the lives in which records are written to it."""
+    """A partition, with the incarnations in which records are written to it."""
 
     stream: str
     stream_incarnation: int
@@ -91,12 +91,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Call `gathered` when the event loop comes round: more may be wanted in this turn."""
+    """The driver calls `gathered` when the event loop comes round: more may be wanted in this turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendAdd:
-    """Ask the coordinator for these tickets; the answer goes to `on_added` or `on_add_refused`."""
+    """The driver asks the coordinator for these tickets; the answer goes to `on_added` or `on_add_refused`."""
 
     session: ProducerSession
     kind: str
@@ -109,7 +109,7 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class SendEnd:
-    """Ask the coordinator to end the transaction; the answer goes to `on_ended` or `on_end_failed`."""
+    """The driver asks the coordinator to end the transaction; the answer goes to `on_ended` or `on_end_failed`."""
 
     session: ProducerSession
     commits: bool
@@ -126,7 +126,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give up everything that is not acknowledged, with this error."""
+    """All records that are not acknowledged are given up, with this error."""
 
     error: TidelogError
 
@@ -142,27 +142,27 @@ class Transactions:
         self.name = transactional_id
         self.state = State.NEW
         self.number = 0
-        """How many transactions have begun."""
+        """The number of transactions that have begun."""
         self.failure: TidelogError | None = None
-        """Why the newest transaction was not committed, or is not known to be, as its commit raises it. None: it was,
-        or is open."""
+        """The error that the newest transaction's commit raises: it was not committed, or is not known to be. None: it
+        was committed, or is open."""
         self.unconfirmed: TidelogError | None = None
-        """Why the coordinator has not said that the newest transaction is aborted. None: it has, or was not asked."""
+        """Why the coordinator has not confirmed the newest abort. None: it has, or was not asked."""
         self._session = ProducerSession(-1, -1)
         """The session of the transaction that is open, or of the next one."""
         self._tickets: dict[Participant, bytes] = {}
         self._wanted: dict[Participant, None] = {}
-        """In no request yet."""
+        """Participants in no request yet."""
         self._asked: set[Participant] = set()
-        """In a request that was not answered."""
+        """Participants in a request that was not answered."""
         self._is_known = False
-        """The coordinator may have heard of the transaction."""
+        """The coordinator may know the transaction."""
         self._is_asked_to_end = False
-        """The answer to a SendEnd is waited for."""
+        """A SendEnd is not answered yet."""
         self._may_be_committed = False
         """An earlier request to commit may have been carried out."""
         self._prepares = False
-        """It is CLOSING to be prepared."""
+        """The transaction is CLOSING to be prepared."""
 
     @property
     def session(self) -> ProducerSession:
@@ -171,19 +171,19 @@ class Transactions:
 
     @property
     def is_taking(self) -> bool:
-        """Records and offsets are on their way, or may be."""
+        """Whether records and offsets are on their way, or may be."""
         return self.state in (State.OPEN, State.CLOSING)
 
     @property
     def is_ending(self) -> bool:
-        """The outcome of a commit or an abort is waited for."""
+        """Whether the outcome of a commit or an abort is pending."""
         return self.state is State.CLOSING or self._is_asked_to_end
 
-    # What the program does
+    # Calls of the program
 
     def begin(self) -> None:
-        """Raises BadRequest where one is open, ProducerFenced, DeliveryTimeout where the outcome of the last one is not
-        known."""
+        """Begins a transaction. Raises BadRequest where one is open, ProducerFenced, DeliveryTimeout where the outcome
+        of the last one is not known."""
         match self.state:
             case State.READY:
                 pass
@@ -204,7 +204,7 @@ class Transactions:
         self._is_known = self._may_be_committed = self._prepares = False
 
     def refusal(self) -> TidelogError | None:
-        """Why records and offsets are not taken at present; None: they are."""
+        """Returns why records and offsets are not taken at present; None: they are."""
         match self.state:
             case State.OPEN:
                 return None
@@ -222,7 +222,7 @@ class Transactions:
                 )
 
     def being_committed(self) -> TidelogError:
-        """The refusal of what comes after `commit` or `prepare`."""
+        """Returns the refusal of calls that come after `commit` or `prepare`."""
         if self._prepares:
             return NotInTransaction(
                 Code.NOT_IN_TRANSACTION, f"the transaction of {self.name!r} is being prepared, and takes nothing more"
@@ -233,7 +233,8 @@ class Transactions:
         )
 
     def commit(self) -> Effects:
-        """Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction, ProducerFenced."""
+        """Begins a commit. Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction,
+        ProducerFenced."""
         match self.state:
             case State.OPEN:
                 self.state = State.CLOSING
@@ -256,7 +257,7 @@ class Transactions:
                 )
 
     def prepare(self) -> Effects:
-        """Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction, ProducerFenced."""
+        """Prepares. Where it is CLOSING then, `on_written` is to follow. Raises NotInTransaction, ProducerFenced."""
         match self.state:
             case State.OPEN:
                 self.state, self._prepares = State.CLOSING, True
@@ -278,7 +279,7 @@ class Transactions:
                 )
 
     def abort(self) -> Effects:
-        """Does nothing where no transaction is open. Raises BadRequest where it may be committed already, or is
+        """Aborts the open transaction, if there is one. Raises BadRequest where it may be committed already, or is
         prepared."""
         match self.state:
             case State.OPEN:
@@ -299,8 +300,8 @@ class Transactions:
                 return []
 
     def require_abort(self, cause: TidelogError | None, failure: TidelogError | None = None) -> Effects:
-        """It cannot be committed any more, for that reason. None: the program aborts it. `failure`: what the program is
-        told, where it is not that nothing is committed."""
+        """Makes it ABORT_ONLY, for that reason. None: the program aborts it. `failure`: the error for the program,
+        where it is not that nothing is committed."""
         if not self.is_taking:
             return []
         is_closing = self.state is State.CLOSING
@@ -319,7 +320,7 @@ class Transactions:
     # Who takes part
 
     def on_wanted(self, participant: Participant) -> Effects:
-        """Records wait to be sent to the partition, or offsets to the group."""
+        """Wants a ticket: records wait to be sent to the partition, or offsets to the group."""
         if isinstance(participant, PartitionLife) and participant in self._tickets:
             name = f"{participant.stream}/{participant.partition}"
             return self.require_abort(
@@ -328,11 +329,11 @@ class Transactions:
         return self._want(participant)
 
     def on_ticket_refused(self, participant: Participant) -> Effects:
-        """Rule 2."""
+        """Asks for another ticket (rule 2)."""
         return self._want(participant) if participant in self._tickets else []
 
     def ticket(self, participant: Participant) -> bytes | None:
-        """None: it has none, or the one that it had was refused."""
+        """Returns the ticket of the participant; None: it has none, or the one that it had was refused."""
         is_missing = participant in self._wanted or participant in self._asked
         return None if is_missing else self._tickets.get(participant)
 
@@ -368,7 +369,7 @@ class Transactions:
         return [Grant(each, self._session, ticket) for each, ticket in granted if isinstance(each, PartitionLife)]
 
     def on_add_refused(self, add: SendAdd, error: TidelogError) -> Effects:
-        """Also without an answer for so long that the sender gave up."""
+        """Handles a refused add, or one without an answer for so long that the sender gave up."""
         if not self._is_of_present(add.session):
             return []
         if error.code is Code.TRANSACTION_COMMITTED:
@@ -378,7 +379,7 @@ class Transactions:
     # How it ends
 
     def on_written(self) -> Effects:
-        """All that was taken is acknowledged."""
+        """Goes on with the commit: all records and offsets are acknowledged."""
         if self.state is not State.CLOSING:
             return []
         if not self._is_known:
@@ -391,7 +392,7 @@ class Transactions:
         return self._end(commits=True)
 
     def on_ended(self, end: SendEnd, next_epoch: int) -> Effects:
-        """The coordinator has ended it; the next transaction has that epoch."""
+        """The coordinator has ended the transaction; the next one has epoch `next_epoch`."""
         if not self._answers(end):
             return []
         self._is_asked_to_end = False
@@ -402,8 +403,8 @@ class Transactions:
         return []
 
     def on_end_failed(self, end: SendEnd, error: TidelogError, may_be_done: bool) -> Effects:
-        """The coordinator refused, or did not answer for so long that the sender gave up. `may_be_done`: an attempt
-        before the last one may have been carried out."""
+        """The coordinator refused the end, or did not answer for so long that the sender gave up. `may_be_done`: an
+        attempt before the last one may have been carried out."""
         if not self._answers(end):
             return []
         self._is_asked_to_end = False
@@ -412,7 +413,7 @@ class Transactions:
         match error.code:
             case Code.PRODUCER_FENCED:
                 return self._fence(error, "unknown" if self._may_be_committed else "not_written")
-            case Code.TRANSACTION_ABORTED if end.commits:  # it cannot have been committed at any time
+            case Code.TRANSACTION_ABORTED if end.commits:  # it was not committed at any time
                 self._set_failure(error)
                 return self._abort()
             case Code.TRANSACTION_ABORTED:
@@ -433,7 +434,7 @@ class Transactions:
             case _:
                 pass
         if not end.commits:
-            self.unconfirmed = error  # it is asked again before the next transaction begins
+            self.unconfirmed = error  # the abort is repeated before the next transaction begins
             return []
         if self._may_be_committed:
             self.failure = DeliveryTimeout(
@@ -447,10 +448,10 @@ class Transactions:
         self.state, self.unconfirmed = State.ABORTING, error
         return []
 
-    # Before it
+    # Init
 
     def on_init(self, session: ProducerSession) -> None:
-        """The answer to an init. Raises TidelogError for one that no coordinator gives."""
+        """Takes the answer to an init. Raises TidelogError for one that no coordinator gives."""
         if not (
             FIRST_TRANSACTIONAL_ID <= session.producer_id <= _MAX_PRODUCER_ID
             and 0 <= session.producer_epoch <= MAX_EPOCH
@@ -492,7 +493,7 @@ class Transactions:
         return [SendEnd(self._session, commits)]
 
     def _end_with(self, next_epoch: int | None) -> None:
-        """`next_epoch` None: the producer needs another id."""
+        """Ends the transaction. `next_epoch` None: the producer needs another id."""
         if next_epoch is None:
             self.state = State.NEW
         else:
@@ -509,7 +510,7 @@ class Transactions:
         return []
 
     def _set_failure(self, cause: TidelogError) -> None:
-        """It is not committed, for that reason."""
+        """Sets `failure`: the transaction is not committed, for that reason."""
         if isinstance(cause, TransactionAborted) and cause.detail(OUTCOME) is not None:
             self.failure = cause
             return
@@ -530,8 +531,8 @@ class Transactions:
 
 
 def _committed_by_others(error: TidelogError) -> TidelogError:
-    """This producer did not ask for that, or has asked for the contrary: somebody else has its key, such as a copy
-    of the program."""
+    """Returns the error of a commit that this producer did not ask for, or whose contrary it asked for: another
+    process has its key, such as a copy of the program."""
     return DeliveryTimeout(
         Code.OUTCOME_UNKNOWN,
         f"{error.message}: somebody else has committed it with what was written until then. What was sent since is"

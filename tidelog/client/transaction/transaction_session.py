@@ -1,4 +1,4 @@
-"""Drives the `Transactions` of a producer: asks their coordinator, and hands their effects on."""
+"""Drives the `Transactions` of a producer: sends requests to their coordinator, and hands their effects on."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ _OF_DELIVERY = 0.9
 """Part of the delivery timeout after which an add is given up: its error says more than that of the records."""
 _GONE = frozenset({Code.WRONG_INCARNATION, Code.UNKNOWN_STREAM})
 MAX_ADDS = 8
-"""Adds that are under way. A coordinator holds twice as many while the transaction before ends."""
+"""Adds under way at once. A coordinator holds twice as many while the transaction before ends."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that an abort has where nobody asks for its outcome."""
+"""Seconds that an abort has where no caller waits for its outcome."""
 
 
 class Work(Protocol):
-    """What was taken for the transaction: records and offsets."""
+    """The records and offsets of the transaction."""
 
     @property
     def is_done(self) -> bool:
-        """All of it is acknowledged."""
+        """Whether all of it is acknowledged."""
 
     def grant(self, grant: Grant) -> None: ...
 
     def on_gone(self, stream: str) -> None:
-        """The coordinator knows another life of the stream, or none: the next transaction opens it anew."""
+        """The coordinator knows another incarnation of the stream, or none: the next transaction opens it anew."""
 
     def close(self, refusal: TidelogError) -> None:
-        """Take nothing more, for that reason, and send what lingers."""
+        """Takes no more records, for that reason, and sends lingering ones."""
 
     def drop(self, error: TidelogError) -> None:
-        """Take nothing more, and give up what is not acknowledged."""
+        """Takes no more records, and gives up those that are not acknowledged."""
 
 
 class TransactionSession:
@@ -91,15 +91,15 @@ class TransactionSession:
         self._may_add = asyncio.Semaphore(MAX_ADDS)
         self._ending: asyncio.Task[None] | None = None
         self._waiting: set[asyncio.Future[TidelogError | None]] = set()
-        """For the outcome of a commit or an abort."""
+        """Futures of calls that wait for the outcome of a commit or an abort."""
         self._changes: set[asyncio.Future[None]] = set()
         self._is_untold = False
-        """A commit was begun, and nobody was told its outcome."""
+        """A commit was begun, and its outcome was not returned to the program."""
         self._numbers = itertools.count(1)
-        """Numbers for commits of offsets."""
+        """Numbers of commits of offsets."""
 
     async def init(self, *, fences: bool = True) -> None:
-        """Get a producer id, if there is none. Raises NoServer, NotPermitted, and what else the coordinator refuses;
+        """Gets a producer id, if there is none. Raises NoServer, NotPermitted, and other refusals of the coordinator;
         without `fences` ProducerFenced where an older producer's transaction is open."""
         machine = self.machine
         async with self._initializing:
@@ -116,8 +116,8 @@ class TransactionSession:
             machine.on_init(ProducerSession(answer.producer_id, answer.producer_epoch, answer.key))
 
     async def begin(self) -> None:
-        """Raises as `Transactions.begin`; NoServer where the coordinator does not answer; the failure of a commit that
-        goes on still."""
+        """Begins a transaction. Raises like `Transactions.begin`; NoServer where the coordinator does not answer; the
+        failure of a commit that went on."""
         machine = self.machine
         if machine.is_ending:
             is_commit = machine.state is not State.ABORTING
@@ -135,7 +135,7 @@ class TransactionSession:
         machine.begin()
 
     async def commit(self) -> None:
-        """Goes on when the caller is cancelled. Raises as `TransactionalProducer.commit`."""
+        """Commits; goes on when the caller is cancelled. Raises like `TransactionalProducer.commit`."""
         if not self._has_ended_untold:
             self.carry_out(self.machine.commit())
         if self.machine.state is State.CLOSING:
@@ -148,12 +148,12 @@ class TransactionSession:
             raise failure
 
     def untell(self) -> None:
-        """The outcome that `commit` told did not come to the program: another `commit` tells it."""
+        """Notes that the outcome of `commit` did not reach the program: another `commit` returns it."""
         self._is_untold = True
 
     async def prepare(self) -> ProducerSession | None:
-        """The session of the transaction, which others end; None: nothing was written in it, and it has ended. Goes on
-        when the caller is cancelled. Raises as `TransactionalProducer.prepare`."""
+        """Returns the session of the transaction, which others end; None: nothing was written in it, and it has ended.
+        Goes on when the caller is cancelled. Raises like `TransactionalProducer.prepare`."""
         machine = self.machine
         self.carry_out(machine.prepare())
         if machine.state is State.CLOSING:
@@ -165,7 +165,8 @@ class TransactionSession:
         return machine.session if machine.state is State.PREPARED else None
 
     async def abort(self) -> None:
-        """Goes on when the caller is cancelled. Raises BadRequest; NoServer where the coordinator does not answer."""
+        """Aborts; goes on when the caller is cancelled. Raises BadRequest; NoServer where the coordinator does not
+        answer."""
         if self._has_ended_untold and self.machine.failure is None:
             raise BadRequest(
                 Code.BAD_REQUEST,
@@ -179,7 +180,7 @@ class TransactionSession:
             raise self.machine.unconfirmed
 
     async def try_to_abort(self) -> None:
-        """Returns soon; a failure is logged."""
+        """Aborts within CLOSE_TIMEOUT; a failure is logged."""
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self.abort()
@@ -193,13 +194,13 @@ class TransactionSession:
             )
 
     def on_progress(self) -> None:
-        """Something of the transaction was acknowledged, or has failed."""
+        """Notes that a record or an offset of the transaction was acknowledged, or has failed."""
         if self.machine.state is State.CLOSING and self._work.is_done:
             self.carry_out(self.machine.on_written())
 
     async def part_of(self, group: str, number: int) -> TransactionPart:
-        """What the group's coordinator needs to know in the `number`th transaction. Raises what keeps offsets from
-        being taken."""
+        """Returns the fields for the group's coordinator in the `number`th transaction. Raises errors that keep offsets
+        from being taken."""
         machine = self.machine
         self.carry_out(machine.on_wanted(group) if machine.ticket(group) is None else [])
         while True:
@@ -211,7 +212,7 @@ class TransactionSession:
             await self._changed()
 
     def check_present(self, number: int) -> None:
-        """Raises what keeps the `number`th transaction from going on."""
+        """Raises the error that keeps the `number`th transaction from going on, if there is one."""
         machine = self.machine
         if machine.number != number:
             raise TransactionAborted(Code.TRANSACTION_ABORTED, f"that transaction of {machine.name!r} is over")
@@ -227,7 +228,8 @@ class TransactionSession:
             _log.warning("whether the last transaction of %r is committed is not known", self.machine.name)
 
     def end(self, gone: TidelogError) -> None:
-        """Ask the coordinator nothing more. Calls that wait for it raise `gone`, or that the outcome is not known."""
+        """Ends all requests to the coordinator. Calls that wait for it raise `gone`, or that the outcome is not
+        known."""
         for task in (*self._adding, *([self._ending] if self._ending is not None else [])):
             task.cancel()
         for change in self._changes:
@@ -318,7 +320,7 @@ class TransactionSession:
         self.carry_out(self.machine.on_ended(end, answer.next_epoch))
 
     async def _outcome(self) -> TidelogError | None:
-        """`Transactions.failure` as soon as nothing is waited for any more."""
+        """Returns `Transactions.failure` as soon as no outcome is pending any more."""
         if not self.machine.is_ending:
             return self.machine.failure
         waiting: asyncio.Future[TidelogError | None] = asyncio.get_running_loop().create_future()

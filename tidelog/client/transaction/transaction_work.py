@@ -1,4 +1,4 @@
-"""What a transactional producer has taken for its transaction: a writer for each stream, and offsets on their way."""
+"""The work of a transactional producer in its transaction: a writer for each stream, and offsets on their way."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from wire.types import StreamName
 
 
 class Owner(Protocol):
-    """Whose transactions these are."""
+    """The owner of the transactions."""
 
     def on_wanted(self, partition: PartitionLife) -> None:
-        """Records wait for the ticket of the partition."""
+        """Called when records wait for the ticket of the partition."""
 
     def on_ticket_refused(self, partition: PartitionLife) -> None: ...
 
     def on_settled(self, failure: TidelogError | None) -> None:
-        """A batch was acknowledged, or has failed."""
+        """Called when a batch was acknowledged, or has failed."""
 
 
 class TransactionWriter(Producer[K, V]):
     """Writes the records that a transactional producer sends to one stream.
 
     It is a producer whose sessions come from transactions: each partition asks for one before its first batch, and gets
-    it with the ticket of that partition. Between transactions it takes no records. `serve` says whose it is, before
+    it with the ticket of that partition. Between transactions it takes no records. `serve` names its owner, before
     anything else.
     """
 
     _owner: Owner
     _adopted_next: StreamMetadata | None = None
-    """With another layout, which the next transaction goes by: the sequences of a transaction belong to one."""
+    """Metadata with another layout, for the next transaction: the sequences of a transaction belong to one layout."""
 
     def serve(self, owner: Owner, barred: TidelogError | None) -> None:
-        """`barred`: why no records are taken yet."""
+        """Sets the owner. `barred`: why no records are taken yet."""
         self._owner = owner
         self._upkeep.giver = self
         self._barred = barred
-        self._receipts.is_quiet = True  # the commit raises it
+        self._receipts.is_quiet = True  # the commit raises the failure
 
     @property
     def is_started(self) -> bool:
-        """It knows the partitions of its stream."""
+        """Whether it knows the partitions of its stream."""
         return self._partitioner is not None
 
     @property
     def failure(self) -> TidelogError | None:
-        """Why it cannot go on: the stream is gone, or another one."""
+        """Why it cannot go on: the stream is gone, or was created anew."""
         return self._fatal
 
     @property
     def is_idle(self) -> bool:
-        """Everything that it took is acknowledged or has failed."""
+        """Whether all its records are acknowledged or have failed."""
         return all(pipe.is_idle for pipe in self._pipes.values())
 
     async def catch_up(self) -> None:
-        """Returns when it knows what it has asked about its stream."""
+        """Returns when its request about the stream is answered."""
         await self._upkeep.checked()
 
     def begin(self) -> None:
-        """A transaction has begun."""
+        """Begins a transaction."""
         for pipe in self._pipes.values():
             pipe.core.on_session(None)
         if self._adopted_next is not None:
@@ -81,20 +81,21 @@ class TransactionWriter(Producer[K, V]):
         self._adopted_next = layout
 
     def _note_applied(self, layout: StreamMetadata) -> None:
-        """Between transactions it sends nothing, and what it sends next goes by these routes."""
+        """Notes the routes as applied between transactions, too: nothing is sent then, and the next records go by
+        them."""
         if self._watch is not None and self._barred is not None:
             self._watch.applied = layout.routing_generation
         else:
             super()._note_applied(layout)
 
     def bar(self, error: TidelogError) -> None:
-        """Take no more records, also of the calls that wait for room."""
+        """Takes no more records, also of the calls that wait for room."""
         self._barred = error
         self._stop_gathering()
         self._buffer.fail_waiting(error)
 
     def hurry(self) -> None:
-        """Send what lingers."""
+        """Sends lingering records."""
         for pipe in self._pipes.values():
             pipe.core.gathering.seal()
             pipe.pump()
@@ -103,7 +104,7 @@ class TransactionWriter(Producer[K, V]):
         self._pipes[grant.partition.partition].on_session(grant.session, grant.ticket)
 
     def drop(self, error: TidelogError) -> None:
-        """Give up everything that is not acknowledged."""
+        """Gives up all records that are not acknowledged."""
         for pipe in self._pipes.values():
             pipe.run(pipe.core.fail_all(error))
 
@@ -116,7 +117,7 @@ class TransactionWriter(Producer[K, V]):
     def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
         failure = None
         if isinstance(effect, Failed):
-            # Nothing of the transaction will be read, whatever was written.
+            # No record of the transaction will be read, whether it was written or not.
             failure = effect.error.with_details(OUTCOME.of("not_written"))
             effect = Failed(effect.batch, failure)
         super()._settle(partition, effect)
@@ -128,15 +129,15 @@ class TransactionWriter(Producer[K, V]):
 
 
 class TransactionWork(Generic[K, V]):
-    """`serve` says whose transactions these are, before anything else."""
+    """`serve` sets the owner of the transactions, before anything else."""
 
     def __init__(self, make_writer: Callable[[StreamName], TransactionWriter[K, V]]) -> None:
         self._make_writer = make_writer
         self._writers: dict[str, TransactionWriter[K, V]] = {}
         self._gone: set[str] = set()
-        """Streams whose coordinator knows no partition of the life that the writer has."""
+        """Streams of which the coordinator does not know the writer's incarnation."""
         self._offsets: set[object] = set()
-        """One for each call that has offsets on their way to a group."""
+        """An object for each call that has offsets on their way to a group."""
 
     def serve(
         self, machine: Transactions, carry_out: Callable[[Effects], object], on_progress: Callable[[], object]
@@ -145,15 +146,15 @@ class TransactionWork(Generic[K, V]):
         self._carry_out = carry_out
         self._on_progress = on_progress
 
-    # ---- what the program does
+    # ---- calls of the program
 
     def opened(self, stream: str) -> TransactionWriter[K, V] | None:
-        """The writer of a stream that has been opened."""
+        """Returns the writer of a stream that has been opened."""
         writer = self._writers.get(stream)
         return writer if writer is not None and writer.is_started else None
 
     async def open(self, stream: str) -> TransactionWriter[K, V]:
-        """Raises BadName, UnknownStream, NoServer, …"""
+        """Returns the writer of the stream, opened if need be. Raises BadName, UnknownStream, NoServer, …"""
         name = stream_name(stream)
         writer = self._writers.get(name)
         if writer is None:
@@ -168,19 +169,19 @@ class TransactionWork(Generic[K, V]):
         return writer
 
     async def catch_up(self) -> None:
-        """Returns when the writers know what they have asked about their streams."""
+        """Returns when the writers' requests about their streams are answered."""
         for writer in self.writers:
             await writer.catch_up()
 
     def begin(self) -> None:
-        """Another transaction has begun."""
+        """Begins another transaction."""
         self._offsets.clear()
         self.leave_gone()
         for writer in self.writers:
             writer.begin()
 
     def leave_gone(self) -> None:
-        """A stream that is gone, or another one now, is opened anew when it is used. No transaction is open."""
+        """Removes writers whose stream is gone, or was created anew, to be opened anew. No transaction is open."""
         for name, writer in tuple(self._writers.items()):
             if writer.failure is not None:
                 self._remove(name, writer.failure)
@@ -190,7 +191,7 @@ class TransactionWork(Generic[K, V]):
 
     @contextmanager
     def offsets(self) -> Iterator[None]:
-        """While offsets are on their way to a group."""
+        """Marks offsets as on their way to a group, inside the `with`."""
         call = object()
         self._offsets.add(call)
         try:
@@ -204,11 +205,11 @@ class TransactionWork(Generic[K, V]):
         return [*self._writers.values()]
 
     def abandon(self, error: TidelogError) -> None:
-        """For good."""
+        """Removes all writers, for good."""
         for name in tuple(self._writers):
             self._remove(name, error)
 
-    # ---- what the session says
+    # ---- calls of the session
 
     def on_gone(self, stream: str) -> None:
         self._gone.add(stream)
@@ -231,7 +232,7 @@ class TransactionWork(Generic[K, V]):
         for writer in self._writers.values():
             writer.drop(error)
 
-    # ---- what the writers say
+    # ---- calls of the writers
 
     def on_wanted(self, partition: PartitionLife) -> None:
         self._carry_out(self._machine.on_wanted(partition))

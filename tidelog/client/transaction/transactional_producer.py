@@ -48,7 +48,7 @@ class TransactionalProducer(Generic[K, V]):
     `await close()`.
 
     Consumers see the records of a transaction once it is committed, and never those of one that was aborted. Of several
-    producers with one transactional id the newest goes on: it aborts what the others have left open, and they hear
+    producers with one transactional id the newest goes on: it aborts the others' open transactions, and they get
     ProducerFenced.
 
     Raised by most calls: NotInTransaction where no transaction is open; TransactionAborted where it cannot be committed
@@ -68,7 +68,7 @@ class TransactionalProducer(Generic[K, V]):
         make_writer: Callable[[StreamName], TransactionWriter[K, V]],
         started: Started[Any],
     ) -> None:
-        """`streams`: to be opened at the start. Times in seconds, but for `timeout_ms`."""
+        """`streams`: opened at the start. Times in seconds, but for `timeout_ms`."""
         self._groups = groups
         self._streams = tuple(streams)
         self._delivery_timeout = delivery_timeout
@@ -86,7 +86,7 @@ class TransactionalProducer(Generic[K, V]):
         self._work.serve(self._machine, self._session.carry_out, self._session.on_progress)
         self._closed = False
         self._one_at_a_time = asyncio.Lock()
-        """For commits of offsets: the coordinator of a group takes none that comes behind a later one."""
+        """Orders commits of offsets: the coordinator of a group takes none that comes behind a later one."""
         self._home = HomeLoop(f"the producer {transactional_id!r}")
 
     async def __aenter__(self) -> Self:
@@ -104,19 +104,19 @@ class TransactionalProducer(Generic[K, V]):
 
     @property
     def transactional_id(self) -> str:
-        """As it was given."""
+        """The transactional id, as it was given."""
         return self._machine.name
 
     @property
     def in_transaction(self) -> bool:
         """A transaction is open, which `commit` or `abort` ends: also one that can only be aborted, because a record
-        or an offset was not written, and one whose commit is waited for."""
+        or an offset was not written, and one whose commit is pending."""
         return self._machine.state in (State.OPEN, State.ABORT_ONLY, State.CLOSING, State.COMMITTING)
 
     async def start(self, *, fences: bool = True) -> None:
-        """Get a producer id, abort what an earlier producer of this transactional id has left open, and fence it. What
-        it was committing is committed when this returns. `begin` does it when it has not been done. Without `fences` an
-        open transaction is left alone: ProducerFenced is raised, and the program takes another transactional id.
+        """Gets a producer id, fences earlier producers of this transactional id, and aborts their open transaction.
+        One that they were committing is committed when this returns. `begin` does it when it has not been done. Without
+        `fences` an open transaction is left alone: ProducerFenced is raised, and the program takes another id.
 
         Raises NoServer, NotPermitted, UnknownStream.
         """
@@ -127,7 +127,7 @@ class TransactionalProducer(Generic[K, V]):
             for stream in self._streams:
                 await self._work.open(stream)
         except BaseException:
-            if self._machine.state in (State.NEW, State.READY):  # nothing is open: `begin` starts it again
+            if self._machine.state in (State.NEW, State.READY):  # no transaction is open: `begin` starts it again
                 self._work.abandon(self._gone())
                 self._started.discard(self)
             raise
@@ -150,7 +150,7 @@ class TransactionalProducer(Generic[K, V]):
             await self.commit()
 
     async def begin(self) -> None:
-        """Begin a transaction. A stream that was deleted and made again is opened anew. Raises BadRequest where one is
+        """Begins a transaction. A stream that was deleted and made again is opened anew. Raises BadRequest where one is
         open, ProducerFenced, NoServer."""
         self._check_usable()
         if self._machine.state is State.NEW:
@@ -161,29 +161,29 @@ class TransactionalProducer(Generic[K, V]):
             self._work.leave_gone()
             for stream in self._streams:
                 if self._work.opened(stream) is None:
-                    with suppress(UnknownStream):  # whoever sends to it is told
+                    with suppress(UnknownStream):  # `send` to it raises that
                         await self._work.open(stream)
         await self._session.begin()
         self._work.begin()
 
     async def commit(self) -> None:
-        """Wait until everything sent is acknowledged, and commit: all of it is visible when this returns, but for
+        """Waits until all sent records are acknowledged, and commits: all are visible when this returns, but for
         partitions that cannot be reached at present, which the log names.
 
         Raises TransactionAborted: nothing is committed, since a record or an offset could not be written, or since the
         transaction was open for longer than its timeout; it has been aborted. Raises DeliveryTimeout where the
         coordinator was asked and does not answer: the transaction may be committed; another `commit()` asks again.
-        Where the call is cancelled, the commit goes on: another `commit()` tells its outcome, and `begin()` raises its
+        Where the call is cancelled, the commit goes on: another `commit()` gives its outcome, and `begin()` raises its
         failure. Raises NotInTransaction, ProducerFenced.
         """
         self._check_usable()
         await self._session.commit()
 
     async def prepare(self) -> PreparedTransaction | None:
-        """Wait until everything sent is acknowledged, and leave the transaction to others: it stays open until
-        `Client.commit_prepared` or `abort_prepared` ends it, in any process, or until its timeout is over. Returns what
-        these need, which can be pickled; None where nothing was sent. The producer takes no other transaction, for the
-        next producer of its transactional id aborts what is not committed; close it. That ends nothing.
+        """Waits until all sent records are acknowledged, and leaves the transaction to others: it stays open until
+        `Client.commit_prepared` or `abort_prepared` ends it, in any process, or until its timeout is over. Returns the
+        argument of these, which can be pickled; None if nothing was sent. The producer takes no other transaction, for
+        the next producer of its transactional id aborts an uncommitted one; close it. That ends nothing.
 
         The transactional id is a child of a family, `FAMILY~CHILD`. Raises BadRequest where it is not;
         TransactionAborted as `commit`, NotInTransaction, ProducerFenced.
@@ -201,7 +201,7 @@ class TransactionalProducer(Generic[K, V]):
         return PreparedTransaction(self.transactional_id, session.producer_id, session.producer_epoch, proof)
 
     async def abort(self) -> None:
-        """Abort the transaction that is open: nothing of it will be read. What is not acknowledged is given up. Does
+        """Aborts the open transaction: none of its records will be read. Unacknowledged ones are given up. Does
         nothing where none is open, as after a commit that has failed.
 
         Raises BadRequest where it is or may be committed, also by a call that was cancelled; NoServer where the
@@ -223,8 +223,8 @@ class TransactionalProducer(Generic[K, V]):
         timestamp: Moment | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Append one record to a stream, as a part of the transaction, and wait until it is acknowledged. The arguments
-        are those of `Producer.send`. A record that fails makes the transaction one that can only be aborted.
+        """Appends one record to a stream, as a part of the transaction, and waits until it is acknowledged. The
+        arguments are those of `Producer.send`. A record that fails makes the transaction one that can only be aborted.
 
         Raises NotInTransaction, TransactionAborted, ProducerFenced, UnknownStream, and as `Producer.send`.
         """
@@ -249,8 +249,8 @@ class TransactionalProducer(Generic[K, V]):
         timestamp: Moment | None = None,
         expected_offset: int | None = None,
     ) -> asyncio.Future[Receipt]:
-        """As `send`; the future gives the receipt, and need not be awaited: `commit` waits for all. The stream is one
-        of `streams`, or one that something was sent to before. Raises BufferFull, BadRequest, and as `send`.
+        """Appends like `send`; the future gives the receipt, and need not be awaited: `commit` waits for all. The
+        stream is one of `streams`, or was sent to before. Raises BufferFull, BadRequest, and like `send`.
         """
         self._check_taking()
         writer = self._work.opened(stream)
@@ -276,15 +276,15 @@ class TransactionalProducer(Generic[K, V]):
         keys: Sequence[K | None] | None = None,
         partition: int | None = None,
     ) -> list[BatchReceipt]:
-        """Append many records to a stream, as `Producer.send_many`, and wait until all are acknowledged. Raises as
-        `send`."""
+        """Appends many records to a stream, like `Producer.send_many`, and waits until all are acknowledged. Raises
+        like `send`."""
         writer = await self._writer(stream)
         return await writer.send_many(values, keys=keys, partition=partition)
 
     async def send_offsets(
         self, offsets: Mapping[Name, int] | None = None, *, group: GroupConsumer[Any, Any] | str
     ) -> None:
-        """Commit offsets of a consumer group as a part of the transaction: {(stream, partition): the next one to read}.
+        """Commits offsets of a consumer group as a part of the transaction: {(stream, partition): next one to read}.
         They are committed when it is, and never if it is aborted. Returns when the group's coordinator has them.
 
         `group`: a consumer of it, whose place in the group is checked then; it must not commit by itself
@@ -314,18 +314,18 @@ class TransactionalProducer(Generic[K, V]):
                 raise
 
     async def flush(self) -> None:
-        """Send lingering records and wait until everything given before is acknowledged or has failed, as `commit` does
-        too. Raises the first failure of a record given to `send_nowait` since the last flush."""
+        """Sends lingering records and waits until all records given before are acknowledged or have failed, as `commit`
+        does too. Raises the first failure of a record given to `send_nowait` since the last flush."""
         self._check_usable()
         for writer in self._work.writers:
             await writer.flush()
 
     def delay(self) -> tuple[float, str] | None:
-        """As `Producer.delay`, of all streams."""
+        """Returns the longest `Producer.delay` of all streams."""
         return max((waits for writer in self._work.writers if (waits := writer.delay())), default=None)
 
     async def close(self) -> None:
-        """Abort the transaction that is open, and let go; one that is prepared stays open. A commit that has begun has
+        """Aborts the open transaction, and lets go; one that is prepared stays open. A commit that has begun has
         some seconds to end. Safe to call twice."""
         if self._closed:
             return
@@ -356,7 +356,7 @@ class TransactionalProducer(Generic[K, V]):
     async def _prepare(
         self, offsets: Mapping[Name, int] | None, group: GroupConsumer[Any, Any] | str
     ) -> Callable[[TransactionPart], Awaitable[None]] | None:
-        """What commits them as a part of a transaction; None: there is nothing to commit."""
+        """Returns the call that commits the offsets as a part of a transaction; None: there are none to commit."""
         if isinstance(group, GroupConsumer):
             return await group._prepare_commit(offsets)
         if offsets is None:
@@ -403,7 +403,7 @@ class TransactionalProducer(Generic[K, V]):
 
 
 def _without_id(headers: GivenHeaders | None) -> GivenHeaders | None:
-    """The id of a record that is aborted would hide the one that is sent again."""
+    """Raises BadRequest for a message id: that of an aborted record would hide the one that is sent again."""
     if headers is not None and MESSAGE_ID.decode() in headers:
         raise bad(f"a record of a transaction cannot have a message id ({MESSAGE_ID.decode()}); leave the header out")
     return headers

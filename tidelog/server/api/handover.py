@@ -24,7 +24,7 @@ from wire.turns import Steps, in_turns, pieces
 from wire.types import StreamName
 
 TIMEOUT_S = 2.0
-"""For one coordinator to answer."""
+"""Seconds for one coordinator to answer."""
 
 _Answer = TypeVar("_Answer")
 
@@ -40,16 +40,16 @@ class HandingOver:
 
     @property
     def has_stream(self) -> bool:
-        """The internal stream has been made."""
+        """Returns whether the internal stream has been made."""
         known = self._metadata.state.streams.get(StreamName(self._stream.name))
         return known is not None and is_internal(known.name, known.subject, self._subjects)
 
     async def make_stream(self) -> None:
-        """Unless it is there. Raises TidelogError."""
+        """Makes the internal stream if it is missing. Raises TidelogError."""
         await self._metadata.admin.create_internal(self._stream)
 
     async def ask(self, operation: Operation[..., Any, _Answer], request: Any, partition: int) -> _Answer:
-        """Raises TidelogError: the coordinator's, or UNAVAILABLE where it does not answer."""
+        """Returns the coordinator's answer. Raises TidelogError: its own, or UNAVAILABLE without an answer."""
         name = self._stream.name
         payload = json_codec.encode({"operation": operation.name, "request": asdict(request)})
         gone = TidelogError(
@@ -71,7 +71,7 @@ class HandingOver:
         return await in_turns(operation.decoding_answer(answer.data))
 
     async def ask_each(self, operation: Operation[..., Any, _Answer], request: Any) -> tuple[list[_Answer], list[int]]:
-        """The answers of all coordinators, and the partitions whose coordinators did not answer."""
+        """Returns the answers of all coordinators, and the partitions whose coordinators did not answer."""
         asked = [self.ask(operation, request, partition) for partition in range(self._stream.partitions)]
         answers: list[_Answer] = []
         unanswered = []
@@ -86,11 +86,11 @@ class HandingOver:
 
 
 _PIECE = 200
-"""Groups that are sorted in before `Steps` yield."""
+"""Groups that are merged before `Steps` yield."""
 
 
 def _together(answers: Sequence[op.GroupList], unanswered: list[int]) -> Steps[op.GroupList]:
-    """Each of them is in the order of names."""
+    """Merges the answers, each of which is in the order of names."""
     groups: list[op.GroupSummary] = []
     for piece in pieces(merge(*(answer["groups"] for answer in answers), key=lambda group: group["name"]), _PIECE):
         groups += piece
@@ -147,7 +147,7 @@ class TransactionRequests:
     async def coordinator(
         self, request: transaction_operations.TransactionRef
     ) -> transaction_operations.TransactionCoordinator:
-        """A transaction may take a group in whose stream is not made yet: it would never end."""
+        """Makes the streams first: a transaction with a group whose stream is not made yet would never end."""
         partition = transactions_partition(check_transactional_id(request.transactional_id))
         await self._coordinators_of_groups.make_stream()
         await self._coordinators.make_stream()

@@ -5,7 +5,7 @@ A micro service, so that `nats micro ls` finds it. The operations are declared i
 `{"error": {…}}`. A deposed controller that still has the subscriptions stays silent: its successor gets the request
 too. Every answer names the cluster in `Tidelog-Cluster`; a request that names another one is refused.
 
-Requests of operations that read share answers: many that ask the same at a time cost what one of them costs.
+Requests of operations that read share answers: many equal ones at a time cost as much as one of them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from wire.turns import in_turns
 _log = logging.getLogger(__name__)
 
 _version = cache(version)
-"""Read from the disk once, not at the begin of each controller epoch: it does not change."""
+"""Text read from the disk once, not at the begin of each controller epoch, because it does not change."""
 
 
 class Api:
-    """See the module. `handed_over`: they have the handlers of the operations that the controller hands over.
+    """See the module. `handed_over` have the handlers of the operations that the controller hands over.
     `on_controller` belongs to the service's `BrokerPort`."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Api:
         self._is_closed = False
 
     async def on_controller(self, is_controller: bool) -> None:
-        """Begin or cease to answer."""
+        """Begins or ceases to answer."""
         if self._micro is not None:
             await self._micro.stop()
             self._micro = None
@@ -82,7 +82,7 @@ class Api:
             await self._micro.start()
 
     async def close(self) -> None:
-        """The broker ends: no act is carried out any more; those in work end with an unknown outcome."""
+        """Ends with the broker: no act is carried out any more; those in work end with an unknown outcome."""
         self._is_closed = True
         await self.on_controller(False)
 
@@ -105,13 +105,13 @@ class Api:
     async def _carry_out(
         self, operation: Operation[..., Any, Any], handler: Handler, message: Message, act: Act
     ) -> bytes:
-        """The one way to every handler: access is decided here, before it."""
+        """Carries out a request; the only way to every handler. Access is decided here, before the handler."""
         act.request = request = operation.decode_request(message.data)
         self._check_subject(operation, request, message.subject)
         return await in_turns(encoding(await handler(request)))
 
     def _check_subject(self, operation: Operation[..., Any, Any], request: object, subject: str) -> None:
-        """Permissions of NATS are given for the subject, so the request may be about no other one. Raises
+        """Checks that the request is about the name in its subject, for which NATS has given permission. Raises
         TidelogError(BAD_REQUEST)."""
         name, kind = operation.name_in(request), operation.kind_named
         if subject != self._subjects.api(operation.name, name):
@@ -121,8 +121,8 @@ class Api:
             )
 
     def _own_headers(self) -> dict[str, str]:
-        """The headers of every answer. A client drops those of other clusters in its namespace, and waits for its
-        own's."""
+        """Returns the headers of every answer. A client drops answers of other clusters in its namespace, and waits for
+        its own cluster's."""
         return {CLUSTER_HEADER: self._service.cluster_id}
 
     def _check_cluster(self, message: Message) -> None:
@@ -136,9 +136,9 @@ class Api:
 
 
 def _question(operation: Operation[..., Any, Any], message: Message) -> Hashable:
-    """What the answer depends on, besides the state of the cluster. Requests that differ only in their spelling, such
-    as in blanks or in fields that nobody knows, ask the same."""
+    """Returns the key of shared answers: all that the answer depends on, besides the state of the cluster. Requests
+    that differ only in their spelling, such as in blanks or in unknown fields, have the same key."""
     asked: Hashable = message.data
-    with suppress(TidelogError):  # the answer is a refusal that shows the bytes
+    with suppress(TidelogError):  # the refusal of such a request shows its bytes
         asked = operation.decode_request(message.data)
     return message.subject, asked, (message.headers or {}).get(CLUSTER_HEADER)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-"""Between two attempts."""
+"""Seconds between two attempts, at most."""
 
 _TOO_LARGE = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.CORRUPT_BATCH})
 
@@ -33,7 +33,7 @@ _TOO_LARGE = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.CORR
 class ActivityStream:
     """See the module. `append` writes events as a batch; `last` gives the last record of the stream, None where there
     is none. Both raise TidelogError or TimeoutError. `epoch()`: the controller epoch of this broker; 0: it is not the
-    controller. `time_ns()`: since 1970. `is_live()`: this life takes part; what was applied before is of earlier times.
+    controller. `time_ns()`: since 1970. `is_live()`: this process is registered; changes applied before are older.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ActivityStream:
     ) -> None:
         self.log = ActivityLog()
         self.dropped = 0
-        """Events that the stream cannot take."""
+        """Events that the stream cannot take, such as too large ones."""
         self._watch = ActivityWatch()
         self._append = append
         self._last = last
@@ -55,14 +55,14 @@ class ActivityStream:
         self._time_ns = time_ns
         self._is_live = is_live
         self._known_epoch = 0
-        """The controller epoch in which this broker knows what is written."""
+        """The controller epoch in which this broker knows the last written event."""
         self._at_once = MAX_AT_ONCE
         self._came = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
 
     def observe(self, state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:
-        """As `StateObserver`."""
+        """Observes the applied state, as a `StateObserver`."""
         try:
             if from_snapshot and not self._has_begun:
                 yield from self._watch.begin_at(state)
@@ -82,7 +82,7 @@ class ActivityStream:
         return datetime.fromtimestamp(self._time_ns() / 1e9, UTC).isoformat(timespec="milliseconds")
 
     def look(self) -> None:
-        """There may be events to write: there are new ones, or this broker is the controller now."""
+        """Wakes the writer: there are new events, or this broker is the controller now."""
         if not self._epoch() or not self.log:
             return
         self._came.set()
@@ -98,7 +98,7 @@ class ActivityStream:
                 try:
                     await self._write_some()
                     pause = FIRST_PAUSE_S
-                except Exception as error:  # noqa: BLE001 - without this task nothing is written any more, unseen
+                except Exception as error:  # noqa: BLE001 - without this task writing would silently end
                     self._tell(error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -132,7 +132,7 @@ class ActivityStream:
         self.log.finished(position)
 
     async def close(self) -> None:
-        """What is not written is written by the next controller."""
+        """Stops writing. The next controller writes the events that are left."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -140,7 +140,7 @@ class ActivityStream:
 
 
 def _position_in(value: bytes | None) -> Position:
-    """A record that is no event counts for nothing: events are repeated then."""
+    """Returns the position of an event; a record that is no event has position zero, so that events are repeated."""
     try:
         event = json.loads(value or b"{}")
     except ValueError:

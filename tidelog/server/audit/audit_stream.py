@@ -2,7 +2,7 @@
 
 Records wait in a queue of MAX_QUEUED records and MAX_QUEUED_BYTES. When it is full, records of refused acts give way to
 one of an act that may have changed something, and anything else that comes is dropped; refused acts take REFUSED_PER_S
-places a second at most. What is dropped is counted, and its line in the log is there all the same.
+places a second at most. Dropped records are counted, and their lines in the log are written all the same.
 
     queue ──take──> one batch ──append──> written
       ^                 │ refused as too large: half as many at the next attempt; a single record is dropped (ERROR)
@@ -36,12 +36,12 @@ REFUSED_PER_S = 10
 """Records of refused acts in a second; as many come at once after a pause."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-"""Between two attempts."""
+"""Seconds between two attempts, at most."""
 LAST_ATTEMPT_S = 1.0
-"""For what is queued when the broker ends."""
+"""Seconds for the queued records when the broker ends."""
 
 _TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.CORRUPT_BATCH})
-"""Refusals of NATS; of the leader, for a record and for the body of a batch. The same batch would be refused for
+"""Refusals by NATS, and by the leader for a record and for the body of a batch. The same batch would be refused for
 ever."""
 
 
@@ -55,7 +55,7 @@ class QueuedRecord:
 
 
 class AuditQueue:
-    """Pure. `dropped`: records that were left out or given up; `overflowed`: those of them that found it full."""
+    """The records to write. Pure. `dropped`: records left out or given up; `overflowed`: those that found it full."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -63,16 +63,16 @@ class AuditQueue:
         self._records: deque[QueuedRecord] = deque()
         self._taken: list[QueuedRecord] = []
         self._bytes = 0
-        """Bytes of those that wait and those that are taken."""
+        """Bytes of the records that wait and those that are taken."""
         self._places = float(REFUSED_PER_S)
         self._filled_at = 0.0
 
     def __len__(self) -> int:
-        """Those that wait and those that are taken."""
+        """Number of records that wait and that are taken."""
         return len(self._records) + len(self._taken)
 
     def put(self, record: AuditRecord, now: float) -> bool:
-        """False: it was dropped. `now`: monotonic seconds."""
+        """Queues a record. False: it was dropped. `now`: monotonic seconds."""
         is_refused = record["outcome"] == REFUSED
         if is_refused:
             elapsed, self._filled_at = max(0.0, now - self._filled_at), now
@@ -90,7 +90,7 @@ class AuditQueue:
         return True
 
     def _make_room(self, size: int, *, evict: bool) -> bool:
-        """Whether a record of `size` bytes has room. `evict`: records of refused acts give way."""
+        """Returns whether a record of `size` bytes has room. `evict`: records of refused acts give way."""
         while len(self) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
             refused = next((old for old in self._records if old.is_refused), None) if evict else None
             if refused is None:
@@ -105,8 +105,8 @@ class AuditQueue:
         self.overflowed += 1
 
     def take(self, most: int) -> list[QueuedRecord]:
-        """The oldest ones, at most `most` and MAX_BATCH_BYTES, but at least one; they keep their room until they are
-        `put_back` or `finished`."""
+        """Takes the oldest records, at most `most` and MAX_BATCH_BYTES, but at least one; they keep their room until
+        they are `put_back` or `finished`."""
         size = 0
         while self._records and len(self._taken) < most:
             size += len(self._records[0].value)
@@ -116,18 +116,18 @@ class AuditQueue:
         return list(self._taken)
 
     def put_back(self) -> None:
-        """What was taken is in front again."""
+        """Puts the taken records in front again."""
         self._records.extendleft(reversed(self._taken))
         self._taken.clear()
 
     def finished(self) -> None:
-        """What was taken is written, or given up."""
+        """Drops the taken records: they are written, or given up."""
         self._bytes -= sum(len(record.value) for record in self._taken)
         self._taken.clear()
 
 
 class AuditStream:
-    """See the module. `append` writes records as a batch, and raises TidelogError or TimeoutError when it cannot tell
+    """See the module. `append` writes records as a batch, and raises TidelogError or TimeoutError when it is uncertain
     that they are written; STREAM_EXISTS: a user's stream has the name. `monotonic`: seconds."""
 
     def __init__(self, append: Callable[[Sequence[bytes]], Awaitable[None]], monotonic: Callable[[], float]) -> None:
@@ -139,7 +139,7 @@ class AuditStream:
         self._task: asyncio.Task[None] | None = None
         self._has_told_overflow = False
         self._has_told_name = False
-        """Since a batch was written the last time, as the one above."""
+        """These two are reset when a batch is written."""
 
     def on_record(self, record: AuditRecord) -> None:
         overflowed = self.queue.overflowed
@@ -164,7 +164,7 @@ class AuditStream:
                 try:
                     await self._write_some()
                     pause = FIRST_PAUSE_S
-                except Exception as error:  # noqa: BLE001 - without this task nothing is written any more, unseen
+                except Exception as error:  # noqa: BLE001 - without this task writing would silently end
                     self._tell(error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -202,7 +202,7 @@ class AuditStream:
         self.queue.finished()
 
     async def close(self) -> None:
-        """What is queued is tried once more; what is left then is counted, and in the log only."""
+        """Tries the queued records once more; those that are left then are counted, and only in the log."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

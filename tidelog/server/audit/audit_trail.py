@@ -35,7 +35,7 @@ class _Json:
 
 
 class Act:
-    """One request on its way. `request` is set when it has been read."""
+    """One request on its way. `request` is set when it has been decoded."""
 
     __slots__ = ("request",)
 
@@ -44,7 +44,7 @@ class Act:
 
 
 class AuditTrail:
-    """`life_id`: no other life of any broker has the same. `epoch()`: the controller epoch of this broker; 0 where it
+    """`life_id`: no other process of a broker has the same. `epoch()`: the controller epoch of this broker; 0 where it
     is not the controller. `time_ns()`: since 1970. `on_record` is given every record, after its line is written; it
     must not raise."""
 
@@ -66,7 +66,7 @@ class AuditTrail:
 
     @contextmanager
     def act(self, operation: Operation[..., Any, Any], message: Message) -> Iterator[Act]:
-        """What is raised inside is the act's outcome, and goes on."""
+        """Records the act that is carried out inside. An exception is its outcome, and is raised again."""
         act = Act()
         epoch = self._epoch()
         try:
@@ -99,7 +99,7 @@ class AuditTrail:
             headers=message.headers,
             reply=message.reply,
         )
-        # The texts inside are of strangers: JSON leaves no line break and no control character in them.
+        # The texts inside may be of anybody: JSON leaves no line break and no control character in them.
         _log.info(
             f"audit {record['outcome']} %s",
             _Json(record),

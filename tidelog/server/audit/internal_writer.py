@@ -1,7 +1,7 @@
-"""Records that a broker writes into an internal stream (`wire.internal_streams`), and the last one that is there.
+"""Records that a broker writes into an internal stream (`wire.internal_streams`), and the last record of it.
 
 One batch at a time, to the leader's `.write`, acknowledged as acks=all. An attempt whose answer is lost is repeated by
-the caller, and may have been stored: readers tell repeated records by an id in them.
+the caller, and may have been stored: readers recognise repeated records by an id in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wire.subjects import Subjects
 from wire.types import LeaderEpoch, Offset, StreamName
 
 CONFIRM_TIMEOUT_S = 5.0
-"""For the ISR to have it; then the outcome is unknown."""
+"""Seconds for the ISR to have a batch; then the outcome is unknown."""
 
 
 class InternalAppender:
@@ -64,7 +64,7 @@ class InternalAppender:
             ) from error
 
     async def last(self, stream: InternalStream, partition: int) -> bytes | None:
-        """The last committed record's value; None: there is none. Raises TidelogError, TimeoutError, CorruptData."""
+        """Returns the last committed value; None: there is none. Raises TidelogError, TimeoutError, CorruptData."""
         name = StreamName(stream.name)
         if name not in self._metadata.state.streams:
             return None
@@ -82,7 +82,7 @@ class InternalAppender:
         return answer
 
     def _led(self, stream: InternalStream, partition: int) -> tuple[Stream, Partition]:
-        """It and its partition, which has a leader. Raises TidelogError."""
+        """Returns the stream and its partition, which has a leader. Raises TidelogError."""
         known = self._metadata.state.streams.get(StreamName(stream.name))
         if known is not None and not is_internal(known.name, known.subject, self._subjects):
             raise TidelogError(

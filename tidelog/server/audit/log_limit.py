@@ -1,4 +1,4 @@
-"""What a broker's log looks like, and how much of it there can be.
+"""The format of a broker's log, and the bound of its size.
 
 A flood of bad input must not become a flood of log lines: counters count everything, the log shows the first ones.
 
@@ -6,7 +6,7 @@ Lines are alike when they have the same format string. Of such lines, MAX_LINES 
 all lines MAX_BYTES_OF_ALL; the next line of a kind that passes says how many were left out. Lines with the attribute
 ALWAYS always pass.
 
-Texts that are arguments of a line may be what a stranger sent: their control characters are escaped, so that none of
+Texts that are arguments of a line may come from anybody: their control characters are escaped, so that none of
 them begins a line of its own, and they are cut after MAX_ARGUMENT characters.
 """
 
@@ -21,18 +21,18 @@ from datetime import UTC, datetime
 from wire.echo import one_line
 
 MAX_LINES = 50
-"""Alike, per second."""
+"""Lines that are alike, per second."""
 MAX_BYTES = 32 << 10
 """Bytes of lines that are alike, per second; a traceback counts as TRACEBACK_BYTES."""
 MAX_BYTES_OF_ALL = 256 << 10
-"""Per second."""
+"""Bytes of all lines, per second."""
 TRACEBACK_BYTES = 2 << 10
 MAX_ARGUMENT = 2000
 """Characters of a text that is an argument of a line."""
 ALWAYS = "tidelog_always"
-"""Given as `extra={ALWAYS: True}`."""
+"""Attribute of a line that always passes, given as `extra={ALWAYS: True}`."""
 MAX_KINDS = 1000
-"""Kinds of lines that are told apart; above it counting begins anew."""
+"""Kinds of lines that are counted apart; above it counting begins anew."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class LogFormat(logging.Formatter):
 
 
 class LogLimit(logging.Filter):
-    """For a handler. `monotonic`: seconds."""
+    """A filter for a handler. `monotonic`: seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class LogLimit(logging.Filter):
 
 
 def _harmless(argument: object) -> object:
-    """The same, where it is nothing that a stranger can have written."""
+    """Returns the argument, escaped and cut if it may contain text of anybody."""
     if isinstance(argument, (str, BaseException)):
         text = str(argument)
         shown = one_line(text, MAX_ARGUMENT)

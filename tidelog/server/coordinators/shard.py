@@ -1,4 +1,4 @@
-"""What every shard is to its coordinator; see the package. A shard of a kind is a subclass."""
+"""The interface of a shard to its coordinator; see the package. A shard of a kind is a subclass."""
 
 from __future__ import annotations
 
@@ -46,21 +46,22 @@ class Delivery(Protocol):
 
 @dataclass(slots=True)
 class Settled:
-    """What the requests that were taken have come to. Nothing of it may be told before `records` are committed."""
+    """The result of the requests taken. Nothing of it may leave before `records` are committed."""
 
     records: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     """Key and value, None to delete; to be appended as one batch, by this LeaderEpoch alone. Empty: nothing has
     changed, and the answers need a valid lease."""
     answers: list[tuple[object, Answer]] = field(default_factory=list)
-    """By the tokens of the requests. Those that change nothing may have been made in several settlements."""
+    """Answers with the tokens of their requests. Those that change nothing may have been made in several
+    settlements."""
     begun: set[object] = field(default_factory=set)
-    """Tokens of answers that tell what an earlier settlement has decided. Where `records` are not committed, their
+    """Tokens of answers that report the decision of an earlier settlement. Where `records` are not committed, their
     requests may have had their effect nevertheless."""
     unasked: list[tuple[object, Answer]] = field(default_factory=list)
-    """For members of groups, on the inboxes of their newest heartbeats."""
+    """Notifications of group members, on the inboxes of their newest heartbeats."""
     deliveries: list[Delivery] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    """Sentences for the log, each said when what it tells of has changed."""
+    """Sentences for the log, each said when its subject has changed."""
 
 
 def size_of(request: Request) -> int:
@@ -76,11 +77,11 @@ def encoded(records: Mapping[Any, ProtoMessage | None]) -> list[tuple[bytes, byt
 
 
 class Abandoned(NamedTuple):
-    """Tokens of requests."""
+    """Tokens of the requests given up."""
 
     without_effect: list[object]
     begun: list[object]
-    """A part of their effect may be committed."""
+    """Requests of which a part may be committed."""
 
 
 class _Making(NamedTuple):
@@ -90,51 +91,51 @@ class _Making(NamedTuple):
 
 
 class Shard(ABC):
-    """Requests are taken with a token, which stands before their answer. What they are is known to the subclass."""
+    """Requests are taken with a token, under which they are answered. Their types are known to the subclass."""
 
     def __init__(self) -> None:
         self.unknown_records = 0
         """Records of kinds that this version does not know; they are left as they are."""
         self._taken: deque[tuple[object, Any]] = deque()
-        """And not carried out."""
+        """Requests that were taken and are not carried out."""
         self._lengthy: deque[tuple[object, Any]] = deque()
-        """The same, of which each is answered in turns: it waits until the one before is answered, and holds up no
-        others."""
+        """Like `_taken`, for requests answered in turns: each waits until the one before is answered, and holds
+        up no others."""
         self._taken_bytes = 0
         self._making: deque[_Making] = deque()
         """Answers that are made in turns, one after the other."""
         self._made: list[_Making] = []
-        """Those that `settle` has finished."""
+        """Answers that `settle` has finished."""
         self._in_hand: list[object] = []
         """Tokens of the requests that `settle` is carrying out."""
         self._awaited: set[Delivery] = set()
-        """Deliveries that were not confirmed yet, nor given up."""
+        """Deliveries that were neither confirmed nor given up yet."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """One record of the log, in its order. Raises DecodeError for one whose value cannot be read."""
+        """Takes one record of the log, in log order. Raises DecodeError for one whose value cannot be read."""
 
     @abstractmethod
     def begin(self, view: StreamsView, now: float) -> None:
-        """Everything was replayed."""
+        """Starts the shard: the whole log was replayed."""
 
     @property
     @abstractmethod
     def summary(self) -> str:
-        """What it has, for the broker's log."""
+        """Describes the state in one sentence for the broker's log."""
 
     # ---- requests and events ---------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """Requests that were taken and are not carried out, or not answered yet because that takes turns."""
+        """Number of requests that were taken and are not carried out, or whose answers in turns are not finished."""
         return len(self._taken) + len(self._lengthy) + len(self._making)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of those that are not carried out. One at a time is, of those whose answers take turns."""
+        """Bytes of the requests that are not carried out. Of those answered in turns, one at a time is carried out."""
         return self._taken_bytes
 
     @property
@@ -147,14 +148,14 @@ class Shard(ABC):
         self._taken_bytes += size_of(request)
 
     def take_over(self, other: Self) -> None:
-        """What waits there."""
+        """Takes the requests that wait in `other`."""
         for waiting in (other._taken, other._lengthy):
             while waiting:
                 self.take(*waiting.popleft())
         other._taken_bytes = 0
 
     def abandon(self) -> Abandoned:
-        """All requests that are not answered are given up."""
+        """Gives up all requests that are not answered; returns their tokens."""
         in_turns = [*self._made, *self._making]
         tokens = [each.token for each in in_turns if not each.has_begun]
         tokens += [*self._in_hand, *(token for token, _ in (*self._taken, *self._lengthy))]
@@ -170,19 +171,19 @@ class Shard(ABC):
     def on_streams(self, view: StreamsView) -> None: ...
 
     def awaits(self, delivery: Delivery) -> bool:
-        """It is still to be repeated until it is confirmed."""
+        """Returns whether `delivery` is still to be repeated until it is confirmed."""
         return delivery in self._awaited
 
     def on_delivered(self, delivery: Delivery) -> None:
-        """It was confirmed."""
+        """Forgets `delivery`: it was confirmed."""
         self._awaited.discard(delivery)
 
     # ---- settling --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def settle(self, now: float, times: Times) -> Settled:
-        """Carries out what was taken, as much of it as is to be committed together; `is_waiting` tells whether
-        something is left. `now`: monotonic seconds."""
+        """Carries out the requests taken, as many as are to be committed together; `is_waiting` says whether
+        some are left. `now`: monotonic seconds."""
 
     @abstractmethod
     def next_deadline(self) -> float:
@@ -190,22 +191,22 @@ class Shard(ABC):
 
     @abstractmethod
     def _takes_turns(self, request: Any) -> bool:
-        """Its answer does."""
+        """Returns whether `request` is answered in turns."""
 
     @property
     def _has_taken(self) -> bool:
-        """A request can be carried out now."""
+        """Returns whether a request can be carried out now."""
         return bool(self._taken or (self._lengthy and not self._making))
 
     def _next_taken(self) -> tuple[object, Any]:
-        """The next one to carry out, which is in hand now."""
+        """Returns the next request to carry out, which is in hand now."""
         token, request = (self._taken if self._making or not self._lengthy else self._lengthy).popleft()
         self._taken_bytes -= size_of(request)
         self._in_hand.append(token)
         return token, request
 
     def _is_settled(self) -> None:
-        """Nothing is in hand any more."""
+        """Forgets the requests in hand: the settlement is over."""
         self._in_hand.clear()
         self._made.clear()
 
@@ -214,12 +215,12 @@ class Shard(ABC):
         return bool(self._making or self._lengthy)
 
     def _answer_in_turns(self, token: object, steps: Steps[Answer], *, has_begun: bool = False) -> None:
-        """The request in hand is answered with what `steps` return. `has_begun`: it has had an effect."""
+        """Answers the request in hand with the value that `steps` return. `has_begun`: it has had an effect."""
         self._in_hand.remove(token)
         self._making.append(_Making(token, steps, has_begun))
 
     def _make_answers(self, looks: int, settled: Settled) -> None:
-        """For so many looks."""
+        """Works on answers in turns for `looks` looks."""
         while self._making and looks > 0:
             making = self._making[0]
             try:

@@ -1,5 +1,5 @@
-"""The calls of `proto.API`, by name. Requests and answers pass as bytes and are decoded here, so that bytes that are no
-request end with a sentence and not with a trace in the log."""
+"""The calls of `proto.API`, by name. Requests and answers pass as bytes and are decoded here, so that malformed
+requests end with a sentence and not with a trace in the log."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _T = TypeVar("_T")
 
 
 async def _told(context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
-    """What `call` gives; a refusal ends the call with its status."""
+    """Returns the result of `call`; a refusal ends the call with its status."""
     try:
         return await call()
     except (TidelogError, Refused) as error:
@@ -105,7 +105,7 @@ async def _told(context: Context, call: Callable[[], Awaitable[_T]]) -> _T:
         try:
             return await context.abort(refused.status, refused.sentence)
         except InternalError:
-            raise asyncio.CancelledError from None  # as in `_writer`
+            raise asyncio.CancelledError from None  # the client has left, as in `_writer`
 
 
 def _unary(kind: type[_R], answer: _Unary[_R]) -> _Handler:
@@ -129,7 +129,7 @@ def _decoded(kind: type[_R], data: bytes) -> _R:
 
 
 def _writer(context: Context) -> Callable[[bytes], Awaitable[None]]:
-    """A write to a client that has just left fails before gRPC cancels the call: it counts as cancelled."""
+    """Returns the write to the client. One that fails because the client has left counts as cancelled."""
 
     async def write(message: bytes) -> None:
         try:

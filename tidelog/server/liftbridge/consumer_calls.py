@@ -1,12 +1,12 @@
 """Liftbridge's consumer groups, on Tidelog's: a consumer is a member of the group of the same name.
 
     JoinConsumerGroup ─────────────────> heartbeat JOIN
-    FetchConsumerGroupAssignments ─────> heartbeat STAY, with the version that this consumer was told before
+    FetchConsumerGroupAssignments ─────> heartbeat STAY, with the version that this consumer got before
     LeaveConsumerGroup ────────────────> heartbeat LEAVE
 
-A consumer that asks for its assignments again has given up what it was not told any more; so a partition goes to
+A consumer that asks for its assignments again has given up the partitions missing in the last answer; so one goes to
 another consumer after the next call of the one that had it, or when its session ends. The epoch is the group's
-generation. What a consumer was told last is kept in this process: at another broker it is told everything once more.
+generation. The last answer to a consumer is kept in this process: another broker sends it all assignments once more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from wire.types import StreamName
 SESSION_S = 15.0
 """A consumer that does not ask for its assignments for so long is removed."""
 MAX_REMEMBERED = 4096
-"""Consumers whose last assignment this broker remembers; one that is forgotten is told everything anew."""
+"""Consumers whose last assignment this broker remembers; one that is forgotten gets all of it anew."""
 MAX_GROUPS = 100
 """Most groups of one FetchMetadata."""
 ANSWER_WITHIN = 10.0
@@ -101,7 +101,7 @@ class GroupCalls:
             *key, HeartbeatRequest(kind=HeartbeatRequest.STAY, applied=0 if before is None else before.version)
         )
         told = before
-        if told is None or told.version != answer.version:  # else the answer names no partitions
+        if told is None or told.version != answer.version:  # the answer to a known version names no partitions
             told = _Told(answer.version, from_stream_partitions(answer.assigned))
         self._remember(key, told)
         response = pb.FetchConsumerGroupAssignmentsResponse(epoch=answer.generation)
@@ -115,7 +115,7 @@ class GroupCalls:
     async def report(
         self, request: pb.ReportConsumerGroupCoordinatorRequest
     ) -> pb.ReportConsumerGroupCoordinatorResponse:
-        """A dead coordinator is replaced without reports; the group is looked at all the same."""
+        """Answers a report; a dead coordinator is replaced without reports. The group is looked at all the same."""
         _check(request.groupId, request.consumerId)
         if not request.coordinator:
             raise TidelogError(Code.BAD_REQUEST, "coordinator is empty; name the broker that does not answer")
@@ -123,7 +123,7 @@ class GroupCalls:
         return pb.ReportConsumerGroupCoordinatorResponse()
 
     async def coordinator(self, group: str) -> str:
-        """The broker whose port its consumers should ask, the same one at all brokers."""
+        """Returns the broker whose port the group's consumers should ask, the same one at all brokers."""
         stream = self._gateway.state.streams.get(StreamName(GROUPS.name))
         partition = None if stream is None else stream.partitions.get(coordinator_partition(group))
         leader = None if partition is None else partition.leader

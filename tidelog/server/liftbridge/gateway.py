@@ -1,9 +1,9 @@
-"""What the calls share: the client of the cluster, the cluster state that this broker has applied, and the addresses
+"""Shared by the calls: the client of the cluster, the cluster state that this broker has applied, and the addresses
 of the brokers' ports.
 
-A broker tells the address of its port in its labels, with its answers to the controller's probes; `cluster status` has
-them all. They are asked for at most once in ADDRESSES_FOR seconds, and the last ones count while no controller answers.
-Where the port's login may not ask, this broker is the only one with an address, and answers for all leaders.
+A broker publishes the address of its port in its labels, with its answers to the controller's probes; `cluster status`
+has them all. They are asked for at most once in ADDRESSES_FOR seconds, and the last ones count while no controller
+answers. Where the port's login may not ask, only this broker has an address, and answers for all leaders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_AGAIN = 0.01
 
 
 class Gateway:
-    """`transport` is that of `client`. `state`: as applied at the time of the call."""
+    """`transport` is that of `client`. `state()`: the applied state at the time of the call."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Gateway:
         return self._state()
 
     def stream(self, name: str) -> Stream | None:
-        """None: there is none, or it is Tidelog's own."""
+        """Returns the stream; None: there is none, or it is internal."""
         stream = self.state.streams.get(StreamName(name))
         return None if stream is None or is_internal(name, stream.subject, self.subjects) else stream
 
     def streams(self) -> list[Stream]:
-        """Without Tidelog's own."""
+        """Returns all streams but internal ones."""
         return [each for each in self.state.streams.values() if not is_internal(each.name, each.subject, self.subjects)]
 
     async def until_known(self, name: str) -> None:
-        """Until this broker knows the stream and a leader of each of its partitions; for KNOWN_WITHIN at most: it is
-        created whatever this broker has heard."""
+        """Waits until this broker knows the stream and a leader of each of its partitions; for KNOWN_WITHIN at most:
+        the stream exists in any case."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + KNOWN_WITHIN
         while loop.time() < deadline:
@@ -78,7 +78,7 @@ class Gateway:
             await asyncio.sleep(_LOOK_AGAIN)
 
     async def addresses(self) -> Mapping[BrokerId, str]:
-        """The addresses of the brokers that are alive and have the port: `host:port`."""
+        """Returns the addresses of the brokers that are alive and have the port: `host:port`."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._addresses_until:
             async with self._asking:

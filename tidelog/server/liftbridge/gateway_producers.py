@@ -1,6 +1,6 @@
 """Producers for the publishes of Liftbridge's clients: one for each stream and level in use.
 
-A producer that nobody uses stays for the next publish until its place is needed. One whose stream is gone, or was
+A producer without users stays for the next publish until its place is needed. One whose stream is gone, or was
 created anew, is left, and the next publish makes another.
 """
 
@@ -29,7 +29,7 @@ _OVER = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION)
 class Place:
     producer: Producer
     layout: StreamMetadata
-    """As it was when the producer began."""
+    """The layout when the producer began."""
     users: int = 0
 
 
@@ -37,12 +37,12 @@ class Producers:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._places: dict[tuple[str, Level], Place] = {}
-        """The one that was used last is last."""
+        """Places by stream and level; the one that was used last is last."""
 
     @asynccontextmanager
     async def use(self, stream: str, level: Level) -> AsyncIterator[Place]:
-        """A producer that has started; only the first use waits. Raises UnknownStream and what else `Producer.start`
-        does; BACKPRESSURE while all places are in use."""
+        """Gives a producer that has started; only the first use waits. Raises UnknownStream and the other errors of
+        `Producer.start`; BACKPRESSURE while all places are in use."""
         place = await self._place(stream, level)
         place.users += 1
         try:
@@ -69,7 +69,7 @@ class Producers:
         try:
             await producer.start()
             layout = await self._client.metadata(stream)
-            await self._make_room()  # others may have come meanwhile
+            await self._make_room()  # other producers may have begun meanwhile
         except BaseException:
             await producer.close()
             raise
@@ -91,6 +91,6 @@ class Producers:
             await self._places.pop(idle).producer.close()
 
     def _leave(self, key: tuple[str, Level], place: Place) -> None:
-        """Its other users hear the same error."""
+        """Forgets a producer after an error, which its other users get, too."""
         if self._places.get(key) is place:
             del self._places[key]

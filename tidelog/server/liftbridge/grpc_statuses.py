@@ -1,4 +1,4 @@
-"""Refusals as gRPC tells them: the statuses that Liftbridge's clients know, and the codes of PublishAsync."""
+"""Refusals in gRPC: the statuses that Liftbridge's clients know, and the codes of PublishAsync."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _STATUS: Mapping[Code, StatusCode] = {
     Code.STALE_GENERATION: StatusCode.FAILED_PRECONDITION,
     Code.STALE_COMMIT: StatusCode.FAILED_PRECONDITION,
     Code.NOT_PERMITTED: StatusCode.PERMISSION_DENIED,
-    # A client that hears RESOURCE_EXHAUSTED of a publish takes the message for too large and drops it.
+    # A client that gets RESOURCE_EXHAUSTED for a publish takes the message for too large and drops it.
     Code.RECORD_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
     Code.MESSAGE_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
     Code.LIMIT_REACHED: StatusCode.FAILED_PRECONDITION,
     Code.CONFIRM_TIMEOUT: StatusCode.DEADLINE_EXCEEDED,
     Code.OUTCOME_UNKNOWN: StatusCode.DEADLINE_EXCEEDED,
-    # Liftbridge has no status of its own for it.
+    # Liftbridge has no status of its own for INCORRECT_OFFSET.
     Code.INCORRECT_OFFSET: StatusCode.UNKNOWN,
 }
 
@@ -59,7 +59,7 @@ _ASYNC_OF_CODES: Mapping[Code, PublishAsyncError.Code.ValueType] = {
 
 
 class Refused(Exception):
-    """A call ends with this status."""
+    """Ends a call with this status."""
 
     def __init__(self, status: StatusCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -68,7 +68,7 @@ class Refused(Exception):
 
 
 def refusal(error: TidelogError | Refused) -> Refused:
-    """What can be tried again, and has no status of its own, is UNAVAILABLE: clients do try again."""
+    """Returns the refusal for `error`. Retriable ones without an own status are UNAVAILABLE: clients retry."""
     if isinstance(error, Refused):
         return error
     default = StatusCode.UNAVAILABLE if error.retriable else StatusCode.INTERNAL

@@ -1,12 +1,12 @@
-"""FetchMetadata, from the cluster state that this broker has applied, with the offsets that replicas tell; and
+"""FetchMetadata, from the cluster state that this broker has applied, with the offsets that replicas report; and
 FetchPartitionMetadata, from the leader.
 
-Offsets cost a question to the replicas of each stream: FetchMetadata asks for those of the first MAX_DESCRIBED streams,
-and waits OFFSETS_WITHIN for them, because clients ask when a leader has died. Those that are not told are UNKNOWN, as
-of an empty partition.
+Offsets cost a request to the replicas of each stream: FetchMetadata asks for those of the first MAX_DESCRIBED streams,
+and waits OFFSETS_WITHIN for them, because clients ask when a leader has died. Missing offsets are UNKNOWN, as of an
+empty partition.
 
-Partitions that a repartition has left are told, as read-only: clients find no leader to read from otherwise. Those that
-are made ready for the next layout are not: nobody can write to them, or read.
+Partitions that a repartition has left are listed, as read-only: clients find no leader to read from otherwise. Those
+that are made ready for the next layout are not: nobody can write to them, or read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wire.turns import Steps, in_turns, pieces
 from wire.types import BrokerId, PartitionState
 
 CURSORS = "__cursors"
-"""Liftbridge's stream of cursors. There is none here; it is told to clients, which look for its leader."""
+"""Liftbridge's stream of cursors. There is none here; metadata name it, because clients look for its leader."""
 
 MAX_DESCRIBED = 100
 DESCRIBED_AT_ONCE = 8
@@ -112,7 +112,7 @@ class MetadataCalls:
         return pb.FetchPartitionMetadataResponse(metadata=metadata)
 
     async def _times(self, stream: str, partition: int, start: int, committed: int) -> tuple[int, int]:
-        """The times of the first and the last record; 0 for one that retention removes meanwhile."""
+        """Returns the times of the first and the last record; 0 for one that retention removes meanwhile."""
         times = []
         for offset in (start, committed):
             async with self._gateway.client.consume(
@@ -122,14 +122,14 @@ class MetadataCalls:
                 stop=committed + 1,
                 on_gap="skip",
                 max_bytes=1,
-                read_uncommitted=True,  # an open transaction is not waited for
+                read_uncommitted=True,  # so that it does not wait for an open transaction
             ) as consumer:
                 record = await consumer.getone(RECORD_WITHIN)
             times.append(0 if record is None else record.timestamp)
         return times[0], times[1]
 
     async def _offsets(self, streams: Sequence[str]) -> dict[str, dict[int, PartitionDescription]]:
-        """By stream and partition."""
+        """Returns descriptions by stream and partition."""
         told: dict[str, dict[int, PartitionDescription]] = {}
         room = asyncio.Semaphore(DESCRIBED_AT_ONCE)
 
@@ -169,7 +169,7 @@ class MetadataCalls:
                 )
 
     def _cursors(self) -> pb.StreamMetadata:
-        """Clients send calls about cursors to the leader of this stream of Liftbridge's; any broker takes them."""
+        """Describes Liftbridge's stream of cursors, to whose leader clients send their calls; any broker takes them."""
         described = pb.StreamMetadata(name=CURSORS, subject=CURSORS)
         own = self._gateway.broker
         described.partitions[0].CopyFrom(pb.PartitionMetadata(id=0, leader=own, replicas=[own], isr=[own]))
@@ -205,8 +205,8 @@ class MetadataCalls:
         )
 
     def _leader_of(self, leader: BrokerId | None, addresses: Container[BrokerId]) -> str:
-        """Clients send their calls to the leader, and know no way to one without the port: this broker takes them in
-        its place."""
+        """Returns the leader, or this broker in place of one without the port, to which clients know no way: this
+        broker takes its calls."""
         if leader is None:
             return ""
         return leader if leader in addresses else self._gateway.broker

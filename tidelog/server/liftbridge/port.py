@@ -2,7 +2,7 @@
 
     bind ──> serve ──> close: subscriptions end with UNAVAILABLE, other calls have GRACE seconds
 
-The address is bound at the broker's start, so that a taken port or a bad certificate is told at once; calls are taken
+The address is bound at the broker's start, so that a taken port or a bad certificate is reported then; calls are taken
 only when the broker serves. Certificates are read again for new connections when their files have changed.
 """
 
@@ -32,21 +32,21 @@ from wire.types import BrokerId
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 512
-"""At once, subscriptions counted; more are refused by gRPC with RESOURCE_EXHAUSTED."""
+"""Calls at once, subscriptions counted; more are refused by gRPC with RESOURCE_EXHAUSTED."""
 MAX_CALLS_OF_CONNECTION = 256
 MAX_CONNECTIONS = 512
-"""At once; one more is closed by gRPC before it is heard."""
+"""Connections at once; one more is closed by gRPC at once."""
 HANDSHAKE_S = 10
 IDLE_S = 60
-"""A connection without calls is ended after so long, so that connections which only stand do not keep others out for
+"""Seconds after which a connection without calls is ended, so that idle connections do not keep others out for
 longer; clients connect again with their next call."""
 MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)
 """Bytes of a request; more is refused by gRPC with RESOURCE_EXHAUSTED, which ends a PublishAsync for good in clients
-such as go-liftbridge. So it is Liftbridge's own bound, above what a record may have: a record that is too large is
+such as go-liftbridge. So it is Liftbridge's own bound, above that of a record: a record that is too large is
 refused by itself, and the stream of publishes goes on."""
 MAX_METADATA_BYTES = 8 << 10
 GRACE = 0.5
-"""Seconds."""
+"""Seconds that calls have to end at close."""
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two brokers never share a port
@@ -69,7 +69,7 @@ class LiftbridgePort:
 
     @classmethod
     def bind(cls, settings: LiftbridgeSettings) -> LiftbridgePort:
-        """Raises TidelogError(BAD_CONFIG) that names the file, or the address."""
+        """Binds the address. Raises TidelogError(BAD_CONFIG) that names the file, or the address."""
         server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         credentials = None if settings.cert is None else _credentials(settings, settings.cert)
         try:
@@ -95,7 +95,7 @@ class LiftbridgePort:
         state: Callable[[], Cluster],
         replies: ReplySubjects,
     ) -> None:
-        """`connection`: with the login of the port's clients, and the port's own."""
+        """Begins to take calls. `connection`: the port's own, with the login of its clients."""
         client = Client(connection, subjects, server="NATS", name=f"tidelog {broker} liftbridge")
         settings = self._settings
         self._gateway = gateway = Gateway(broker, client, connection, subjects, state, settings.advertised)
@@ -112,7 +112,7 @@ class LiftbridgePort:
         _log.info("%s takes Liftbridge's calls on %s, told as %s", broker, settings.address, settings.advertised)
 
     async def close(self) -> None:
-        async with AsyncExitStack() as stack:  # which calls all of them, the last one first
+        async with AsyncExitStack() as stack:  # calls all of them, the last one first
             if self._gateway is not None:
                 self._gateway.is_closing = True
                 stack.push_async_callback(self._gateway.client.close)
@@ -134,7 +134,7 @@ class _Certificates:
         self._seen: tuple[bytes, ...] = ()
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Raises TidelogError(BAD_CONFIG)."""
+        """Returns the certificates, read now. Raises TidelogError(BAD_CONFIG)."""
         self._seen = self._contents()
         return self._configuration()
 

@@ -18,25 +18,25 @@ KEYS = (
     "liftbridge_key", "liftbridge_login",
 )  # fmt: skip
 ADDRESS_LABEL = "liftbridge"
-"""The label of a broker that tells its address."""
+"""The label of a broker with the address of its port."""
 FILE_KEYS = KEYS[3:]
 SECRET_FILE_KEYS = ("liftbridge_key", "liftbridge_login")
-_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with
+_EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiftbridgeSettings:
     host: str
-    """To listen on."""
+    """The host to listen on."""
     port: int
     advertised: str
-    """`host:port` at which clients reach this broker, told by every broker."""
+    """`host:port` at which clients reach this broker; every broker gives it to clients."""
     ca: Path | None = None
-    """What the certificates of clients are signed by; None: clients show none."""
+    """CA certificates that sign those of clients; None: clients show none."""
     cert: Path | None = None
-    """This broker's; None: without TLS."""
+    """This broker's certificate; None: without TLS."""
     key: Path | None = None
-    """None: it is in `cert`."""
+    """The private key; None: it is in `cert`."""
     login: Path | None = None
     """TOML with a table [login]: the login to NATS with which the calls are carried out; None: the broker's own."""
 
@@ -46,7 +46,7 @@ class LiftbridgeSettings:
 
 
 def read_settings(values: Mapping[str, Any]) -> LiftbridgeSettings | None:
-    """None: no port is asked for. Raises TidelogError(BAD_CONFIG) that names the setting and the remedy."""
+    """Returns the settings; None: no port is configured. Raises TidelogError(BAD_CONFIG) with the remedy."""
     given = {key: values[key] for key in KEYS if values.get(key) not in (None, "")}
     if "liftbridge_port" not in given:
         if given:
@@ -65,7 +65,7 @@ def read_settings(values: Mapping[str, Any]) -> LiftbridgeSettings | None:
 
 
 def split_address(address: str) -> tuple[str, int] | None:
-    """`host:port` in its parts; None for anything else."""
+    """Returns host and port of `host:port`; None for anything else."""
     host, _, text = address.rpartition(":")
     port = port_number(text)
     if not host or port is None:

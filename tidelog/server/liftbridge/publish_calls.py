@@ -8,7 +8,7 @@ are acknowledged when the record is in the leader's log, or committed; NONE is g
 
 A client that does not read its responses is read no more once all places wait to be written.
 
-Clients choose partitions by the number that they have heard of. What is published to a partition that keys are not
+Clients choose partitions by the number that they know. A record published to a partition that keys are not
 spread over any more goes to the one whose leader takes its plain messages, too (R63), unless an offset is expected.
 """
 
@@ -40,12 +40,12 @@ MAX_IN_FLIGHT = 256
 """Publishes of one PublishAsync that are not answered."""
 _LEVELS: dict[int, Level] = {AckPolicy.LEADER: "leader", AckPolicy.ALL: "all", AckPolicy.NONE: "leader"}
 _MOVED = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
-"""The record was not written, and may be under what is known now."""
+"""The record was not written, and may be written with the present layout."""
 _T = TypeVar("_T")
 
 
 class PublishCalls:
-    """`replies`: where acknowledgements may be sent."""
+    """The publishing calls. `replies`: subjects where acknowledgements may be sent."""
 
     def __init__(self, gateway: Gateway, replies: ReplySubjects) -> None:
         self._gateway = gateway
@@ -54,7 +54,7 @@ class PublishCalls:
         self._sessions: set[_Session] = set()
 
     async def close(self) -> None:
-        """What was taken is acknowledged or has failed; no more is taken."""
+        """Ends when all taken records are acknowledged or have failed; no more are taken."""
         for session in self._sessions:
             session.stop()
         await self._producers.close()
@@ -80,7 +80,7 @@ class PublishCalls:
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, time_remaining: float | None
     ) -> pb.PublishToSubjectResponse:
-        """Without a time there is no wait for an acknowledgement: nobody may listen on the subject."""
+        """Publishes to a subject. Without a time it waits for no acknowledgement: nobody may listen on the subject."""
         _check_policy(request.ackPolicy)
         subject = self._gateway.subjects.check_subject(request.subject)
         message = Message(
@@ -120,11 +120,11 @@ class PublishCalls:
         return pb.PublishToSubjectResponse(ack=ack)
 
     async def _prepare(self, request: pb.PublishRequest) -> None:
-        """What may wait for a controller before the record is given to a producer."""
+        """Does all that may wait for a controller, before the record is given to a producer."""
         await self._producing(request, _nothing)
 
     async def _outcome(self, request: pb.PublishRequest) -> pb.PublishResponse | None:
-        """None: nobody wants to hear of it."""
+        """Returns the response; None: the client wants none."""
         ack = await self._acknowledged(request)
         if request.ackPolicy == AckPolicy.NONE:
             return None
@@ -135,8 +135,8 @@ class PublishCalls:
         return await self._producing(request, lambda place, number: self._append(place, request, number, received))
 
     async def _producing(self, request: pb.PublishRequest, action: Callable[[Place, int], Awaitable[_T]]) -> _T:
-        """`action` with a producer for the stream, and the partition that takes the record; once more where the stream
-        has been created anew meanwhile, or the partition has left before the record was written."""
+        """Calls `action` with a producer for the stream, and the partition that takes the record; once more where the
+        stream has been created anew meanwhile, or the partition has left before the record was written."""
         _check(request)
         level = _LEVELS[request.ackPolicy]
         for is_last in (False, True):
@@ -149,8 +149,8 @@ class PublishCalls:
         raise AssertionError("the last attempt returns or raises")
 
     async def _target(self, place: Place, request: pb.PublishRequest) -> int:
-        """The partition that takes the record. Waits for a controller only where the producer, or this broker, may not
-        have heard of the partition yet."""
+        """Returns the partition that takes the record. Waits for a controller only where the producer, or this broker,
+        may not know the partition yet."""
         name, number, count = request.stream, request.partition, place.producer.partition_count
         if 0 <= number < count:
             return number
@@ -160,7 +160,7 @@ class PublishCalls:
         else:
             target = None
         if target is None:
-            now = await self._gateway.client.metadata(name)  # which the producer hears of, too
+            now = await self._gateway.client.metadata(name)  # updates the producer, too
             if now.incarnation != place.layout.incarnation:
                 raise TidelogError(Code.WRONG_INCARNATION, f"stream {name!r} was deleted and created again")
             target, count = takes_in_place(now.layouts, number), place.producer.partition_count
@@ -201,7 +201,7 @@ class PublishCalls:
         return ack
 
     async def _give(self, place: Place, request: pb.PublishRequest, target: int) -> None:
-        """Records of a partition that takes none are refused at once, as far as this broker knows of it."""
+        """Gives the record to the producer; refuses it at once if this broker knows that the partition takes none."""
         stream = self._gateway.stream(request.stream)
         partition = None if stream is None else stream.partitions.get(target)
         if partition is not None and partition.readonly:
@@ -216,7 +216,7 @@ class PublishCalls:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio reports unread ones
 
     def _tell_inbox(self, ack: Ack) -> None:
-        """Where a broker would send it for an envelope: not into streams, and not to brokers or NATS itself."""
+        """Sends the ack where a broker would send it for an envelope: not into streams, and not to brokers or NATS."""
         if ack.ackInbox and self._replies.is_clients(ack.ackInbox.encode()):
             self._send(ack.ackInbox, encode_ack(ack))
 
@@ -254,14 +254,14 @@ class _Session:
         self._reading.add_done_callback(lambda _: self._changed.set())
 
     def stop(self) -> None:
-        """The broker stops: no more is read, and the call ends when all that was read is answered."""
+        """Stops reading, because the broker stops; the call ends when all requests read are answered."""
         self._is_stopping = True
         if self._reading is not None:
             self._reading.cancel()
         self._changed.set()
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        """Until the client has no more. Raises Refused for bytes that are no request."""
+        """Reads until the client has no more. Raises Refused for malformed requests."""
         async for data in requests:
             try:
                 request = pb.PublishRequest.FromString(data)
@@ -280,7 +280,7 @@ class _Session:
             task.add_done_callback(self._on_done)
 
     async def next_response(self) -> bytes | None:
-        """None: there is none to come. Raises Refused where the client's messages end with one."""
+        """Returns the next response; None: no more come. Raises Refused where the client's messages end with one."""
         reading = self._reading
         assert reading is not None
         while not self._responses:
@@ -325,7 +325,7 @@ async def _nothing(_place: Place, _target: int) -> None: ...
 
 
 def _failed(request: pb.PublishRequest, error: TidelogError | Refused) -> pb.PublishResponse:
-    """With an empty ack: clients from before `asyncError` look into nothing else."""
+    """Returns a failure with an empty ack: clients from before `asyncError` read nothing else."""
     return pb.PublishResponse(correlationId=request.correlationId, asyncError=async_error(error), ack=Ack())
 
 

@@ -1,7 +1,7 @@
 """SetCursor and FetchCursor, on Tidelog's cursors.
 
 A cursor of Liftbridge belongs to a partition and has any text as its id; one of Tidelog has a name. The name is made of
-a hash, and the value says what it was made of, with the offset and the lives of the stream and of the partition: the
+a hash, and the value names its source, with the offset and the incarnations of the stream and the partition: the
 cursor of one that was deleted, or removed by retention after a repartition, and made again counts as never set.
 
 Some settings of Liftbridge's CreateStream have no counterpart, and a program works without them. They are taken and do
@@ -38,11 +38,11 @@ _COUNTERPARTS: Mapping[str, str] = {
     "autoPauseDisableIfSubscribers": "auto_pause_disable_if_subscribers",
     "encryption": "encryption",
 }
-"""Numbers have the same units in both."""
+"""Liftbridge's settings, with their counterparts here. Numbers have the same units in both."""
 
 
 def stream_config(request: CreateStreamRequest) -> dict[str, str]:
-    """As texts. Raises TidelogError(BAD_CONFIG) that names the field, the value and the remedy."""
+    """Returns the settings as texts. Raises TidelogError(BAD_CONFIG) that names the field, the value and the remedy."""
     config: dict[str, str] = {}
     for name, setting in _COUNTERPARTS.items():
         if not request.HasField(name):  # type: ignore[arg-type] # protobuf's stubs want a literal
@@ -92,7 +92,7 @@ class CursorCalls:
         return pb.FetchCursorResponse(offset=NEVER_SET if found is None else _offset(found.value, lives))
 
     async def _checked(self, request: pb.SetCursorRequest | pb.FetchCursorRequest) -> tuple[str, dict[str, int]]:
-        """The name of the cursor, and the lives of the stream and the partition."""
+        """Returns the name of the cursor, and the incarnations of the stream and the partition."""
         if not request.stream or not request.cursorId:
             missing = "cursorId" if request.stream else "stream"
             raise TidelogError(Code.BAD_REQUEST, f"{missing} is empty; a cursor has an id and belongs to a stream")
@@ -110,8 +110,8 @@ class CursorCalls:
 
 
 def _offset(value: bytes, lives: Mapping[str, int]) -> int:
-    """NEVER_SET where the value is of other lives, or was not written here. One of an earlier version does not name the
-    life of the partition: it is that of the stream."""
+    """Returns the offset; NEVER_SET where the value is of other incarnations, or was not written here. A value of an
+    earlier version does not name the partition's incarnation: it is that of the stream."""
     try:
         told = json.loads(value)
         told.setdefault("partition_incarnation", told["incarnation"])
@@ -122,7 +122,7 @@ def _offset(value: bytes, lives: Mapping[str, int]) -> int:
 
 
 MAX_REPLICATION = -1
-"""Stands for all brokers."""
+"""A replication factor that stands for all brokers."""
 _MOST_REPLICAS = 16
 
 
@@ -163,7 +163,7 @@ class StreamCalls:
         return pb.SetStreamReadonlyResponse()
 
     def _check_partitions(self, name: str, partitions: Sequence[int]) -> None:
-        """A stream that is not known here may be new: the controller judges it."""
+        """Checks the partitions of a stream; one that is not known here may be new, and the controller judges it."""
         stream = self._gateway.stream(name)
         for partition in partitions:
             if stream is not None and partition not in stream.partitions:

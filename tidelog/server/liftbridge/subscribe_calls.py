@@ -1,7 +1,7 @@
 """Subscribe: the committed records of one partition, from any replica's broker.
 
 The first message is empty: the subscription stands, and its position is fixed. Then come records, as fast as the client
-takes them; while it does not, at most PREFETCH_BYTES wait here, and what gRPC itself holds. A subscription ends with
+takes them; while it does not, at most PREFETCH_BYTES wait here, plus gRPC's own buffers. A subscription ends with
 RESOURCE_EXHAUSTED at its stop and at the end of a partition that takes no records, as Liftbridge's do, and with
 CANCELLED where a rebalance takes the partition away: go-liftbridge hands its program nothing for that status, and a
 pause for FAILED_PRECONDITION, with which only the beginning of a subscription may be refused. A group's
@@ -49,10 +49,10 @@ class SubscribeCalls:
         self._groups = groups
         self._consumers: set[Consumer] = set()
         self._of_groups: dict[tuple[str, str, int], Consumer] = {}
-        """By group, stream and partition."""
+        """Consumers of groups, by group, stream and partition."""
 
     async def close(self) -> None:
-        """Their clients hear that the broker stops."""
+        """Ends all subscriptions; their clients are notified that the broker stops."""
         await close_all([consumer.aclose for consumer in self._consumers])
 
     async def subscribe(self, request: pb.SubscribeRequest, write: Write) -> None:
@@ -96,7 +96,7 @@ class SubscribeCalls:
             await consumer.aclose()
 
     async def _take_over(self, place: tuple[str, str, int], consumer: Consumer) -> None:
-        """A group has one subscription to a partition at a broker: the one that its assignment allowed last."""
+        """Ends the group's earlier subscription to the partition at this broker: the last allowed one stays."""
         before = self._of_groups.get(place)
         self._of_groups[place] = consumer
         if before is not None:
@@ -145,7 +145,7 @@ class SubscribeCalls:
         return ingest_subject(stream.subject if stream is not None else request.stream, request.partition)
 
     def _takes_no_records(self, request: pb.SubscribeRequest) -> str:
-        """How that is called; empty: it takes some, or may soon."""
+        """Returns the name of the state in which the partition takes no records; empty: it takes some, or may soon."""
         stream = self._gateway.stream(request.stream)
         partition = None if stream is None else stream.partitions.get(request.partition)
         if partition is None:
@@ -156,7 +156,7 @@ class SubscribeCalls:
         return "retired" if is_left else ""
 
     async def _is_at_last_end(self, consumer: Consumer, request: pb.SubscribeRequest) -> bool:
-        """Records of a transaction that is open are still to be read."""
+        """Returns whether all is read. Records of an open transaction are still to be read."""
         number = request.partition
         ends = await self._gateway.client.offsets(request.stream, "latest", partitions=[number], read_uncommitted=True)
         return consumer.position(number) >= ends[number]
@@ -198,7 +198,7 @@ def _start(request: pb.SubscribeRequest) -> Start:
 
 
 def _message(record: Record, subject: str) -> bytes:
-    """With the headers that Liftbridge adds to each message; the subject of a reply is not kept here."""
+    """Returns the record with the headers that Liftbridge adds; the subject of a reply is not kept here."""
     return Message(
         offset=record.offset,
         key=record.key,

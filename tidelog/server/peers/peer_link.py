@@ -4,7 +4,7 @@ sent them.
     publish    payload | trailer ──> NATS ──> verified? ─yes─> payload, to the handler
                                                  └─no──> dropped, counted (`refusals`), never answered
 
-Anybody may send here as much as NATS carries, so a message is decoded only after it was verified: what is refused costs
+Anybody may send here as much as NATS carries, so a message is decoded only after it was verified: a refused one costs
 the event loop a microsecond or two (docs/security.md has the figures).
 
 A 503 has no trailer. It is passed on as the first message of an inbox only: NATS sends it in place of an answer, so one
@@ -39,24 +39,24 @@ from wire.types import Buffer
 _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
-"""At most one line for each kind of subject in so long."""
+"""Seconds between two log lines for a kind of subject."""
 MAX_SHOWN = 120
-"""Bytes of a subject in the log."""
+"""Bytes of a subject that the log shows."""
 _NEVER = (-inf, 0)
 
 
 class Refusals:
-    """`owner`: the broker, for the log."""
+    """Counts of refused messages. `owner`: the broker, for the log."""
 
     def __init__(self, owner: str, monotonic: Callable[[], float]) -> None:
         self._owner = owner
         self.monotonic = monotonic
         self._counts: dict[str, dict[str, int]] = {}
         self._logged: dict[str, tuple[float, int]] = {}
-        """By kind: when, and how many there were then."""
+        """By kind, the time of its last line, and the count then."""
 
     def count(self, kind: str, fault: str, subject: bytes) -> None:
-        """`kind`: of the subject, one of few. `subject` may be anybody's text."""
+        """Counts a refused message. `kind` of the subject: one of few. `subject` may be anybody's text."""
         faults = self._counts.get(kind)
         if faults is None:
             faults = self._counts[kind] = {}
@@ -73,20 +73,20 @@ class Refusals:
             )  # fmt: skip
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By kind of subject and reason."""
+        """Returns the counts by kind of subject and reason."""
         return {kind: dict(faults) for kind, faults in sorted(self._counts.items())}
 
 
 ANSWER = "answer"
 """Kind of the messages to inboxes."""
 LATE_REFUSAL = "late 503"
-"""A 503 that comes after something else: it is not from NATS."""
+"""A 503 that comes after another message: it is not from NATS."""
 STATUS = "status"
-"""A status message that no request brings about."""
+"""A status message that no request causes."""
 
 
 class PeerLink:
-    """See the module. `life_id`: no other life of any broker has the same. `current_lives`: see Verifier."""
+    """See the module. `life_id`: no other process of any broker has the same. `current_lives`: see Verifier."""
 
     def __init__(
         self,
@@ -256,14 +256,14 @@ class PeerLink:
         *,
         as_view: bool = False,
     ) -> Message | None:
-        """The message without its trailer; None: it is refused. `headers` have no status."""
+        """Returns the message without its trailer; None: it is refused. `headers` have no status."""
         end = len(data) - TRAILER_BYTES
         if end < 0:
             self.refusals.count(kind, Fault.SHORT.value, subject)
             return None
         trailer = data[end:]
         sender = self._verifier.claimed_sender(PEER, trailer)
-        if not isinstance(sender, Sender):  # asked so, it costs a third of `isinstance(sender, Fault)`
+        if not isinstance(sender, Sender):  # costs a third of `isinstance(sender, Fault)`
             self.refusals.count(kind, sender.value, subject)
             return None
         fields = None if headers is None else decode_headers(headers)[0]
@@ -276,7 +276,7 @@ class PeerLink:
 
 
 def kind_of(subject: str) -> str:
-    """What the messages on a subject of brokers are about, for the counts."""
+    """Returns the kind of a brokers' subject, for the counts."""
     tokens = subject.split(".")
     match tokens[1:]:
         case ["metadata", about] | ["metadata", about, _]:
@@ -288,7 +288,7 @@ def kind_of(subject: str) -> str:
 
 
 class _Inbox:
-    """A handler of one inbox."""
+    """The handler of one inbox, which checks each message first."""
 
     __slots__ = ("_as_view", "_handler", "_has_come", "_link")
 
@@ -297,7 +297,7 @@ class _Inbox:
         self._handler = handler
         self._as_view = as_view
         self._has_come = False
-        """A verified answer, or a 503."""
+        """A verified answer, or a 503, has come."""
 
     def __call__(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
         status = None if headers is None else status_of(headers)

@@ -2,26 +2,26 @@
 
      0                                       16          20                      28                          44   45
      +---------------------------------------+-----------+-----------------------+---------------------------+----+
-     | sender's life, 16 bytes               | secret    | number, u64 BE        | tag, 16 bytes             | 1  |
+     | sender's incarnation, 16 bytes        | secret    | number, u64 BE        | tag, 16 bytes             | 1  |
      +---------------------------------------+-----------+-----------------------+---------------------------+----+
 
-    life     of the broker that sends: the first 16 bytes of SHA-256 of its life id
+    sender   incarnation of the sending broker: the first 16 bytes of SHA-256 of its life id
     secret   fingerprint of the secret from which the key follows (`wire.security.cluster_secrets`)
-    number   of this message among all of this life; never the same twice
-    tag      under keys of (secret, life), over
+    number   of this message among all of this incarnation; never the same twice
+    tag      under keys of (secret, incarnation), over
 
                  KIND " " subject " " reply CRLF
                  name ": " value CRLF                  the NATS headers, by name
                  CRLF
                  payload
 
-             payload below 1024 bytes: BLAKE2b-128, keyed; the number stands in front of what is covered
+             payload below 1024 bytes: BLAKE2b-128, keyed; the number stands in front of the covered bytes
              others:                   AES-256-GMAC; the number is the nonce
 
     the last byte is the version; KIND is "peer", or "claim" where the trailer is in a NATS header, in hex
 
-Each life has keys of its own, so no nonce comes twice under one key, whatever a restart forgets. Subjects, replies
-and headers hold no line breaks, so two different messages never give the same bytes to cover.
+Each incarnation has keys of its own, so no nonce comes twice under one key, whatever a restart forgets. Subjects,
+replies and headers hold no line breaks, so two different messages never give the same bytes to cover.
 
 There are two algorithms because a request that is awaited alone finds the processor's caches cold: a GMAC of 500 bytes
 then takes 37 us to make and 24 us to check, a BLAKE2b 11 us; of 64 KiB in a row a GMAC takes a quarter of the time.
@@ -29,15 +29,15 @@ then takes 37 us to make and 24 us to check, a BLAKE2b 11 us; of 64 KiB in a row
 Invariants:
 
 * The number of a message is noted after its tag was verified: a forged message changes nothing here.
-* Keys of lives that were not heard yet are derived for at most UNHEARD_PER_S messages a second, and for as many more
-  after a silence: a stranger may name another life in each message, and deriving costs more than all else about it.
-  Lives that were heard have no limit, and claims have none. In a flood a new life's first messages may be refused for
-  that, as NATS may lose any message; its sender asks again. Tokens come all the time, so each message has a chance of
-  UNHEARD_PER_S to the forged messages of a second, and one that is verified is enough.
-* At most MAX_SENDERS lives are remembered. For one more a life is forgotten: of those that are not the current life of
-  a broker of the cluster, the one that was heard the longest ago. Its messages would be taken once more
-  (docs/messages.md says why that harms nothing). So neither a broker that restarts for ever nor copies of messages from
-  many lives that are over can have a message of a living broker taken twice.
+* Keys of unknown incarnations are derived for at most UNHEARD_PER_S messages a second, and for as many more after a
+  silence: an unauthenticated sender may name another incarnation in each message, and deriving costs more than the
+  rest of its checks. Known incarnations have no limit, and claims have none. In a flood the first messages of a new
+  incarnation may be refused for that, as NATS may lose any message; its sender asks again. Tokens come all the time,
+  so each message has a chance of UNHEARD_PER_S to the forged messages of a second, and one that is verified is enough.
+* At most MAX_SENDERS incarnations are remembered. For one more an incarnation is forgotten: of those that are not the
+  current one of a broker of the cluster, the one received from the longest ago. Its messages would be taken once more
+  (docs/messages.md says why that harms nothing). So neither a broker that restarts for ever nor copies of messages
+  from many past incarnations can have a message of a running broker taken twice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TAG_BYTES: Final = 16
 TRAILER_BYTES: Final = LIFE_BYTES + FINGERPRINT_BYTES + 8 + TAG_BYTES + 1
 MAX_SENDERS: Final = 1024
 UNHEARD_PER_S: Final = 20_000
-"""Messages of lives that were not heard yet whose keys are derived: less than a tenth of the processor's time."""
+"""Messages of unknown incarnations for which keys are derived: less than a tenth of the processor's time."""
 PEER: Final = b"peer"
 CLAIM: Final = b"claim"
 
@@ -72,13 +72,13 @@ _SENDER_END: Final = LIFE_BYTES + FINGERPRINT_BYTES
 _NUMBER_END: Final = _SENDER_END + 8
 _NONCE_HEAD: Final = bytes(4)
 _SHORT: Final = 1024
-"""Bytes of payload. Below, the tag is a BLAKE2b."""
+"""Bytes of payload. The tag of a shorter one is a BLAKE2b."""
 _UNJOINED_FROM: Final = 96 << 10
-"""Bytes. From here on a tag over the parts as they lie costs less than joining them."""
+"""Bytes. From here on a tag over separate parts costs less than joining them."""
 
 
 class Fault(Enum):
-    """Why a message is refused."""
+    """The reason why a message is refused."""
 
     SHORT = "short"
     """It has no trailer."""
@@ -89,21 +89,21 @@ class Fault(Enum):
     TAG = "tag"
     """It was made or altered by somebody without the secret, or meant for another subject or inbox."""
     UNHEARD = "unheard"
-    """Its sender was not heard before, and too many messages name such senders at a time."""
+    """Its sender is not known yet, and too many messages name unknown senders at a time."""
     REPLAYED = "replayed"
-    """It has come before, or is too old to tell."""
+    """It has come before, or is older than the window of numbers."""
 
 
 class _Key:
-    """One life's keys under one secret."""
+    """The keys of one incarnation under one secret."""
 
     def __init__(self, secret: ClusterSecret, life: bytes) -> None:
         self.secret = secret
         self._life = life
         self._short = hashlib.blake2b(key=secret.short_key_of(life), digest_size=TAG_BYTES)
-        """The digest of nothing yet; it is copied for each message."""
+        """The digest of no bytes yet; it is copied for each message."""
 
-    # Made when they are needed: a stranger may name another life in each small message.
+    # Made when they are needed: anybody may name another incarnation in each small message.
 
     @cached_property
     def _aead(self) -> AESGCM:
@@ -114,7 +114,7 @@ class _Key:
         return algorithms.AES(self.secret.key_of(self._life))
 
     def tag(self, number: bytes, covered: bytes, parts: Sequence[Buffer]) -> bytes:
-        """Large parts are not copied."""
+        """Returns the tag of a message. Large parts are not copied."""
         size = sum(map(len, parts))
         if size < _SHORT:
             return self._short_tag(b"".join((number, covered, *parts)))
@@ -150,17 +150,17 @@ class _Key:
 
 
 class Sender(_Key):
-    """A life of a broker, as a receiver knows it. `name`: as in its trailers, life and fingerprint."""
+    """An incarnation of a broker, as a receiver knows it. `name`: as in its trailers, incarnation and fingerprint."""
 
     def __init__(self, secret: ClusterSecret, name: bytes) -> None:
         super().__init__(secret, name[:LIFE_BYTES])
         self.name = name
         self.window: ReplayWindow | None = None
-        """Made when the first message was verified."""
+        """Made when the first message of the sender was verified."""
 
 
 class Signer:
-    """Makes the trailers of one life of a broker. `life_id`: no other life has the same."""
+    """Makes the trailers of one incarnation of a broker. `life_id`: no other incarnation has the same."""
 
     def __init__(self, secrets: ClusterSecrets, life_id: str) -> None:
         self._secrets = secrets
@@ -182,7 +182,7 @@ class Signer:
         headers: Mapping[str, str] | None,
         parts: Sequence[Buffer],
     ) -> bytes:
-        """For a message of these parts that is about to be sent."""
+        """Returns the trailer for a message of these parts that is about to be sent."""
         self._number = number = self._number + 1
         digits = number.to_bytes(8, "big")
         covers = covered(kind, subject.encode(), None if reply is None else reply.encode(), headers)
@@ -190,7 +190,7 @@ class Signer:
 
 
 class Verifier:
-    """Judges the messages that come to one life of a broker. `current_lives`: ids of the lives that brokers of the
+    """Judges the messages that one incarnation of a broker receives. `current_lives`: life ids that the brokers of the
     cluster have registered last."""
 
     def __init__(
@@ -201,14 +201,14 @@ class Verifier:
         self._unheard = TokenBucket(UNHEARD_PER_S, monotonic())
         self._current_lives = current_lives
         self._senders: dict[bytes, Sender] = {}
-        """By name; those that were heard and are accepted. The one that was heard the longest ago comes first."""
+        """Accepted senders by name, those that were verified. The one received from the longest ago comes first."""
         self._heard_last: Sender | None = None
-        """None: one that was remembered since."""
+        """The sender received from last; None: another was remembered since."""
         secrets.on_change(self._forget_refused)
 
     def claimed_sender(self, kind: bytes, trailer: bytes) -> Sender | Fault:
-        """Whom the trailer of a message of this kind names. Anybody can write that: nothing is verified yet, and
-        nothing remembered."""
+        """Returns the sender that the trailer names. Anybody can write that: nothing is verified yet, and nothing
+        remembered."""
         if not trailer.endswith(VERSION):
             return Fault.VERSION
         if len(trailer) != TRAILER_BYTES:
@@ -240,8 +240,8 @@ class Verifier:
     # Not covered: Whoever holds the secret is believed in everything. Whoever runs the NATS server can withhold
     # messages. A second process under a broker's name with that secret registers, and the first one ends.
     def fault(self, sender: Sender, covers: bytes, payload: Buffer, trailer: bytes) -> Fault | None:
-        """None: a broker of this cluster has sent this message, to this subject, and it has not come before. `sender`:
-        that of the trailer; `covers`: `covered`, of the message as it came."""
+        """Returns None if a broker of this cluster has sent this message, to this subject, and it has not come before.
+        `sender`: that of the trailer; `covers`: `covered`, of the message as it came."""
         digits = trailer[_SENDER_END:_NUMBER_END]
         if not sender.verifies(digits, trailer[_NUMBER_END:-1], covers, payload):
             return Fault.TAG
@@ -269,11 +269,11 @@ class Verifier:
 
 @lru_cache(MAX_SENDERS)
 def _life(life_id: str) -> bytes:
-    """As in trailers."""
+    """Returns the incarnation, as in trailers."""
     return hashlib.sha256(life_id.encode()).digest()[:LIFE_BYTES]
 
 
 def covered(kind: bytes, subject: bytes, reply: bytes | None, headers: Mapping[str, str] | None) -> bytes:
-    """What the tag covers in front of the payload."""
+    """Returns the bytes that the tag covers in front of the payload."""
     lines = "".join([f"{name}: {headers[name].strip()}\r\n" for name in sorted(headers)]).encode() if headers else b""
     return b"".join((kind, b" ", subject, b" ", reply or b"", b"\r\n", lines, b"\r\n"))

@@ -1,11 +1,11 @@
-"""Which messages of one sender have come: each is taken once. Pure.
+"""The messages of one sender that have come: each is taken once. Pure.
 
 The sender numbers all its messages. A receiver gets some of them, mostly in order; the window remembers which of the
 last `WINDOW` numbers below the highest one have come.
 
     ....1101111011111111
     ^ top - WINDOW + 1  ^ top
-    below: too old to tell, and refused
+    below: older than the window, and refused
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW: Final = 8192
-"""Numbers. NATS keeps the order of one connection; what is overtaken by so many others is lost, as any message may be.
-"""
+"""Numbers. NATS keeps the order of one connection; a message overtaken by so many others is lost, as any may be."""
 _ALL: Final = (1 << WINDOW) - 1
 
 
 class ReplayWindow:
-    """See the module. Nothing has come yet."""
+    """A window of numbers; see the module. It begins empty."""
 
     __slots__ = ("_seen", "_top")
 
@@ -30,7 +29,7 @@ class ReplayWindow:
 
     # Keeps R42.
     def take(self, number: int) -> bool:
-        """Whether this message is new, and young enough to tell. It counts as come from now on."""
+        """Takes the number of a message. Returns whether it is new, and not older than the window."""
         ahead = number - self._top
         if ahead > 0:
             self._seen = ((self._seen << ahead) | 1) & _ALL if ahead < WINDOW else 1

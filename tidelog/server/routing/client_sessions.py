@@ -1,10 +1,10 @@
 """Sessions of clients: which routing generation of each stream they have applied (`wire.operations.adoption_report`).
 Pure.
 
-    report of a client ---> its session ---> the minimum of all sessions, of the streams that are asked about
+    report of a client ---> its session ---> the minimum of all sessions, for the requested streams
 
 A report replaces the client's last one. A session that has not reported for SESSION_TTL_S is forgotten. Anybody may
-report anything: what is kept is bounded, of one client and of all, and what comes beyond is refused.
+report anything: the state is bounded, per client and in all, and reports beyond that are refused.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class _Session:
 
 
 class AdoptionSessions:
-    """See the module. `now`: monotonic seconds."""
+    """Sessions of all clients; see the module. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        """By client id, the one that reported longest ago first."""
+        """Sessions by client id, the one that reported longest ago first."""
         self._of_origin: dict[str, int] = {}
         self._bytes = 0
         self.refused = 0
-        """Reports that were not kept."""
+        """Reports that were refused."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def report(self, report: AdoptionReport, origin: str, now: float) -> None:
-        """`origin`: the same for all reports over one connection. Raises TidelogError; the client's session stays as it
-        was."""
+        """Takes a report. `origin`: the same for all reports over one connection. Raises TidelogError; the client's
+        session stays as it was."""
         try:
             self._check(report)
             self._forget_silent(now)
@@ -67,7 +67,7 @@ class AdoptionSessions:
             raise
 
     def minimum(self, streams: Iterable[str], now: float) -> dict[str, int]:
-        """By stream, the oldest generation that a session has applied; of those `streams` that a session names."""
+        """Returns, for those of `streams` that a session names, the oldest generation that a session has applied."""
         self._forget_silent(now)
         found: dict[str, int] = {}
         for stream in streams:
@@ -141,7 +141,7 @@ class AdoptionSessions:
 
 
 class LabelsWithAdoption(Mapping[str, str]):
-    """The labels of a broker, and what its clients have applied of the streams that are being repartitioned. It is made
+    """The labels of a broker, and the generations that its clients have applied of streams in repartition. It is made
     anew whenever it is read. `minimum()`: see `AdoptionSessions.minimum`."""
 
     def __init__(self, labels: Mapping[str, str], minimum: Callable[[], Mapping[str, int]]) -> None:

@@ -1,17 +1,17 @@
-"""Pushes: the controller tells clients the routes of streams that have changed (`wire.operations.stream_routes`).
+"""Pushes: the controller sends clients the routes of streams that have changed (`wire.operations.stream_routes`).
 
     applied command --routing_generation moved--> due ---COALESCE_S---> published, in the order in which they came due
     a new controller: all streams, newest change first --REPEATED_PER_S--> published, while nothing is due
 
-A stream that changes several times before its turn is published once, as it is then. What has no influence on routing,
-such as ISRs, settings and racks, moves no `routing_generation` and is not pushed. Pushes get a bounded share of the
-loop's time (`tidelog.nats.pace`) and MAX_BYTES_PER_S. What NATS does not take at the moment stays due.
+A stream that changes several times before its turn is published once, in its newest state. Changes that do not concern
+routing, such as ISRs, settings and racks, move no `routing_generation` and are not pushed. Pushes get a bounded share
+of the loop's time (`tidelog.nats.pace`) and MAX_BYTES_PER_S. A push that NATS does not take at the moment stays due.
 
 nats-server reads nothing more of a connection while it delivers a message to thousands. So after WINDOW pushes one to
-itself has to come back before the next: what else this connection has to say, such as that it lives, waits no longer
+itself has to come back before the next: other messages of this connection, such as heartbeats, wait no longer
 than the deliveries of one window take.
 
-A push may be lost, as any message of NATS may be. Nothing depends on it: a request that is led astray is refused, and
+A push may be lost, as any message of NATS may be. Nothing depends on it: a request to a wrong broker is refused, and
 the client asks.
 """
 
@@ -39,33 +39,33 @@ from wire.types import BrokerId, Generation, StreamName
 _log = logging.getLogger(__name__)
 
 COALESCE_S = 0.003
-"""Changes wait so long for others of the same stream."""
+"""Seconds that a change waits for others of the same stream."""
 REPEATED_PER_S = 500
 """Streams that a new controller publishes once more."""
 MAX_BYTES_PER_S = 8 << 20
 BURST_S = 0.25
 """The bytes of so many seconds may leave at once after a time without pushes."""
 WINDOW = 16
-"""Pushes that leave without an answer of NATS."""
+"""Pushes that are sent before NATS has to answer."""
 WINDOW_S = 5.0
-"""Without an answer for so long the next window begins nevertheless."""
+"""Seconds without an answer after which the next window begins nevertheless."""
 RETRY_S = 0.1
-"""Until NATS is asked again that took no push: there is no connection, or its buffer is full."""
+"""Seconds until the next attempt after NATS took no push: there is no connection, or its buffer is full."""
 
 
 class DuePushes:
-    """Which streams are to be published next. Pure. A stream has one of two states: pushed at a generation, or due."""
+    """The streams to publish next. Pure. A stream has one of two states: pushed at a generation, or due."""
 
     def __init__(self) -> None:
         self._pushed: dict[StreamName, Generation] = {}
         self._due: dict[StreamName, None] = {}
-        """In the order in which they came due."""
+        """Streams in the order in which they came due."""
         self._repeated: deque[StreamName] = deque()
         self._done: set[StreamName] = set()
-        """Published in this controller epoch."""
+        """Streams published in this controller epoch."""
 
     def begin(self, generations: Mapping[StreamName, Generation]) -> None:
-        """A controller epoch begins. `generations`: each stream's `routing_generation`."""
+        """Begins a controller epoch. `generations`: each stream's `routing_generation`."""
         self._pushed = dict(generations)
         self._due = {}
         self._done = set()
@@ -75,7 +75,7 @@ class DuePushes:
         self.begin({})
 
     def on_applied(self, generations: Iterable[tuple[StreamName, Generation | None]]) -> None:
-        """Streams in which something has changed, with their `routing_generation`; None: deleted."""
+        """Takes the streams that have changed, with their `routing_generation`; None: deleted."""
         for name, generation in generations:
             if generation is None:
                 self._pushed.pop(name, None)
@@ -84,7 +84,7 @@ class DuePushes:
                 self._due.setdefault(name)
 
     def next(self) -> tuple[StreamName, bool] | None:
-        """The stream whose turn it is, and whether it is only repeated. None: nothing is to be published."""
+        """Returns the stream whose turn it is, and whether it is only repeated. None: none is to be published."""
         if self._due:
             return next(iter(self._due)), False
         while self._repeated and self._repeated[0] in self._done:
@@ -92,7 +92,7 @@ class DuePushes:
         return (self._repeated[0], True) if self._repeated else None
 
     def published(self, name: StreamName, generation: Generation | None) -> None:
-        """`generation`: the one that was published; None: the stream is gone, or its routes are too large."""
+        """Notes a push. `generation`: of the routes published; None: the stream is gone, or too large."""
         self._due.pop(name, None)
         self._done.add(name)
         if generation is not None:
@@ -100,7 +100,7 @@ class DuePushes:
 
 
 class Pushes:
-    """See the module. `labels`: of the brokers, as they last said. `now`: the loop's time."""
+    """See the module. `labels`: the newest labels of the brokers. `now`: the loop's time."""
 
     def __init__(
         self,
@@ -124,18 +124,18 @@ class Pushes:
         self._came = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._bytes_left_at = 0.0
-        """When all that was published has left at MAX_BYTES_PER_S."""
+        """Time when all pushes have left at MAX_BYTES_PER_S."""
         self._repeat_at = 0.0
         self._unanswered = 0
-        """Pushes since NATS has answered."""
+        """Pushes since the last answer of NATS."""
         self._too_large: set[StreamName] = set()
-        """Streams of which the log says so already."""
+        """Streams already reported in the log as too large."""
         self.published = 0
         self.left_out = 0
-        """Pushes that NATS cannot carry in a message."""
+        """Pushes that are too large for a message of NATS."""
 
     def observe(self, changes: Changes) -> None:
-        """A command was applied, or a snapshot."""
+        """Takes the changes of an applied command, or of a snapshot."""
         if not self._is_controller:
             return
         names = {*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))}
@@ -144,7 +144,7 @@ class Pushes:
             self._came.set()
 
     def on_controller(self, is_controller: bool) -> None:
-        """This broker is the controller now, or no longer."""
+        """Begins or ends pushing: this broker is the controller now, or no longer."""
         if is_controller == self._is_controller:
             return
         self._is_controller = is_controller
@@ -165,7 +165,7 @@ class Pushes:
                 await self._task
 
     def _generation(self, name: StreamName) -> Generation | None:
-        """None: there is no such stream for clients."""
+        """Returns the routing generation of the stream; None: clients have no such stream."""
         stream = self._state.streams.get(name)
         if stream is None or is_internal(name, stream.subject, self._subjects):
             return None
@@ -178,7 +178,7 @@ class Pushes:
             await asyncio.sleep(COALESCE_S)
             try:
                 await self._publish_due()
-            except Exception:  # noqa: BLE001 - without this task clients would hear of nothing any more, unseen
+            except Exception:  # noqa: BLE001 - without this task clients would silently get no pushes any more
                 _log.exception("controller %s met a bug while it pushed routes; it goes on", self._broker)
                 await asyncio.sleep(RETRY_S)
                 self._came.set()
@@ -189,7 +189,7 @@ class Pushes:
             if pause > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await self._came.wait()  # what comes due does not wait behind what is repeated
+                        await self._came.wait()  # due streams do not wait behind repeated ones
                 self._came.clear()
                 if self._now() < self._bytes_left_at - BURST_S:
                     await asyncio.sleep(self._bytes_left_at - BURST_S - self._now())
@@ -202,7 +202,7 @@ class Pushes:
                 await self._delivered()
 
     async def _publish(self, name: StreamName, is_repeated: bool) -> bool:
-        """False: NATS does not take it at the moment."""
+        """Publishes the routes of a stream. False: NATS does not take them at the moment."""
         if is_repeated:
             self._repeat_at = self._now() + 1 / REPEATED_PER_S
         generation = self._generation(name)
@@ -220,11 +220,11 @@ class Pushes:
             self._unanswered += 1
             self._too_large.discard(name)
             self._bytes_left_at = max(self._bytes_left_at, self._now()) + len(body) / MAX_BYTES_PER_S
-        except TidelogError as error:  # it is larger than NATS carries
+        except TidelogError as error:  # the push is larger than NATS carries
             self._leave_out(name, error)
         except Exception:  # noqa: BLE001 - it is logged: the other streams are published
             _log.exception("the push of stream %s met a bug; clients ask for its routes", name)
-        if generation == self._generation(name):  # else it has changed meanwhile, and is due as it is now
+        if generation == self._generation(name):  # a stream that has changed meanwhile stays due
             self._due.published(name, generation)
         return True
 
@@ -233,7 +233,7 @@ class Pushes:
         return (yield from encoding(form))
 
     async def _delivered(self) -> None:
-        """Returns when NATS has handed out all pushes, or after WINDOW_S."""
+        """Returns when NATS has delivered all pushes, or after WINDOW_S."""
         self._unanswered = 0
         came_back = asyncio.Event()
         inbox = self._transport.new_inbox()

@@ -1,9 +1,9 @@
-"""What clients ask any broker about routing: the topology, and their reports of adoption
+"""Routing requests that clients send to any broker: the topology, and their reports of adoption
 (`wire.operations.stream_routes`, `wire.operations.adoption_report`).
 
 Clients have no tags as brokers have, so that everything here may be forged: requests wait in bounded queues, requests
 that ask the same share an answer, and all of them together get a bounded share of the loop's time
-(`tidelog.nats.micro`). A broker that has heard no controller for as long as its lease refuses to tell routes, which
+(`tidelog.nats.micro`). A broker without contact to a controller for as long as its lease refuses to give routes, which
 may be old; another one answers when the client asks again.
 """
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 QUEUE = "topology"
 """The queue of all brokers: one of them answers."""
 RETRY_AFTER_S = 0.05
-"""Told to a client that is refused because this broker may know old routes only."""
+"""Seconds for a client that is refused because this broker may know old routes only."""
 
 
 class RoutingRequests:
@@ -55,7 +55,7 @@ class RoutingRequests:
         self._repartitioned: set[StreamName] = set()
         """Streams that are being repartitioned."""
         self.unqueued = 0
-        """Requests that found their queue full."""
+        """Requests dropped because their queue was full."""
         self._pages = TopologyPages(
             metadata.state,
             metadata.broker_id,
@@ -94,7 +94,7 @@ class RoutingRequests:
         await self._service.stop()
 
     def observe(self, changes: Changes) -> None:
-        """A command was applied, or a snapshot."""
+        """Takes the changes of an applied command, or of a snapshot."""
         self._pages.on_changes(changes)
         for name in {*changes.repartitioned, *(key.stream for key in changes.gone)}:
             stream = self._metadata.state.streams.get(name)
@@ -104,12 +104,12 @@ class RoutingRequests:
                 self._repartitioned.discard(name)
 
     def adopted(self) -> dict[str, int]:
-        """By stream that is being repartitioned, the oldest routing generation that a session has applied; streams that
-        no session names are missing."""
+        """Returns, by stream that is being repartitioned, the oldest routing generation that a session has applied;
+        streams that no session names are missing."""
         return self.sessions.minimum(self._repartitioned, self._now())
 
     def counters(self) -> dict[str, int]:
-        """The counters of the broker's status."""
+        """Returns the counters for the broker's status."""
         return {
             "topology_adoption_min": min(self.adopted().values(), default=0),
             "topology_adoption_sessions": len(self.sessions),
@@ -140,7 +140,7 @@ class RoutingRequests:
         return await self._pages.page(message.data)
 
     async def _tell_stream(self, message: Message) -> bytes:
-        """The routes of the stream that the subject names, for which NATS has let the client ask."""
+        """Returns the routes of the stream that the subject names, for which NATS has let the client ask."""
         name = message.subject.rpartition(".")[2]
         asked = decoded(message.data).streams
         if asked != [name]:
@@ -165,7 +165,7 @@ class RoutingRequests:
         return encode({"ttl_ms": int(1000 * SESSION_TTL_S)})
 
     def _check_cluster(self, message: Message) -> None:
-        """Raises TidelogError(WRONG_CLUSTER)."""
+        """Raises TidelogError(WRONG_CLUSTER) where the request names another cluster."""
         wanted = _cluster_in(message)
         if wanted is not None and wanted != self._metadata.cluster_id:
             raise TidelogError(

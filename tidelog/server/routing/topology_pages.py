@@ -24,7 +24,7 @@ from wire.types import StreamName
 MAX_KEPT_BYTES = 16 << 20
 """Bytes of encoded routes; all are forgotten when there are more."""
 HEAD_BYTES = 1 << 10
-"""Bytes of a page, besides its streams; and of the headers."""
+"""Bytes of a page besides its streams, with the headers."""
 
 
 class TopologyPages:
@@ -41,14 +41,14 @@ class TopologyPages:
         self._kept: dict[StreamName, bytes] = {}
         self._kept_bytes = 0
         self._newest: dict[StreamName, object] = {}
-        """Streams whose routes are being encoded, and that have not changed since: the one that began last."""
+        """By stream whose routes are being encoded and that has not changed since, the encoding that began last."""
         self._names: list[StreamName] = []
         """The names of all streams but Tidelog's own, ascending."""
         self._names_of: int | None = None
         """`stream_changes` when `_names` was made."""
 
     def on_changes(self, changes: Changes) -> None:
-        """The state has changed there."""
+        """Forgets the encoded routes of the changed streams."""
         for name in {*changes.repartitioned, *(key.stream for key in (*changes.partitions, *changes.gone))}:
             self._newest.pop(name, None)
             kept = self._kept.pop(name, None)
@@ -56,7 +56,7 @@ class TopologyPages:
                 self._kept_bytes -= len(kept)
 
     async def page(self, data: bytes) -> bytes:
-        """The answer to a request. Raises TidelogError(BAD_REQUEST)."""
+        """Returns the answer to a request. Raises TidelogError(BAD_REQUEST)."""
         return await in_turns(self._page(decoded(data)))
 
     def _page(self, request: TopologyRequest) -> Steps[bytes]:
@@ -97,7 +97,7 @@ class TopologyPages:
         return b'%s, "streams": [%s]}' % (head[:-1].encode(), b", ".join(streams))
 
     def _asked(self, request: TopologyRequest) -> Sequence[StreamName]:
-        """Names, ascending, of which each may exist."""
+        """Returns the requested names, ascending; each may exist."""
         if request.streams:
             return sorted(StreamName(name) for name in {*request.streams} if name > request.after)
         changes = self._stream_changes()
@@ -109,18 +109,18 @@ class TopologyPages:
             )
             self._names_of = changes
         first = bisect_right(self._names, request.after)
-        # One more than the page has tells whether there are more.
+        # One name more than the page has shows whether there are more.
         return self._names[first : first + request.limit + 1]
 
     def _routes(self, stream: Stream) -> Steps[bytes]:
-        """`StreamRoutes` without racks."""
+        """Returns `StreamRoutes` without racks, encoded."""
         kept, generation = self._kept.get(stream.name), self._state.generation
         if kept is None:
             self._newest[stream.name] = own = object()
             form = yield from metadata_form(self._state, stream, {})
             rest = {key: value for key, value in form.items() if key not in ("generation", "racks")}
             kept = (yield from json_codec.encoding(rest))[:-1]
-            if self._newest.get(stream.name) is own:  # else they may be old already
+            if self._newest.get(stream.name) is own:  # the stream has not changed meanwhile
                 del self._newest[stream.name]
                 self._keep(stream.name, kept)
         return b'%s, "generation": %d}' % (kept, generation)
@@ -134,7 +134,7 @@ class TopologyPages:
 
 
 def decoded(data: bytes) -> TopologyRequest:
-    """Raises TidelogError(BAD_REQUEST)."""
+    """Returns the request in `data`. Raises TidelogError(BAD_REQUEST)."""
     if len(data) > MAX_TOPOLOGY_REQUEST_BYTES:
         raise TidelogError(
             Code.BAD_REQUEST,

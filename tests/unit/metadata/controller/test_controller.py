@@ -543,7 +543,8 @@ def test_an_unclean_election_is_refused_before_it_is_proposed(controller: Contro
         controller.core.requests.elect_unclean("s", 0, BrokerId("x"))
 
 
-# ---- rebalancing ----------------------------------------------------------------------------------------------------------
+# ---- rebalancing
+# ----------------------------------------------------------------------------------------------------------
 
 
 def conditions(controller: Controller, **rooms: Room) -> None:

@@ -74,8 +74,8 @@ async def test_connect(name: str, values: list[Any], said: str) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "create_stream", "alter_stream", "delete_stream", "describe", "move_leader", "elect_unclean", "partition_history",
-        "metadata", "producer", "consume", "offsets", "fetch_batches",
+        "create_stream", "alter_stream", "delete_stream", "describe", "move_leader", "elect_unclean",
+        "partition_history", "metadata", "producer", "consume", "offsets", "fetch_batches",
     ],
 )  # fmt: skip
 async def test_the_name_of_a_stream(client: Client, call: str) -> None:

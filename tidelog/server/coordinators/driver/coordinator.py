@@ -1,22 +1,22 @@
-"""The coordinator of what one partition of an internal stream keeps, while this broker leads that partition: consumer
+"""The coordinator of one partition of an internal stream, while this broker leads that partition: consumer
 groups and cursors, or transactions (`tidelog.server.coordinators.driver.coordinator_kinds`).
 
-It lives as long as a LeaderEpoch of the partition, beside the leader, in the same process:
+It exists as long as a LeaderEpoch of the partition, beside the leader, in the same process:
 
     LOADING ──all of the log is committed, and read──> ACTIVE ──append fails, outcome not known──> LOADING
        │                                                 │
        └───────────── the LeaderEpoch ends ──────────────┴──> OVER
 
 Requests are handed to the shard (`tidelog.server.coordinators`), which settles them together. One batch of records is
-on its way at a time; what comes meanwhile is settled together when that one is committed. No answer leaves before the
+on its way at a time; later requests are settled together when that one is committed. No answer leaves before the
 records that its state stands on are committed, and an answer without any needs a valid lease (R29): a deposed
-coordinator that has not heard of it would tell what is not so any more. Deliveries to other brokers
+coordinator that does not know it would report outdated state. Deliveries to other brokers
 (`tidelog.server.coordinators.driver.deliveries`) say what is committed, so they need no lease; they leave under the
 same rule, and are sent until they are confirmed.
 
 The log is read again after any append that failed: the shard has changed already. That waits until all of the log is
-committed, also what an append with an unknown outcome has left. So it is after a bug, whose requests are refused with
-INTERNAL.
+committed, also records of an append with an unknown outcome. After a bug the log is read again, too; its requests are
+refused with INTERNAL.
 
 Records of a settlement may take several batches, which are appended at once. A part of them is a state, too
 (`tidelog.server.coordinators.groups.consumer_group`, `tidelog.server.coordinators.transactions.transaction_shard`).
@@ -56,11 +56,11 @@ from wire.turns import in_turns
 _log = logging.getLogger(__name__)
 
 CONFIRM_TIMEOUT_S: Final = 5.0
-"""For the ISR to have a batch; then its outcome is unknown."""
+"""Seconds for the ISR to have a batch; then its outcome is unknown."""
 RELOAD_PAUSE_S: Final = 0.1
-"""Between two attempts to read the log."""
+"""Seconds between two attempts to read the log."""
 COMMITTED_PAUSE_S: Final = 0.01
-"""Between two looks whether all of the log is committed."""
+"""Seconds between two looks whether all of the log is committed."""
 PATIENT_S: Final = 1.0
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 16 << 20
@@ -76,7 +76,7 @@ RECORD_BYTES: Final = 32
 
 
 class CoordinatorPorts(Protocol):
-    """What coordinators have of their broker."""
+    """The interface of the broker to its coordinators."""
 
     @property
     def broker(self) -> str: ...
@@ -101,7 +101,7 @@ class CoordinatorPorts(Protocol):
         ...
 
     def time_ns(self) -> int:
-        """The wall clock."""
+        """Returns the wall clock, ns since 1970."""
         ...
 
     def agreed_time_ns(self) -> int | None:
@@ -111,7 +111,7 @@ class CoordinatorPorts(Protocol):
     def lease_valid(self) -> bool: ...
 
     def streams(self) -> StreamsView:
-        """The same object until something has changed."""
+        """Returns the view of all streams: the same object until something has changed."""
         ...
 
 
@@ -120,9 +120,9 @@ class CoordinatorCounters:
     """The counters of all coordinators that a broker has had."""
 
     refused_requests: int = 0
-    """With BACKPRESSURE, because too many wait, or because they are too large."""
+    """Requests refused with BACKPRESSURE, because too many wait, or because they are too large."""
     refused_limits: int = 0
-    """With LIMIT_REACHED."""
+    """Requests refused with LIMIT_REACHED."""
 
 
 class _State(Enum):
@@ -137,11 +137,11 @@ class Coordinator:
         self._ports = ports
         self._of = of
         self._shard = of.make_shard()
-        """While the log is read: with the requests that wait for that, and nothing else."""
+        """While the log is read, it has only the requests that wait for that."""
         self._view: StreamsView | None = None
         self._state = _State.LOADING
         self._since = ports.now()
-        """Since when `_state` is what it is."""
+        """Monotonic seconds of the last change of `_state`."""
         self._subscriptions: list[Subscription] = []
         self._is_appending = False
         self._flush: asyncio.Handle | None = None
@@ -161,7 +161,7 @@ class Coordinator:
 
     @property
     def shard(self) -> Shard:
-        """Its state, for tests that look at it."""
+        """The state of the coordinator, for tests."""
         return self._shard
 
     def _spawn(self, work: Any) -> None:
@@ -174,7 +174,7 @@ class Coordinator:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("coordinator %s met a bug", self._led.key, exc_info=error)
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- start and end ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         key, subjects = self._led.key, self._ports.subjects
@@ -228,7 +228,7 @@ class Coordinator:
                     return
                 self._view = self._ports.streams()
                 shard.begin(self._view, self._ports.now())
-            except Exception as error:  # noqa: BLE001 - it is tried again, as long as this broker leads
+            except Exception as error:  # noqa: BLE001 - reading is repeated as long as this broker leads
                 if not self.is_over:
                     is_known = isinstance(error, LogDamaged | CorruptData | DecodeError | TidelogError)
                     _log.error(
@@ -249,7 +249,7 @@ class Coordinator:
             return
 
     async def _read_log(self) -> Shard | None:
-        """All of the log, once it is committed; None: the LeaderEpoch has ended."""
+        """Returns a shard with all of the log, once it is committed; None: the LeaderEpoch has ended."""
         led, shard = self._led, self._of.make_shard()
         end = led.log_end_offset
         while led.high_watermark < end:
@@ -284,7 +284,7 @@ class Coordinator:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def _taking(self, kind: str, names: int) -> Callable[[Message], None]:
-        """`names`: how many the subject has behind the kind."""
+        """`names`: how many names the subject has behind the kind."""
         decode, added_by = self._of.kinds[kind], self._of.added_by.get(kind)
 
         def take(message: Message) -> None:
@@ -399,7 +399,7 @@ class Coordinator:
         try:
             times = Times(self._ports.time_ns(), self._ports.agreed_time_ns())
             settled = self._shard.settle(self._ports.now(), times)
-        except Exception as bug:  # noqa: BLE001 - the shard may be half changed
+        except Exception as bug:  # noqa: BLE001 - the shard may be half changed, so the log is read again
             _log.exception("coordinator %s met a bug", self._led.key)
             self._reload(TidelogError(Code.INTERNAL, f"the coordinator of {self._led.key} met a bug: {bug!r}"))
             return
@@ -431,7 +431,7 @@ class Coordinator:
 
         def done(error: TidelogError | None) -> None:
             nonlocal left
-            if left == 0:  # one of them has failed already
+            if left == 0:  # one of the batches has failed already
                 return
             left = left - 1 if error is None else 0
             if left:
@@ -448,7 +448,7 @@ class Coordinator:
 
         for number, batch in enumerate(batches):
             if left:
-                has_begun = number > 0  # the refusal of a later one does not take the first one back
+                has_begun = number > 0  # the refusal of a later batch does not take the first one back
                 self._led.append(batch, CONFIRM_TIMEOUT_S, done)
 
     def _batches(self, settled: Settled) -> list[EncodedBatch]:
@@ -465,7 +465,7 @@ class Coordinator:
         return [*batches, builder.build(self._ports.time_ns())]
 
     def _reload(self, error: TidelogError) -> None:
-        """`error`: for requests that wait."""
+        """Reads the log again. `error` answers the requests that wait."""
         if self.is_over:
             return
         _log.warning("coordinator %s reads its log again: %s", self._led.key, error)
@@ -496,7 +496,7 @@ class Coordinator:
         for token, answer in (*settled.answers, *settled.unasked):
             assert isinstance(token, _Inbox)
             if isinstance(answer, Mapping):
-                self._spawn(token.send_in_turns(answer))  # of many groups or offsets
+                self._spawn(token.send_in_turns(answer))  # may have many groups or offsets
             else:
                 token.send(answer)
         if not self.is_over:
@@ -523,7 +523,7 @@ def _may_be_decided(error: TidelogError) -> TidelogError:
 
 
 class _Inbox:
-    """Where an answer is sent; lost when there is no connection, as all answers are."""
+    """A subject that an answer is sent to; the answer is lost when there is no connection."""
 
     def __init__(self, subject: str) -> None:
         self._subject = subject

@@ -1,4 +1,4 @@
-"""The kinds of coordinators: what each of them keeps and takes."""
+"""The kinds of coordinators: the state each of them keeps, and the requests it takes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from wire.security.transaction_proofs import proven_of, proven_of_member
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinated:
     make_shard: Callable[[], Shard]
-    """An empty one."""
+    """Makes an empty shard."""
     kinds: Mapping[str, Callable[[bytes], Any]]
-    """How requests of clients are decoded, by the kind in their subject. Their messages have a `cluster_id`. Each
-    raises DecodeError, or TidelogError for what may not be asked under that kind."""
+    """Decoders of clients' requests, by the kind in their subject. Their messages have a `cluster_id`. Each
+    raises DecodeError, or TidelogError for a request that is not allowed under that kind."""
     name_of: Callable[[Any], str]
-    """What such a request is about: the part of its subject behind the kind is the same."""
+    """Returns the group, cursor or id of such a request, which must equal the part of its subject behind the kind."""
     added_by: Mapping[str, Callable[[Any], Iterable[str]]] = field(default_factory=dict)
-    """By kind, the streams and groups that such a request adds, where the subject has a second name, for NATS to tell
-    who may add it: each of them is that one. Raises TidelogError for what is not added under that kind."""
+    """By kind, the streams and groups that such a request adds, where the subject has a second name, by which NATS
+    permits adding: each of them must equal it. Raises TidelogError for one that is not added under that kind."""
     partition_of: Callable[[str], int]
-    """The partition whose coordinator answers for that name. Any other one refuses it: it would keep state beside the
-    one that all others ask, and each limit would hold once per partition."""
+    """Returns the partition whose coordinator answers for that name. Any other refuses it: it would keep state beside
+    the one that all others ask, and each limit would hold once per partition."""
     handed: Mapping[str, Operation[..., Any, Any]]
-    """What other brokers ask for, by name."""
+    """Operations that other brokers request, by name."""
     check: Callable[[Any], None]
     """Raises TidelogError where the request is not proven to come from the producer that it names."""
     limit: str
-    """What the limit of requests that wait is called."""
+    """Name of the limit of requests that wait."""
 
 
 def groups_and_cursors(make_shard: Callable[[], Shard], keys: ProducerKeys) -> Coordinated:

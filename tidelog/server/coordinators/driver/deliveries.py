@@ -1,4 +1,4 @@
-"""What a coordinator has to bring to other brokers: each delivery is sent until it is confirmed, or awaited no more.
+"""Deliveries of a coordinator to other brokers: each is sent until it is confirmed, or awaited no more.
 
 Deliveries to one subject, such as that of a partition's leader, share a lane. One lane that is not answered does not
 hold up the others:
@@ -29,7 +29,7 @@ from wire.subjects import Subjects
 _log = logging.getLogger(__name__)
 
 ATTEMPT_S: Final = 2.0
-"""For an answer."""
+"""Seconds for an answer."""
 PAUSE_S: Final = 0.05
 PAUSE_MAX_S: Final = 2.0
 MOST_OF_LANE: Final = 64
@@ -46,11 +46,11 @@ class _Lane:
         self.waiting: deque[Delivery] = deque()
         self.under_way = 0
         self.failures = 0
-        """Since the last confirmation."""
+        """Failures since the last confirmation."""
         self.failing_since = 0.0
         self.has_complained = False
         self.timer: asyncio.TimerHandle | None = None
-        """While it pauses."""
+        """Timer of the pause after a failure."""
 
     @property
     def may_send(self) -> bool:
@@ -80,12 +80,12 @@ class Deliveries:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[str, _Lane] = {}
         self._turns: dict[str, _Lane] = {}
-        """Lanes that may send, in this order."""
+        """Lanes that may send, in the order of their turns."""
         self._retries: dict[str, _Lane] = {}
-        """The same of those that have failed."""
+        """Lanes that have failed and may send, in the order of their turns."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retrying: set[asyncio.Task[None]] = set()
-        """Those whose lane had failed when they began."""
+        """Requests of lanes that had failed when they began."""
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
@@ -98,7 +98,7 @@ class Deliveries:
         self._send()
 
     def clear(self) -> None:
-        """All are given up. What is under way may arrive yet."""
+        """Gives up all deliveries. Requests under way may arrive yet."""
         for lane in self._lanes.values():
             if lane.timer is not None:
                 lane.timer.cancel()
@@ -119,7 +119,7 @@ class Deliveries:
         self._send_to(self._retries, min(MOST_OF_ALL, len(self._tasks) + MOST_OF_FAILING - len(self._retrying)))
 
     def _send_to(self, turns: dict[str, _Lane], most: int) -> None:
-        """`most`: requests under way in all."""
+        """Sends deliveries of the lanes in `turns`. `most`: requests under way in all."""
         while turns and len(self._tasks) < most:
             lane = turns.pop(next(iter(turns)))
             if not lane.may_send:
@@ -163,7 +163,7 @@ class Deliveries:
         self._drop_if_done(lane)
 
     async def _ask(self, subject: str, delivery: Delivery) -> str | None:
-        """None: it is confirmed; or else why not."""
+        """Sends one delivery. Returns None when it is confirmed, else the reason of the failure."""
         try:
             answer = await self._peers.request(subject, delivery.payload(), timeout=ATTEMPT_S)
         except TimeoutError:
@@ -185,7 +185,7 @@ class Deliveries:
 
     def _on_failure(self, lane: _Lane, why: str) -> None:
         if lane.timer is not None:
-            return  # several were under way
+            return  # another request that was under way has failed before
         if not lane.failures:
             lane.failing_since = self._now()
         lane.failures += 1

@@ -55,7 +55,7 @@ class Coordinators:
         self._kinds = {GROUPS.name: self._of_groups, TRANSACTIONS.name: self._of_transactions}
         self.counters = CoordinatorCounters()
         self._living: dict[tuple[str, int], Coordinator] = {}
-        """By stream and partition."""
+        """Present coordinators by stream and partition."""
         self._view = StreamsView()
         self._view_of: int | None = None
         """`stream_changes` when `_view` was made."""
@@ -112,8 +112,8 @@ class Coordinators:
         return transactional_ids(make_shard, self._producer_keys)
 
     def streams(self) -> StreamsView:
-        """Made anew when streams were created, deleted or repartitioned; less often where there are so many that this
-        takes long."""
+        """Returns the view, made anew when streams were created, deleted or repartitioned; less often where there are
+        so many that this takes long."""
         changes = self._metadata.stream_changes
         now = self.now()
         if changes == self._view_of or now < self._view_again_at:

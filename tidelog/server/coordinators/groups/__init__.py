@@ -6,12 +6,12 @@ LeaderEpoch. Its coordinator (`tidelog.server.coordinators.driver.coordinator`) 
     records of the partition ──replay──> shard <──take── requests of members, of owners of cursors, of the controller
                                            │ settle
                                            v
-                    records, which are appended as one batch ──committed──> answers to all that was taken
+                    records, which are appended as one batch ──committed──> answers to all requests
 
-`settle` carries out what was taken since the last time, computes assignments once for all of it, and changes the
-state at once. The next `settle` follows when the records are committed; where that fails the whole shard is given up,
-and made anew from the log. So no answer tells what a successor would not know.
+`settle` carries out the requests taken since the last call, computes assignments once for all of them, and changes
+the state at once. The next `settle` follows when the records are committed; where that fails the whole shard is given
+up, and made anew from the log. So no answer states anything that a successor would not know.
 
-docs/groups.md says how a group works. `assignor` computes who should read what; `consumer_group` has the state of one
+docs/groups.md says how a group works. `assignor` computes the assignments; `consumer_group` has the state of one
 group.
 """

@@ -19,11 +19,11 @@ from typing import Final
 from wire.internal_records.group_records import StreamPartition
 
 Assignment = dict[str, frozenset[StreamPartition]]
-"""By member."""
+"""Partitions by member."""
 _Numbers = tuple[int, ...]
 """The subscriptions that select the streams of a class, by their numbers, ascending."""
 _Held = dict[str, set[StreamPartition]]
-"""Partitions of one class by member; one that has none may be left out."""
+"""Partitions of one class by member; a member without any may be left out."""
 
 MOST_PASSES: Final = 20
 MOST_LOOKS: Final = 1_000_000
@@ -78,13 +78,13 @@ class _Subscribers:
         """By member, the number of its subscription; in the order of the members."""
 
     def members(self, numbers: _Numbers) -> list[str]:
-        """Sorted."""
+        """Returns the ids of the members with these subscriptions, sorted."""
         return sorted(member for number in numbers for member in self._members[number])
 
     def classes(
         self, partitions: Mapping[str, Collection[StreamPartition]]
     ) -> Generator[int, None, dict[_Numbers, set[StreamPartition]]]:
-        """The partitions of all streams that have the same subscribers, by those."""
+        """Returns the partitions of all streams that have the same subscribers, by those."""
         by_stream: dict[str, list[int]] = {}
         for number, names in enumerate(self._names):
             for stream in names:
@@ -105,7 +105,7 @@ def _keep(
     numbers: _Numbers,
     load: dict[str, int],
 ) -> Generator[int, None, _Held]:
-    """What members have already, and may have still. It is taken out of `free`."""
+    """Returns the partitions that members keep from their present assignment, and takes them out of `free`."""
     held: _Held = {}
     looked = 0
     for partition in tuple(free):
@@ -124,7 +124,7 @@ def _keep(
 def _give_out(
     members: list[str], free: set[StreamPartition], held: _Held, load: dict[str, int]
 ) -> Generator[int, None, None]:
-    """Each of the partitions that nobody has goes to the member that has fewest."""
+    """Gives each free partition to the member with the fewest."""
     least = [(load[member], member) for member in members]
     heapify(least)
     ordered = sorted(free)
@@ -142,7 +142,7 @@ def _give_out(
 def _balance(
     subscribers: _Subscribers, held: Mapping[_Numbers, _Held], load: dict[str, int]
 ) -> Generator[int, None, None]:
-    """Each move makes the sum of the squares of the loads smaller."""
+    """Levels the classes. Each move makes the sum of the squares of the loads smaller."""
     looks = 0
     for _ in range(MOST_PASSES):
         moves = 0

@@ -1,4 +1,4 @@
-"""One consumer group: its members, their assignments, and what it has committed.
+"""One consumer group: its members, their assignments, and its committed offsets.
 
     members, subscriptions or partitions change ──> the generation grows, targets are computed anew
                                                           │
@@ -8,9 +8,9 @@
         revoking is empty                     it reaches the generation, and gets the free partitions of its target;
                                               version + 1 where these are any
 
-Targets are computed in turns of TURN, from members and streams as they were when that began (`_Assigning`). What
-changes meanwhile counts when they are put in force: who has left gets nothing, and nobody gets what is gone, or what it
-has not subscribed to any more. Then they are computed again.
+Targets are computed in turns of TURN, from members and streams as they were when that began (`_Assigning`). Later
+changes count when the targets are put in force: a member that has left gets nothing, and nobody gets a partition that
+is gone or that it has not subscribed to any more. Then targets are computed again.
 
 A partition that becomes free in one step is assigned in the next one, when that is committed (R51). So the records of
 one step may be appended in several batches: whichever of them a successor finds, no two members have a partition.
@@ -18,7 +18,7 @@ one step may be appended in several batches: whichever of them a successor finds
 Invariant: a partition is in `assigned` or `revoking` of one member at most.
 Invariant: `assigned` of a member is part of its target, once `step` has run.
 
-What is written is what changed: the record of a member says its subscription and its partitions, and is not made anew
+Only changes are written: the record of a member has its subscription and its partitions, and is not made anew
 only because the group has a new generation, which every member with nothing to give up has reached (`begin`).
 """
 
@@ -73,15 +73,15 @@ streams before. One answer has all of them, and the event loop has no turn meanw
 MAX_METADATA_BYTES = 4 << 20
 """Characters of the texts that are committed with them."""
 _BYTES_OF_STREAM = 24
-"""In a record, of the only partition of a stream, beside its name."""
+"""Bytes in a record of the only partition of a stream, beside its name."""
 _NONE: frozenset[StreamPartition] = frozenset()
 
 Records: TypeAlias = "dict[RecordKey, ProtoMessage | None]"
-"""To be written; None deletes."""
+"""Records to be written, by key; None deletes."""
 
 
 class Kept(NamedTuple):
-    """What a coordinator keeps of one group, or of all."""
+    """Totals that a coordinator keeps of one group, or of all."""
 
     members: int
     member_bytes: int
@@ -97,16 +97,16 @@ class _Assigning:
 
     work: Generator[int, None, Assignment]
     has_changed: bool
-    """As the group's `_is_stale` was when it began."""
+    """The group's `_is_stale` when computing began."""
     subscribed: dict[str, Subscribed]
-    """By member, what it had subscribed to."""
+    """Subscriptions by member, when computing began."""
     gone: set[StreamPartition] = field(default_factory=set)
-    """That are not to be read any more."""
+    """Partitions that are not to be read any more."""
     successors: dict[str, str] = field(default_factory=dict)
-    """Ids of members whose instance id another process has taken since, and of those."""
+    """By id of a member whose instance id another process has taken since, the id of that process."""
 
     def go_on(self) -> Assignment | None:
-        """Another turn; None: more is to be done."""
+        """Computes for another turn; None: the targets are not finished."""
         looked = 0
         try:
             while looked < TURN:
@@ -117,14 +117,14 @@ class _Assigning:
         return None
 
     def allowed(self, member: Member, targets: Assignment) -> frozenset[StreamPartition]:
-        """What the member gets of the targets, now that they are computed."""
+        """Returns the partitions of `targets` that the member gets, now that they are computed."""
         found = targets.get(member.id, _NONE)
         if self.gone:
             found -= self.gone
         return found if self.subscribed.get(member.id) == member.subscribed else found & member.target
 
     def on_taken_over(self, before: str, now: str) -> None:
-        """One process has taken the place of another."""
+        """Notes that process `now` has taken the place of `before`."""
         if before in self.subscribed:
             self.successors[before] = now
             self.subscribed[now] = self.subscribed.pop(before)
@@ -147,34 +147,34 @@ class Group:
     farewells: list[tuple[object, TidelogError]] = field(default_factory=list)
     """Refusals for members that were removed, with the tokens of their newest heartbeats."""
     left_out: int = 0
-    """Partitions of what is subscribed that are beyond the limit: no member gets them. As of the last look."""
+    """Subscribed partitions beyond the limit, which no member gets. As of the last look."""
     left_out_before: int = 0
-    """What was last told of it."""
+    """The value of `left_out` that was logged last."""
     member_bytes: int = 0
     metadata_bytes: int = 0
     _subscriptions: dict[Subscribed, list[int]] = field(default_factory=dict)
-    """Each with the number of its members, in a list of one."""
+    """Each subscription with the number of its members, in a list of one."""
     _is_view_new: bool = False
     """Streams or partitions may have come or gone since the last step."""
     _is_stale: bool = False
     """Targets are to be computed anew."""
     _is_unsettled: bool = False
-    """A member may have to give something up, or get something."""
+    """A member may have to give up partitions, or may get some."""
     _assigning: _Assigning | None = None
     _is_resumed: bool = False
-    """A new coordinator has not compared the targets with what is subscribed."""
+    """A new coordinator has not compared the targets with the subscribed partitions."""
     _freed: set[StreamPartition] = field(default_factory=set)
-    """Became free in this step."""
+    """Partitions that became free in this step."""
     _written: set[str] = field(default_factory=set)
     """Ids of members whose records were made since the last step."""
     _numbers: dict[str, int] = field(default_factory=dict)
     """The highest number of a commit by member, while records are replayed."""
     _subscribed: frozenset[StreamPartition] | None = None
-    """For which the targets were computed, or are being computed. None: neither, since the coordinator began."""
+    """Partitions for which the targets were, or are being, computed. None: not since the coordinator began."""
 
     @property
     def is_nothing(self) -> bool:
-        """Nothing of it is in a record."""
+        """No record of the group exists."""
         return not (self.generation or self.members or self.offsets or self.emptied_at or self._is_reassigned)
 
     @property
@@ -184,13 +184,13 @@ class Group:
     # ---- members ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, token: object, now: float, records: Records) -> Member | None:
-        """The member, which is to be answered once `step` has run; None: it left. Raises TidelogError."""
+        """Returns the member, which is to be answered once `step` has run; None: it left. Raises TidelogError."""
         match request.kind:
             case HeartbeatRequest.JOIN:
                 known = self.members.get(request.member)
                 if known is None or not known.is_here:
                     known = self._join(Member.of_request(request), records)
-                member = known  # or else its answer was lost
+                member = known  # a known id joins again: its answer was lost
             case HeartbeatRequest.STAY:
                 member = self._known(request.member)
             case HeartbeatRequest.LEAVE | HeartbeatRequest.PART:
@@ -235,7 +235,7 @@ class Group:
             self._is_stale = True
             joining.version = self.generation * VERSIONS_OF_GENERATION
         else:
-            # What it had to give up is given up: a process that is fenced commits nothing any more.
+            # The revoked partitions are free: a process that is fenced commits nothing any more.
             self._freed |= before.revoking
             joining.assigned, joining.target, joining.version = before.assigned, before.target, before.version + 1
             joining.generation = before.generation
@@ -256,7 +256,7 @@ class Group:
         return next((m for m in self.members.values() if m.instance == instance), None) if instance else None
 
     def _check_room(self, joining: Member, before: Member | None) -> None:
-        """For a member that joins, perhaps in the place of `before`, or subscribes anew. Raises
+        """Checks the limits for a member that joins, perhaps in the place of `before`, or subscribes anew. Raises
         TidelogError(LIMIT_REACHED)."""
         if before is None and len(self.members) >= MAX_MEMBERS:
             raise limit_reached(
@@ -283,7 +283,7 @@ class Group:
         self._count(member)
 
     def _count(self, member: Member) -> None:
-        """Members of one subscription share one object of it, which is quickly compared."""
+        """Counts a member. Members of one subscription share one object of it, which is quickly compared."""
         self.member_bytes += member.bytes
         for known in self._subscriptions:
             if known == member.subscribed:
@@ -300,7 +300,7 @@ class Group:
 
     @property
     def subscriptions(self) -> Collection[Subscribed]:
-        """What the members have subscribed to, each once."""
+        """Returns the subscriptions of the members, each once."""
         return self._subscriptions
 
     def _remember_replaced(self, member_id: str) -> None:
@@ -309,7 +309,7 @@ class Group:
             del self.replaced[next(iter(self.replaced))]
 
     def _end(self, request: HeartbeatRequest, now: float, records: Records) -> None:
-        """One that is not known has ended already."""
+        """Ends a member that leaves or parts; one that is not known has ended already."""
         member = self.members.get(request.member)
         if member is None or member.parted:
             return
@@ -332,7 +332,7 @@ class Group:
             self._changed(member, records)
 
     def remove(self, member: Member, records: Records) -> None:
-        """It left, or is dead."""
+        """Removes a member that left, or is dead."""
         self._freed |= member.held
         self._remove(member, records)
         self._is_stale = True
@@ -351,17 +351,17 @@ class Group:
     # ---- assignment ------------------------------------------------------------------------------------------------
 
     def on_streams(self) -> None:
-        """Streams or partitions may have come or gone: the next step looks."""
+        """Notes that streams or partitions may have come or gone: the next step looks."""
         self._is_view_new = True
 
     @property
     def work(self) -> int:
-        """That a step takes, at most: members, partitions and offsets that it looks at."""
+        """Returns the most members, partitions and offsets that a step looks at."""
         return len(self.members) + len(self.offsets) + len(self._subscribed or ())
 
     @property
     def is_unsettled(self) -> bool:
-        """There is something to do for `step`."""
+        """Returns whether `step` has something to do."""
         return self._is_view_new or self._is_reassigned or self._is_unsettled
 
     @property
@@ -375,7 +375,7 @@ class Group:
         return self._assigning is not None
 
     def step(self, view: StreamsView, selection: Selection, now: float, times: Times, records: Records) -> bool:
-        """Whatever can be done now of what has changed. False: there was nothing."""
+        """Carries out all changes that can be made now. False: there were none."""
         if self._is_view_new:
             self._look_at_streams(view, selection, records)
         changed: dict[str, Member] = {}
@@ -389,7 +389,7 @@ class Group:
         if not self._is_unsettled:
             return False
         self._reconcile(now, changed)
-        # Each once, as it is in the end. That it has reached a generation is no change: see `begin`.
+        # Each member once, in its final state. Reaching a generation alone is no change: see `begin`.
         records |= {MemberKey(self.name, member.id): member.to_record() for member in changed.values()}
         return True
 
@@ -427,7 +427,7 @@ class Group:
         self._assigning = _Assigning(assigning(names, by_stream, present), has_changed, subscribed)
 
     def _retarget(self, targets: Assignment, times: Times, records: Records, changed: dict[str, Member]) -> None:
-        """Puts in force what was computed."""
+        """Puts the computed targets in force."""
         computed, self._assigning = self._assigning, None
         assert computed is not None
         for before, now in computed.successors.items():
@@ -439,7 +439,7 @@ class Group:
         }
         is_same = all(found[member.id] == member.target for member in self.members.values() if not member.is_expelled)
         if not computed.has_changed and is_same:
-            return  # a new coordinator finds everything as it was left
+            return  # a new coordinator finds the targets unchanged
         self.generation += 1
         if not self.members:
             self.emptied_at = times.date
@@ -452,8 +452,8 @@ class Group:
                 changed[member.id] = member
 
     def _partitions_of(self, view: StreamsView, selection: Selection) -> tuple[frozenset[StreamPartition], int]:
-        """All to which members have subscribed, as far as a group can have them, and how many there are beyond. Those
-        that a member has stay, if this broker does not know their stream yet."""
+        """Returns the partitions to which members have subscribed, up to a group's limit, and the number of those
+        beyond. Partitions that a member has stay, if this broker does not know their stream yet."""
         selected = 0
         for subscribed in {member.subscribed for member in self.members.values() if not member.is_expelled}:
             selected |= selection.of(subscribed)
@@ -500,7 +500,7 @@ class Group:
         self._freed, self._written = set(), set()
 
     def begin(self, now: float, patience: float) -> None:
-        """A new coordinator has read the records. `patience`: see the module `shard`. A member that had nothing to give
+        """Starts the group from its records. `patience`: see the module `shard`. A member that had nothing to give
         up when the group came to its generation has reached it, too: no record says so."""
         for member in self.members.values():
             member.newest_commit = self._numbers.get(member.id, 0)
@@ -514,7 +514,7 @@ class Group:
         self._is_stale = not self.members and not self.emptied_at
 
     def replay_member(self, member_id: str, member: Member | None) -> None:
-        """As a record tells it; None: it has gone."""
+        """Takes up the record of a member; None: it was deleted."""
         before = self.members.pop(member_id, None)
         if before is not None:
             self._uncount(before)
@@ -530,7 +530,7 @@ class Group:
             self._keep_offset(of, None)
 
     def on_slept(self, seconds: float) -> None:
-        """The coordinator stood still for so long: what members sent meanwhile may wait to be read."""
+        """Prolongs sessions: the coordinator stood still for so long, and heartbeats may wait to be read."""
         for member in self.members.values():
             member.session_ends += seconds
             if member.revoke_by is not None:
@@ -555,7 +555,7 @@ class Group:
         return bool(dead or late)
 
     def tell_left_out(self) -> str | None:
-        """A sentence for the log, where more or fewer partitions are left out than before."""
+        """Returns a sentence for the log where more or fewer partitions are left out than before, else None."""
         if self.left_out == self.left_out_before:
             return None
         self.left_out_before = self.left_out
@@ -569,7 +569,7 @@ class Group:
     # ---- offsets ---------------------------------------------------------------------------------------------------
 
     def check_commit(self, member_id: str, generation: int, number: int, offsets: Iterable[StreamPartition]) -> None:
-        """Rule R55. Raises TidelogError: this member, or a program that is none, may not commit, or the member has
+        """Rule R55. Raises TidelogError: this member, or a program that is no member, may not commit, or the member has
         committed with a higher `number` (0: not numbered)."""
         if not member_id:
             if self.members:
@@ -612,7 +612,7 @@ class Group:
             self.metadata_bytes += len(record.metadata)
 
     def check_offsets(self, committed: Sequence[tuple[StreamPartition, OffsetRecord]]) -> list[str]:
-        """The fields of `kept` that they make larger. Raises TidelogError(LIMIT_REACHED): there is no room for them."""
+        """Returns the fields of `kept` that they increase. Raises TidelogError(LIMIT_REACHED): there is no room."""
         known = [self.offsets.get(of) for of, _ in committed]
         if len(self.offsets) + known.count(None) > MAX_OFFSETS and None in known:
             raise limit_reached(
@@ -632,7 +632,7 @@ class Group:
         return ["offsets"] * (None in known) + ["metadata_bytes"] * (after > before)
 
     def touch(self, times: Times, records: Records) -> None:
-        """Something was committed: without members, it is kept from now on for as long as before."""
+        """Notes a commit: a group without members is kept for the whole retention from now on."""
         if not self.members:
             self.emptied_at = times.date
             records[GroupKey(self.name)] = self.to_record()
@@ -642,13 +642,13 @@ class Group:
         if member is not None:
             member.newest_commit = max(member.newest_commit, record.number)
 
-    # ---- the record, and what operators see ------------------------------------------------------------------------
+    # ---- the record, and the view of operators ---------------------------------------------------------------------
 
     def to_record(self) -> GroupRecord:
         return GroupRecord(generation=self.generation, emptied_at=self.emptied_at)
 
     def record_keys(self) -> Iterator[RecordKey]:
-        """All of its records. That of the group is last: a part of them may be all that a successor finds."""
+        """Yields the keys of all its records, the group's own last: a successor may find only a part deleted."""
         for member in self.members:
             yield MemberKey(self.name, member)
         for of in self.offsets:
@@ -657,7 +657,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many records it has."""
+        """Number of records of the group."""
         return len(self.members) + len(self.offsets) + 1
 
     @property
@@ -684,7 +684,7 @@ class Group:
 
 
 def _unknown(member: Member, view: StreamsView) -> set[StreamPartition]:
-    """Partitions of its target that may exist, and that this broker does not know yet."""
+    """Returns the partitions of its target that may exist, and that this broker does not know yet."""
     if max({incarnation for _, incarnation, _ in member.target}, default=0) <= view.generation:
         return set()
     return {partition for partition in member.target if view.is_unknown(partition)}
@@ -693,8 +693,8 @@ def _unknown(member: Member, view: StreamsView) -> set[StreamPartition]:
 def _limited(
     names: Iterable[str], selected: Collection[str], unknown: Mapping[str, set[StreamPartition]], view: StreamsView
 ) -> tuple[frozenset[StreamPartition], int]:
-    """The partitions of these streams, the first ones in the order of their names, as many as a group can have; and how
-    many there are beyond. `selected`: those of them whose partitions the view has; `unknown`: what else there is."""
+    """Returns the partitions of these streams, the first ones in the order of their names, as many as a group can have,
+    and how many are beyond. `selected`: streams whose partitions the view has; `unknown`: partitions of the others."""
     taken: set[StreamPartition] = set()
     size = beyond = 0
     for name in names:
@@ -723,7 +723,7 @@ def _limited(
 
 
 def _bytes_of_first(stream: str) -> int:
-    """In a record, of the first partition of a stream; each further one takes 3."""
+    """Returns the bytes in a record of the first partition of a stream; each further one takes 3."""
     return len(stream) + _BYTES_OF_STREAM
 
 
@@ -743,7 +743,7 @@ def group_not_empty(group: str, members: int) -> TidelogError:
 
 
 def add_committed(response: OffsetsResponse, committed: Iterable[tuple[StreamPartition, OffsetRecord | None]]) -> None:
-    """None: an offset of -1, for nothing is committed."""
+    """Adds offsets to `response`; -1 where nothing is committed (None)."""
     add = response.offsets.add  # made in place: a copy takes as long again
     for (stream, incarnation, partition), record in committed:
         if record is None:

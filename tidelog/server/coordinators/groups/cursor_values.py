@@ -22,14 +22,14 @@ MAX_VALUE: Final = 4096
 @dataclass(slots=True)
 class Cursors:
     """A version is the time of the write in ns, or one more than the last: a cursor that was deleted and made again has
-    a version that it never had. Nothing is decided by that time."""
+    a version that it never had. No decision depends on that time."""
 
     known: dict[str, CursorRecord] = field(default_factory=dict)
 
     def carry_out(
         self, request: CursorRequest, times: Times
     ) -> tuple[CursorResponse, dict[RecordKey, ProtoMessage | None]]:
-        """The answer, and what is to be written. Raises TidelogError."""
+        """Returns the answer, and the records to write. Raises TidelogError."""
         name = check_cursor_name(request.cursor)
         present = self.known.get(name)
         version = 0 if present is None else present.version

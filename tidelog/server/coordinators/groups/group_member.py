@@ -26,11 +26,11 @@ MAX_TIMEOUT_MS: Final = 3_600_000
 MAX_SUBSCRIPTION: Final = 1000
 """Streams and patterns of one member."""
 MAX_PATTERNS: Final = 32
-"""How many of these may be patterns: each looks at the names of all streams."""
+"""Most of these that are patterns: each looks at the names of all streams."""
 MAX_STARS: Final = 8
-"""In one pattern."""
+"""Stars of one pattern."""
 MAX_CLIENT: Final = 200
-"""Characters of the text with which a member tells who it is; the rest is cut off."""
+"""Characters of the text by which a member identifies itself; the rest is cut off."""
 HEARTBEATS_PER_SESSION: Final = 4
 MAX_HEARTBEAT_INTERVAL_MS: Final = 3000
 
@@ -41,11 +41,11 @@ _NONE: frozenset[StreamPartition] = frozenset()
 class Member:
     id: str
     instance: str
-    """Name of a static member; else empty."""
+    """Instance id of a static member; else empty."""
     client: str
     subscribed: Subscribed
     session_timeout: float
-    """Seconds, as the next one."""
+    """Seconds, as `rebalance_timeout`."""
     rebalance_timeout: float
     generation: int = 0
     version: int = 0
@@ -57,26 +57,26 @@ class Member:
 
     # Not in the record.
     session_ends: float = field(default=0.0, compare=False)
-    """Monotonic seconds, as the next one."""
+    """Monotonic seconds, as `revoke_by`."""
     revoke_by: float | None = field(default=None, compare=False)
     is_expelled: bool = field(default=False, compare=False)
     """It has not given up partitions in time: it is a member no more, and has its partitions until its session ends,
-    because it may not have heard of it."""
+    because it may not know of it."""
     token: object = field(default=None, compare=False)
-    """The token of its newest heartbeat: where it is told of changes. None: it is not told."""
+    """The token of its newest heartbeat, through which it is notified of changes. None: it is not notified."""
     told: tuple[int, int] = field(default=(0, 0), compare=False)
-    """Version and generation that it was told there."""
+    """Version and generation of its last notification."""
     newest_commit: int = field(default=0, compare=False)
-    """Its highest number of those taken. A new coordinator finds it in the records of offsets."""
+    """Highest number of its commits. A new coordinator finds it in the records of offsets."""
 
     @property
     def is_here(self) -> bool:
-        """It heartbeats and commits."""
+        """Returns whether it heartbeats and commits."""
         return not self.parted and not self.is_expelled
 
     @property
     def held(self) -> frozenset[StreamPartition]:
-        """What no other member may have."""
+        """Partitions that no other member may have."""
         return self.assigned | self.revoking
 
     @property
@@ -89,7 +89,7 @@ class Member:
 
     @property
     def bytes(self) -> int:
-        """That are kept of it, besides its partitions."""
+        """Bytes that are kept of it, besides its partitions."""
         return len(self.id) + len(self.instance) + len(self.client) + self.subscribed.bytes
 
     def to_record(self) -> MemberRecord:
@@ -129,7 +129,7 @@ class Member:
 
     @classmethod
     def of_request(cls, request: HeartbeatRequest) -> Member:
-        """That joins. Raises TidelogError."""
+        """Returns the member of a JOIN. Raises TidelogError."""
         if request.instance:
             check_name(request.instance, "instance id")
         return cls(
@@ -143,7 +143,7 @@ class Member:
 
 
 def subscription_of(request: HeartbeatRequest) -> Subscribed:
-    """Raises TidelogError."""
+    """Returns the subscription of a request, checked. Raises TidelogError."""
     wanted = request.subscription
     count = len(wanted.streams) + len(wanted.patterns)
     if not 0 < count <= MAX_SUBSCRIPTION:

@@ -1,6 +1,6 @@
 """The groups and cursors of one partition of `__groups`, in one LeaderEpoch. See the package.
 
-Sessions are judged by the coordinator's own clock, with exceptions that keep it from removing a member that lives
+Sessions are judged by the coordinator's own clock, with exceptions that keep it from removing a member that is alive
 (R53, R54):
 
 - A new coordinator gives each member its session timeout and `patience` before it removes it. `patience` is the lease:
@@ -12,7 +12,7 @@ Sessions are judged by the coordinator's own clock, with exceptions that keep it
 
 A deposed coordinator may not know of it for the time of its lease (R29), and a witness or an operator may make another
 one meanwhile. Heartbeats that change nothing are answered nevertheless, because successors have that patience. Any
-other answer tells what is so (what was committed, that a member is not known) and could be wrong. Where it comes
+other answer reports state (committed offsets, that a member is not known) and could be wrong. Where it comes
 without a record to be committed, `settle` asks for a BARRIER: a record that only proves, by being committed, that the
 LeaderEpoch lasts (R52).
 
@@ -110,9 +110,9 @@ MAX_FORGOTTEN: Final = 5_000
 _COMMITTING: Final = 4
 """Looks that committing an offset takes as long as."""
 _COPIED: Final = 10
-"""Offsets that are copied, to be told in turns, in the time of a look."""
+"""Offsets copied for an answer in turns, in the time of a look."""
 _TOLD_AT_ONCE: Final = 500
-"""Offsets."""
+"""Offsets of an answer that is not made in turns."""
 _TOLD_IN_TURNS: Final = (op.GROUP_LIST, op.GROUP_DESCRIBE, op.GROUP_RESET)
 SESSION_INTERVAL: Final = 0.25
 """Seconds between two looks for members whose sessions are over."""
@@ -143,12 +143,12 @@ TidelogError(NOT_IN_TRANSACTION)."""
 
 
 class _Forgotten(NamedTuple):
-    """A group that is deleted, or that is old."""
+    """A group that is being deleted, or forgotten because it is old."""
 
     keys: Iterator[RecordKey]
-    """Those of its records that are not deleted yet, that of the group last."""
+    """Keys of its records that are not deleted yet, the group's own last."""
     token: object
-    """It is answered when they are; None: nobody asked."""
+    """Token of the request, answered when all are deleted; None: there is no request."""
 
 
 class GroupShard(Shard):
@@ -170,7 +170,7 @@ class GroupShard(Shard):
         self._view = StreamsView()
         self._selection = Selection()
         self._kept: Kept | None = None
-        """What this settlement found to be kept of all groups, and what it has added; None: it did not ask."""
+        """Totals of all groups at the start of this settlement, plus its additions; None: not computed."""
         self._unsettled: dict[str, None] = {}
         """Groups that may have to take a step."""
         self._is_view_new = False
@@ -299,8 +299,8 @@ class GroupShard(Shard):
         return settled
 
     def _step(self, size: int, now: float, times: Times, records: Records) -> tuple[list[Group], list[Group]]:
-        """The groups that were looked at, and those of them that have taken a step. Those for which `size`, or the work
-        of those before, leaves no room have their turn next time."""
+        """Returns the groups that were looked at, and those of them that have taken a step. Groups for which `size`, or
+        the work of those before, leaves no room have their turn next time."""
         looked_at: list[Group] = []
         stepped: list[Group] = []
         again: dict[str, None] = {}
@@ -352,7 +352,8 @@ class GroupShard(Shard):
         records: Records,
         due: list[_Due],
     ) -> Answer | None:
-        """None: the answer is due once assignments are computed, or a group is forgotten. Raises TidelogError."""
+        """Returns the answer; None: it is due once assignments are computed, or a group is forgotten. Raises
+        TidelogError."""
         match request:
             case HeartbeatRequest():
                 group = self._found_or_made(request.group, makes=request.kind == HeartbeatRequest.JOIN)
@@ -396,7 +397,7 @@ class GroupShard(Shard):
         return isinstance(request, Admin) and request.operation in _TOLD_IN_TURNS
 
     def _work_of(self, request: Request) -> int:
-        """Members and offsets that the request looks at, roughly."""
+        """Returns the members and offsets that the request looks at, roughly."""
         match request:
             case CommitRequest():
                 return 1 + _COMMITTING * len(request.offsets)
@@ -432,7 +433,7 @@ class GroupShard(Shard):
         return group
 
     def _check_room(self, *kinds: str) -> None:
-        """Before more is kept. `kinds`: fields of Kept. Raises TidelogError(LIMIT_REACHED)."""
+        """Checks the limits before more is kept. `kinds`: fields of Kept. Raises TidelogError(LIMIT_REACHED)."""
         if not kinds:
             return
         if self._kept is None:
@@ -448,7 +449,7 @@ class GroupShard(Shard):
                 )
 
     def _count_growth(self, group: Group, before: Kept) -> None:
-        """What was given up is counted in the next settlement."""
+        """Adds the growth of a group to the totals; decreases count from the next settlement on."""
         if self._kept is not None:
             grown = (max(0, now - then) for now, then in zip(group.kept, before, strict=True))
             self._kept = Kept(*(all_of_it + more for all_of_it, more in zip(self._kept, grown, strict=True)))
@@ -476,7 +477,7 @@ class GroupShard(Shard):
             self._check_ticket(request.ticket, producer, epoch, group_target(check_group_name(request.group)))
         group = self._found_or_made(request.group, makes=not request.member) or Group(request.group)
         try:
-            number = 0 if producer else request.number  # those of a transaction are numbered by its producer
+            number = 0 if producer else request.number  # commits of a transaction are numbered by its producer
             group.check_commit(request.member, request.generation, number, (of for of, _ in checked))
             self._check_room(*group.check_offsets(checked))
             before = group.kept
@@ -494,8 +495,8 @@ class GroupShard(Shard):
         return CommitResponse()
 
     def _end_transaction(self, request: EndInGroup, times: Times, records: Records) -> Mapping[str, Any]:
-        """Offsets first, and then the proof that they are committed: a part of the records may be all that a successor
-        finds."""
+        """Writes the offsets, and behind them the proof that they are committed: a successor may find only a part of
+        the records."""
         key = PendingKey(check_group_name(request.group), request.producer_id)
         left, proof = self.pending.end(key, request.producer_epoch, times)
         if request.commits and left:
@@ -510,7 +511,7 @@ class GroupShard(Shard):
         return {}
 
     def _record_of(self, of: StreamPartition, offset: CommittedOffset, times: Times) -> OffsetRecord:
-        """Raises TidelogError for a partition that is not there, or an offset that cannot be."""
+        """Returns the record of a commit. Raises TidelogError for an unknown partition or an impossible offset."""
         if not 0 <= offset.offset <= MAX_OFFSET:
             raise TidelogError(Code.BAD_REQUEST, f"offset {offset.offset} of {_named(of)} is below 0")
         if len(offset.metadata) > MAX_METADATA:
@@ -532,7 +533,7 @@ class GroupShard(Shard):
         )
 
     def _offsets(self, request: OffsetsRequest) -> Steps[Answer]:
-        """All of them as they are now: a transaction commits its offsets together. Raises TidelogError."""
+        """Answers with all offsets as they are now: a transaction commits them together. Raises TidelogError."""
         check_group_name(request.group)
         group = self.groups.get(request.group) or Group(request.group)
         wanted = from_stream_partitions(request.partitions)
@@ -556,7 +557,7 @@ class GroupShard(Shard):
         self.pending.forget_old(times, records)
 
     def _forget(self, group: Group, token: object, records: Records) -> bool:
-        """All of a group. False: in the calls that come."""
+        """Deletes all records of a group. False: the next calls finish that."""
         if group.size > MAX_FORGOTTEN or len(records) >= MAX_FORGOTTEN or self._forgotten:
             self._forgotten.append(_Forgotten(group.record_keys(), token))
             return False
@@ -570,7 +571,7 @@ class GroupShard(Shard):
             keys, token = self._forgotten[0]
             records |= dict.fromkeys(islice(keys, MAX_FORGOTTEN - len(records)))
             if len(records) == MAX_FORGOTTEN:
-                return  # it may be over: the next call finds that
+                return  # perhaps none is left; the next call finds that
             self._forgotten.popleft()
             if token is not None:
                 settled.answers.append((token, {}))
@@ -631,7 +632,7 @@ class GroupShard(Shard):
         return self._record_of(of, offset, times)
 
     def _describing(self, group: Group) -> Steps[Answer]:
-        """The offsets as they are now, and the members as they are when each has its turn."""
+        """Describes the offsets as they are now, and each member as it is in its turn."""
         return self._description_of(group, group.offsets.copy(), sorted(self.pending.of(group.name)))
 
     def _description_of(
@@ -715,9 +716,9 @@ def _unasked(group: Group) -> list[tuple[object, Answer]]:
 
 
 def _add(made: Records, records: Records) -> int:
-    """Returns the size of `made`, without the keys."""
+    """Adds `made` to `records`, last; returns its size in bytes without the keys."""
     for key, record in made.items():
-        records.pop(key, None)  # it goes behind what it follows
+        records.pop(key, None)  # a record stands behind those that it follows
         records[key] = record
     return sum(0 if record is None else record.ByteSize() for record in made.values())
 

@@ -5,12 +5,12 @@
                    └──────── a commit ──────────┘ of that epoch
 
 A producer proves with a ticket that the coordinator of its transaction knows of the group's part in it, and so will
-tell the group of the end. A commit that comes later than the end is refused, because its epoch is over: nobody would
+notify the group of the end. A commit that comes later than the end is refused, because its epoch is over: nobody would
 end it. So the proof is kept for longer than any ticket is valid, also where the group is deleted meanwhile, and an end
 without offsets leaves one, too.
 
-While offsets are pending nobody is told what is committed for these partitions: whoever read on from there would
-process again what the transaction has processed.
+While offsets are pending, no committed offsets of these partitions are given out: a member that read on from there
+would process again the records that the transaction has processed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wire.protobuf.groups_pb2 import CommittedOffset, PendingRecord
 from wire.security.tickets import LIFETIME_S
 
 PROOF_S: Final = 2 * LIFETIME_S
-"""For which it is kept that a transaction has ended."""
+"""Seconds for which the proof of an ended transaction is kept."""
 MAX_PENDING: Final = 100_000
 """Records of one coordinator. The end of a transaction is taken nevertheless."""
 MAX_PENDING_BYTES: Final = 256 << 10
@@ -39,14 +39,14 @@ OPERATORS_RETRY_MS: Final = 1000
 
 
 class PendingOffsets:
-    """By group, and by number of the producer."""
+    """Pending offsets by group, and by number of the producer."""
 
     def __init__(self) -> None:
         self.known: dict[str, dict[int, PendingRecord]] = {}
         self.count = 0
 
     def put(self, key: PendingKey, record: PendingRecord | None) -> None:
-        """None: it is forgotten."""
+        """Sets the record of a producer in a group; None: it is forgotten."""
         of_group = self.known.setdefault(key.group, {})
         self.count += (record is not None) - (key.producer_id in of_group)
         if record is not None:
@@ -112,7 +112,7 @@ class PendingOffsets:
     def end(
         self, key: PendingKey, producer_epoch: int, times: Times
     ) -> tuple[list[CommittedOffset], PendingRecord | None]:
-        """The offsets that the transaction has left, and the record that proves its end, to be written behind them.
+        """Returns the offsets left by the transaction, and the record that proves its end, to be written behind them;
         None: it has ended before."""
         present = self.known.get(key.group, {}).get(key.producer_id)
         if present is not None and present.producer_epoch > producer_epoch:
@@ -123,11 +123,11 @@ class PendingOffsets:
         return left, proof
 
     def of(self, group: str) -> list[tuple[int, PendingRecord]]:
-        """Producers with offsets that are pending."""
+        """Returns the producers whose offsets are pending, with their records."""
         return [(producer, record) for producer, record in self.known.get(group, {}).items() if record.offsets]
 
     def check_none(self, group: str, partitions: Iterable[StreamPartition] | None = None) -> None:
-        """`partitions`: None for all, as operators ask. Raises TidelogError(UNAVAILABLE) where offsets are pending."""
+        """`partitions`: None: all, for operators. Raises TidelogError(UNAVAILABLE) where offsets are pending."""
         found = self.of(group)
         if not found:
             return
@@ -143,7 +143,7 @@ class PendingOffsets:
                     )
 
     def forget_old(self, times: Times, records: dict[RecordKey, ProtoMessage | None]) -> None:
-        """Proofs that nobody needs any more."""
+        """Deletes proofs that are older than any ticket."""
         for group, producers in [*self.known.items()]:
             for producer, record in [*producers.items()]:
                 record.changed_at = times.dated(record.changed_at)

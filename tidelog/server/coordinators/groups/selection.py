@@ -1,13 +1,13 @@
-"""Which streams the subscriptions of a coordinator's groups select.
+"""The streams that the subscriptions of a coordinator's groups select.
 
-Members of a group mostly have one subscription, and groups ask again at each of their steps: what a pattern matches,
-and what a subscription selects, is found once, and kept until streams come or go. A pattern looks at each name once.
+Members of a group mostly have one subscription, and groups ask again at each of their steps: the matches of a pattern,
+and the streams of a subscription, are found once, and kept until streams come or go. A pattern looks at each name once.
 
 Names are numbered as they come, and a set of them is a whole number with one bit for each: 10,000 streams take 1.25 kB,
-so that what is kept of all patterns is bounded by their number alone, and what one group needs always fits. A name that
+so that the sets kept of all patterns are bounded by their number alone, and those of one group always fit. A name that
 goes keeps its number, for it may come back; when most numbers are of names that are gone, all begins anew.
 
-What is to be found takes a bounded amount of work at a time (`prepare`): a coordinator shares its event loop with the
+Finding them takes a bounded amount of work at a time (`prepare`): a coordinator shares its event loop with the
 leaders of its broker. A pattern goes on where it stopped.
 """
 
@@ -21,7 +21,7 @@ from tidelog.server.coordinators.known_streams import StreamsView, compiled
 
 MOST_KEPT: Final = 4096
 """Patterns, and subscriptions, whose streams are remembered; the one that was used longest ago goes first. More than a
-group has of either (`MAX_SUBSCRIPTIONS` times `MAX_PATTERNS`), or what it needs would never be there together."""
+than a group has of either (`MAX_SUBSCRIPTIONS` times `MAX_PATTERNS`), or those of one group would never all fit."""
 _COMPILING: Final = 500
 """Looks that compiling a pattern takes as long as."""
 _FEW: Final = 1024
@@ -38,7 +38,7 @@ class Subscribed(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """In a record of a member that has it."""
+        """Bytes in a record of a member that has this subscription."""
         return sum(map(len, self.streams)) + sum(map(len, self.patterns)) + 3 * (len(self.streams) + len(self.patterns))
 
 
@@ -48,21 +48,21 @@ class _Pattern:
     def __init__(self, pattern: str) -> None:
         self.fullmatch: Final = compiled(pattern).fullmatch
         self.cost: Final = 1 + pattern.count("*")
-        """Looks at a name."""
+        """Work of comparing one name, in looks."""
         self.matched = 0
-        """The names that match, of those that it has seen."""
+        """Names that match, of those already compared."""
         self.seen = 0
-        """Names in front of this number."""
+        """Names with a lower number have been compared."""
 
 
 class Selection:
     def __init__(self) -> None:
         self._present: frozenset[str] = frozenset()
-        """The names of the streams that there are."""
+        """Names of the existing streams."""
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._there = 0
-        """The names that are there."""
+        """Names of the existing streams, as bits."""
         self._patterns: dict[str, _Pattern] = {}
         self._selected: dict[Subscribed, int] = {}
         self.looks = 0
@@ -85,7 +85,7 @@ class Selection:
         self._there = self._there & ~self._set_of(gone) | self._set_of(new)
 
     def prepare(self, wanted: Iterable[Subscribed], most: int) -> bool:
-        """Finds what these select, until that has taken `most` looks. False: more is to be found."""
+        """Finds the streams of these subscriptions, within `most` looks. False: some are not found yet."""
         end = self.looks + most
         for each in wanted:
             if each in self._selected:
@@ -100,20 +100,20 @@ class Selection:
         return True
 
     def of(self, subscribed: Subscribed) -> int:
-        """The streams that exist of those that are named, or match a pattern: a bit for each."""
+        """Returns the existing streams that are named, or match a pattern: a bit for each."""
         found = self._selected.get(subscribed)
         return self._select(subscribed) if found is None else found
 
     def names(self, streams: int) -> list[str]:
-        """The names of these bits."""
+        """Returns the names of these bits."""
         return list(compress(self._names, f"{streams:b}"[::-1].encode().translate(_BITS))) if streams else []
 
     def bits(self, names: Iterable[str]) -> int:
-        """The bits of those of the names that exist."""
+        """Returns the bits of the names that exist."""
         return self._set_of(filter(self._numbers.__contains__, names)) & self._there
 
     def _set_of(self, names: Iterable[str]) -> int:
-        """All names must have a number. The work grows with the number of all names, and not with the square of it."""
+        """Returns the bits of `names`, which must have numbers. The work grows linearly with all names."""
         marks = bytearray(b"0" * len(self._names))
         found = False
         for name in names:

@@ -1,7 +1,7 @@
-"""The transactional ids that a coordinator has, what is decided of their transactions, and who is still to be told.
+"""The transactional ids of a coordinator, the decisions of their transactions, and the participants to notify.
 
-That everybody was told is not written at once: the record of the decision says so much that a coordinator which reads
-it tells everybody again, and comes to the same. Mostly the next transaction's record takes its place.
+That every participant confirmed is not written at once: a coordinator that reads the record of the decision notifies
+all of them again, with the same result. Mostly the next transaction's record takes its place.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from wire.errors import InvariantViolation
 from wire.internal_records.transaction_records import RecordKey, TransactionKey, family_of
 
 Records: TypeAlias = dict[RecordKey, ProtoMessage | None]
-"""To be written; None deletes."""
+"""Records to be written, by key; None deletes."""
 
 
 @dataclass(slots=True)
 class FamilyLoad:
-    """What a family has at its coordinator. An id without a tilde is a family of its own."""
+    """Load of a family at its coordinator. An id without a tilde is a family of its own."""
 
     ids: int = 0
     participants: int = 0
-    """Partitions and groups that take part in its transactions, and have not been told of an end."""
+    """Partitions and groups that take part in its transactions, and have not confirmed an end."""
     makes_room_at: float = 0.0
-    """Monotonic seconds: its idle ids are looked through no more often than once a second."""
+    """Monotonic seconds: its idle ids are searched no more often than once a second."""
 
 
 class Decisions:
-    """`awaited`: the deliveries that were not confirmed yet; it is kept here. `on_complete`: the transaction of that id
-    has ended, and everybody knows."""
+    """`awaited`: the deliveries that were not confirmed yet; this class updates it. `on_complete`: called with an id
+    whose transaction has ended at all participants."""
 
     def __init__(self, awaited: set[Delivery], on_complete: Callable[[str], None]) -> None:
         self.transactions: dict[str, Transaction] = {}
-        """By transactional id."""
+        """All transactions by transactional id."""
         self.active: dict[str, None] = {}
         """Ids whose transaction is open or ends."""
         self.participants = 0
         """The number of participants of all transactions."""
         self._loads: defaultdict[str, FamilyLoad] = defaultdict(FamilyLoad)
-        """By family, of those that have ids."""
+        """Loads of the families that have ids."""
         self.to_tell: list[Delivery] = []
         """The deliveries of decisions in this settlement."""
         self.told: dict[str, None] = {}
-        """Ids whose transaction all participants were told of."""
+        """Ids whose transaction has ended at all participants."""
         self.unwritten: dict[str, float] = {}
-        """Ids that are idle, and whose record is still that of the decision: since when, in monotonic seconds."""
+        """Idle ids whose record is still that of the decision: since when, in monotonic seconds."""
         self._awaited = awaited
         self._on_complete = on_complete
 
     # ---- a new coordinator -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """`transactions` are those of the records."""
+        """Counts `transactions`, which the records have filled."""
         for name, transaction in self.transactions.items():
             self._loads[family_of(name)].ids += 1
             if not isinstance(transaction.state, Idle):
@@ -74,14 +74,14 @@ class Decisions:
         match transaction.state:
             case Open(opened_at=opened_at, participants=participants):
                 transaction.state = Ending(opened_at, Outcome.COMMITTED, participants, since)
-            case Idle():  # nothing of it was acknowledged
+            case Idle():  # no add of this transaction was acknowledged
                 transaction.epoch, transaction.last = transaction.epoch + 1, Outcome.COMMITTED
             case Ending():
                 raise InvariantViolation(f"the transaction of {transaction.transactional_id} ends already")
 
     def resume(self, names: deque[str], most: int, now: float, times: Times, patience: float) -> None:
-        """Those that were decided go on; those that are open have as long as they had, or `patience`; where it is not
-        known how long that is, all of their timeout. Takes from `names`, until `most` participants are told."""
+        """Decided transactions go on; open ones have the rest of their timeout, or `patience`, and all of their timeout
+        where the rest is not known. Takes from `names`, until `most` participants are notified."""
         before = len(self.to_tell)
         while names and len(self.to_tell) < before + most:
             transaction = self.transactions[(name := names.popleft())]
@@ -100,11 +100,11 @@ class Decisions:
     # ---- ids -------------------------------------------------------------------------------------------------------
 
     def load_of(self, transactional_id: str) -> FamilyLoad:
-        """That of its family, to which a new id may be added."""
+        """Returns the load of its family, to which a new id may be added."""
         return self._loads.get(family_of(transactional_id)) or FamilyLoad()
 
     def add(self, transaction: Transaction) -> None:
-        """A new id."""
+        """Adds a new id."""
         self.transactions[transaction.transactional_id] = transaction
         self._loads[family_of(transaction.transactional_id)].ids += 1
 
@@ -116,7 +116,7 @@ class Decisions:
             del self._loads[family]
 
     def _count(self, transactional_id: str, more: int) -> None:
-        """So many participants more, or less."""
+        """Counts `more` participants; negative: fewer."""
         self.participants += more
         self._loads[family_of(transactional_id)].participants += more
 
@@ -125,13 +125,13 @@ class Decisions:
     def take_in(
         self, transaction: Transaction, new: Iterable[Participant], now: float, times: Times, records: Records
     ) -> None:
-        """They take part from now on."""
+        """Adds participants to the transaction, which is opened if need be."""
         date = times.date
         if isinstance(transaction.state, Idle):
             transaction.state = Open(times.shown, deadline=now + transaction.timeout_ms / 1000)
             self.active[transaction.transactional_id] = None
         elif transaction.changed_at == UNDATED:
-            date = UNDATED  # says so of `opened_at`
+            date = UNDATED  # `opened_at` is by a clock that was not agreed
         before = len(transaction.participants)
         transaction.participants.update(dict.fromkeys(new))
         self._count(transaction.transactional_id, len(transaction.participants) - before)
@@ -160,7 +160,7 @@ class Decisions:
     def decide_implied(
         self, transaction: Transaction, view: StreamsView, now: float, times: Times, records: Records
     ) -> None:
-        """What `imply` was told of gets its own record."""
+        """Writes the own record of a transaction that `imply` was called for."""
         if isinstance(transaction.state, Ending):
             self._decided(transaction, view, now, times, records)
         else:
@@ -186,7 +186,7 @@ class Decisions:
         self.to_tell += told
 
     def on_told(self, told: Told) -> None:
-        """Or it need not be told any more."""
+        """Notes that a participant has confirmed the end, or is gone."""
         transaction = self.transactions[told.transactional_id]
         assert isinstance(transaction.state, Ending)
         self._awaited.discard(told)
@@ -205,7 +205,7 @@ class Decisions:
                     self.on_told(transaction.told(participant))
 
     def complete(self, now: float, times: Times) -> None:
-        """Those of which everybody was told."""
+        """Completes the transactions that all participants have confirmed."""
         for name in self.told:
             self._complete(self.transactions[name], times)
             self.unwritten[name] = now
@@ -218,7 +218,7 @@ class Decisions:
         self._on_complete(transaction.transactional_id)
 
     def become_idle(self, transaction: Transaction, last: Outcome, times: Times, records: Records) -> None:
-        """In the next epoch."""
+        """Makes the id idle, in the next epoch, and writes it."""
         self._become_idle(transaction, last, times)
         self.write(transaction, records)
 
@@ -232,7 +232,7 @@ class Decisions:
         self.unwritten.pop(transaction.transactional_id, None)
 
     def catch_up(self, until: float, most: int, records: Records) -> bool:
-        """What is unwritten since then is written, `most` of it. False: more is left."""
+        """Writes ids that are unwritten since `until` or earlier, `most` of them. False: more is left."""
         due = [name for name, since in self.unwritten.items() if since <= until]
         for name in due[:most]:
             self.write(self.transactions[name], records)
@@ -263,7 +263,7 @@ class Decisions:
         return True
 
     def validate(self, to_resume: Collection[str]) -> None:
-        """`to_resume`: ids of which nothing was told yet."""
+        """`to_resume`: ids whose participants were not notified yet. Raises InvariantViolation."""
         active = {name for name, each in self.transactions.items() if not isinstance(each.state, Idle)}
         if active != set(self.active):
             raise InvariantViolation(f"transactions {sorted(active ^ set(self.active))} are counted wrongly")

@@ -5,10 +5,10 @@
   committing: a commit is complete or has not happened, wherever its records end.
 - So the record keeps its members until each of them has a record of its own that says so, and no other commit of the
   family is decided before. `settle` of the shard carries out nothing behind a commit, and nothing at all while members
-  are without their records, of a commit or of what a new coordinator has found that way.
-- The members get their records, and their participants are told, in turns (`go_on`); so are those aborted that a commit
-  passes over, or that an end of the family aborts. What is committed is taken for committing at once, and what is to be
-  aborted stays open until its turn.
+  are without their records, of a commit or of one that a new coordinator has found that way.
+- The members get their records, and their participants are notified, in turns (`go_on`); so are those aborted that a
+  commit passes over, or that an end of the family aborts. Committed transactions count as committing at once; those to
+  abort stay open until their turn.
 - The sequence only grows. A commit with the last one is answered as the first time if it has the same members, and
   otherwise its transactions are aborted: somebody has committed others in their place.
 """
@@ -42,12 +42,12 @@ from wire.security.tickets import LIFETIME_S
 from wire.subjects import check_name
 
 KEPT_S: Final = 30 * 24 * 3600
-"""For which the last commit of a family is kept: so long a program may be stopped that does not know whether it has
-committed."""
+"""Seconds for which the last commit of a family is kept: a program that does not know whether it has committed may be
+stopped for so long."""
 KEPT_WHEN_FULL_S: Final = 7 * 24 * 3600
-"""The same, where there is no room for new ones."""
+"""Seconds for which the last commit is kept where there is no room for new families."""
 KEPT_ONCE_S: Final = 2 * LIFETIME_S
-"""For which a family is kept that commits once. After that no ticket of its transactions is valid anywhere."""
+"""Seconds for which a family is kept that commits once: longer than any ticket of its transactions is valid."""
 MAX_TOLD: Final = 100_000
 """Partitions and groups that one commit ends transactions in: the coordinator carries out nothing else meanwhile."""
 MAX_FAMILIES: Final = 20_000
@@ -60,7 +60,7 @@ class Member(NamedTuple):
     producer_epoch: int
 
     def names(self, transaction: Transaction) -> bool:
-        """The one of the producer's present epoch."""
+        """Returns whether `transaction` is the one of the producer's present epoch."""
         return (transaction.producer_id, transaction.epoch) == (self.producer_id, self.producer_epoch)
 
     def to_record(self) -> FamilyMember:
@@ -73,7 +73,7 @@ class Member(NamedTuple):
 
 
 class FamilyEnd(NamedTuple):
-    """A request, checked."""
+    """A checked request to end transactions of a family."""
 
     family: str
     members: tuple[Member, ...]
@@ -84,7 +84,7 @@ class FamilyEnd(NamedTuple):
 
     @classmethod
     def of_request(cls, request: EndFamilyRequest) -> Self:
-        """Raises TidelogError."""
+        """Returns the end that `request` asks for, checked. Raises TidelogError."""
         family = check_family(request.family)
         if len(request.members) > MAX_MEMBERS:
             raise TidelogError(
@@ -106,7 +106,7 @@ class FamilyEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Family:
-    """The last commit."""
+    """The last commit of a family."""
 
     sequence: int
     digest: bytes
@@ -114,13 +114,13 @@ class Family:
     changed_at: int
     """A date of `Times`."""
     members: tuple[Member, ...]
-    """Empty once each of them has a record of its own."""
+    """Members of the commit; empty once each of them has a record of its own."""
     once: bool
-    """It commits nothing else."""
+    """The family commits nothing else."""
     metadata: str
-    """What the committing program says of it."""
+    """Text of the committing program about its commit."""
     ending: set[str] = field(default_factory=set)
-    """Members that a request waits for: not all of their participants know. Not in the record."""
+    """Members that a request waits for: not all of their participants have confirmed. Not in the record."""
 
     def to_record(self) -> FamilyRecord:
         return FamilyRecord(
@@ -149,7 +149,7 @@ class Families:
         self._implied: deque[str] = deque()
         """Ids whose transaction is committed by the record of their family alone."""
         self._to_abort: deque[tuple[Member, Outcome]] = deque()
-        """Those of them that are open then are aborted."""
+        """Members to abort in turns, if they are still open then."""
 
     # ---- a new coordinator -----------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Families:
             self.by_name[name] = Family.of_record(name, record)
 
     def begin(self) -> None:
-        """All records were read."""
+        """Starts the families: all records were read."""
         for name, family in self.by_name.items():
             if family.members:
                 self._long[name] = float("inf")
@@ -177,7 +177,7 @@ class Families:
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def is_unfinished(self) -> bool:
-        """Nothing else may be decided before `go_on` has finished."""
+        """Returns whether other decisions must wait until `go_on` has finished."""
         return bool(self._implied or self._to_abort)
 
     @property
@@ -186,8 +186,8 @@ class Families:
         return self._implied
 
     def go_on(self, most: int, view: StreamsView, now: float, times: Times, records: Records) -> None:
-        """What the record of a family has decided alone gets records of its own, and what is to be aborted is. Ends
-        when `most` participants, or one transaction with more, were told."""
+        """Writes the own records of transactions that only a family's record decides, and aborts those to abort. Ends
+        when `most` participants, or one transaction with more, were notified."""
         while self.is_unfinished() and most > 0:
             if self._implied:
                 transaction = self._decisions.transactions[self._implied.popleft()]
@@ -209,7 +209,7 @@ class Families:
     # ---- the end of prepared transactions --------------------------------------------------------------------------
 
     def commits_anew(self, end: FamilyEnd) -> bool:
-        """It is no repetition."""
+        """Returns whether `end` is no repetition of a commit."""
         family = self.by_name.get(end.family)
         return family is None or end.sequence > family.sequence
 
@@ -218,8 +218,8 @@ class Families:
     # one has done, and attempts that it has passed over are aborted.
     # Hazard: A part of the prepared transactions is committed, or a sequence twice.
     def commit(self, end: FamilyEnd, now: float, times: Times, records: Records) -> bool:
-        """False: others were committed in their place. Raises TidelogError: nothing of it is committed. `go_on` does
-        the rest, in all three cases."""
+        """Commits the members. False: others were committed in their place. Raises TidelogError: none is committed.
+        `go_on` does the rest, in all three cases."""
         family, digest = self.by_name.get(end.family), _digest(end.members)
         if family is not None and end.sequence <= family.sequence:
             if (end.sequence == family.sequence and digest == family.digest) or self._are_committed(end.members):
@@ -252,7 +252,7 @@ class Families:
         return True
 
     def abort(self, end: FamilyEnd) -> None:
-        """Raises TidelogError where one of them is committed; the others are aborted."""
+        """Aborts the transactions of `end`. Raises TidelogError where one is committed; the others are aborted."""
         self._abort(end.members, Outcome.ABORTED)
         if end.others:
             self._abort(self._others(end), Outcome.NONE)
@@ -263,18 +263,18 @@ class Families:
                 )
 
     def is_last(self, end: FamilyEnd) -> bool:
-        """No later sequence is committed."""
+        """Returns whether no later sequence is committed."""
         return self.by_name[end.family].sequence == end.sequence
 
     def wait(self, end: FamilyEnd) -> float | None:
-        """For the participants of these transactions, which are committed last. Since when they are told, in monotonic
-        seconds; None: all know."""
+        """Waits for the participants of these transactions, which are committed last. Returns since when they are being
+        notified, in monotonic seconds; None: all have confirmed."""
         ending = self._ending(end.members)
         self.by_name[end.family].ending = {name for name, _ in ending}
         return ending[-1][1].since if ending else None
 
     def on_complete(self, transactional_id: str) -> str | None:
-        """The family that waits for nothing any more."""
+        """Returns the family whose request waits for nothing any more, if there is one."""
         name = family_of(transactional_id)
         family = self.by_name.get(name)
         if family is None or transactional_id not in family.ending:
@@ -283,15 +283,15 @@ class Families:
         return None if family.ending else name
 
     def waits_for(self, name: str) -> list[str]:
-        """Participants that are not told yet of the last commit, as far as a request waits for them."""
+        """Returns the participants that have not confirmed the last commit, as far as a request waits for them."""
         ending = sorted(self.by_name[name].ending)
         return [str(each) for child in ending for each in self._decisions.transactions[child].participants]
 
     def not_told(self, end: FamilyEnd) -> list[str]:
-        """Participants of these transactions."""
+        """Returns the participants of these transactions that have not confirmed."""
         return [str(each) for _, state in self._ending(end.members) for each in state.left]
 
-    # ---- what is kept ----------------------------------------------------------------------------------------------
+    # ---- retention -------------------------------------------------------------------------------------------------
 
     @property
     def is_unwritten(self) -> bool:
@@ -299,14 +299,14 @@ class Families:
         return bool(self._long)
 
     def catch_up(self, until: float, records: Records) -> None:
-        """Records that were written since then, or earlier, need their members no more."""
+        """Shortens the records that were written at `until` or earlier: they need their members no more."""
         for name in [name for name, since in self._long.items() if since <= until]:
             del self._long[name]
             self.by_name[name].members = ()
             records[FamilyKey(name)] = self.by_name[name].to_record()
 
     def forget(self, times: Times, records: Records, kept_s: int = KEPT_S) -> None:
-        """Families that have committed nothing for so long; those that commit once go earlier, with their ids."""
+        """Forgets families that have not committed for `kept_s`; those that commit once go earlier, with their ids."""
         gone = set()
         for name, family in [*self.by_name.items()]:
             kept = min(kept_s, KEPT_ONCE_S) if family.once else kept_s
@@ -320,7 +320,7 @@ class Families:
             self._decisions.forget(KEPT_ONCE_S, times, records, chosen=lambda name: family_of(name) in gone)
 
     def _make_room(self, times: Times, records: Records) -> None:
-        """Raises TidelogError(LIMIT_REACHED)."""
+        """Forgets families where there are too many. Raises TidelogError(LIMIT_REACHED)."""
         if len(self.by_name) >= MAX_FAMILIES:
             self.forget(times, records, KEPT_WHEN_FULL_S)
         if len(self.by_name) >= MAX_FAMILIES:
@@ -329,7 +329,7 @@ class Families:
     # ----
 
     def _not_open(self, member: Member) -> str | None:
-        """Why it cannot be committed; None: it can."""
+        """Returns why the member cannot be committed; None: it can."""
         transaction = self._decisions.transactions.get(member.transactional_id)
         if transaction is None or transaction.producer_id != member.producer_id:
             return "its coordinator does not know it any more"
@@ -354,7 +354,7 @@ class Families:
                 return "it was committed before"
 
     def _are_committed(self, members: Sequence[Member]) -> bool:
-        """As far as it is known still: a newer producer hides it. False: there is none."""
+        """Returns whether these are committed, as far as is still known: a newer producer hides it. False if empty."""
         for member in members:
             transaction = self._decisions.transactions.get(member.transactional_id)
             if transaction is None or transaction.producer_id != member.producer_id:
@@ -370,7 +370,7 @@ class Families:
         return bool(members)
 
     def _ending(self, members: Iterable[Member]) -> list[tuple[str, Ending]]:
-        """Those of which not everybody was told."""
+        """Returns the members that not all participants have confirmed, with their states."""
         found = ((each, self._decisions.transactions.get(each.transactional_id)) for each in members)
         return [
             (each.transactional_id, transaction.state)
@@ -379,7 +379,7 @@ class Families:
         ]
 
     def _others(self, end: FamilyEnd) -> list[Member]:
-        """Children that are open."""
+        """Returns the open transactions of the family that `end` does not name."""
         given, prefix = {member.transactional_id for member in end.members}, child_id(end.family, "")
         found = (self._decisions.transactions[name] for name in self._decisions.active if name.startswith(prefix))
         return [
@@ -389,7 +389,7 @@ class Families:
         ]
 
     def _abort(self, members: Iterable[Member], outcome: Outcome) -> None:
-        """Those that are open, in turns."""
+        """Aborts the members that are open, in turns."""
         self._to_abort.extend((member, outcome) for member in members)
 
     def validate(self) -> None:
@@ -409,6 +409,6 @@ class Families:
 
 
 def _digest(members: Iterable[Member]) -> bytes:
-    """Whatever their order."""
+    """Returns a digest that does not depend on the order of the members."""
     texts = sorted(f"{each.transactional_id} {each.producer_id} {each.producer_epoch}" for each in members)
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=_DIGEST_BYTES).digest()

@@ -31,13 +31,13 @@ class HeldRequests:
         self.bytes += size_of(held.request)
 
     def take(self, awaits: str) -> list[Held]:
-        """All of that id, which are held no more."""
+        """Takes out all requests held for that id."""
         taken = self._waiting.pop(awaits, [])
         self._let_go(taken)
         return taken
 
     def take_late(self, now: float) -> list[Held]:
-        """Those whose time is over, which are held no more."""
+        """Takes out the requests that were held for too long."""
         late = [held for waiting in self._waiting.values() for held in waiting if now >= held.until]
         for name in {held.awaits for held in late}:
             self._waiting[name] = [held for held in self._waiting[name] if now < held.until]

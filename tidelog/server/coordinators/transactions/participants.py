@@ -1,4 +1,4 @@
-"""What takes part in a transaction, and how each of them is told of its end."""
+"""Participants of a transaction, and the message that notifies each of its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wire.types import StreamName
 
 
 class PartitionIn(NamedTuple):
-    """A partition, in the lives in which records of the transaction are written to it."""
+    """A partition, with the incarnations in which records of the transaction are written to it."""
 
     stream: str
     stream_incarnation: int
@@ -39,11 +39,11 @@ class PartitionIn(NamedTuple):
         return StreamPartition(self.stream, self.stream_incarnation, self.partition)
 
     def is_unknown(self, view: StreamsView) -> bool:
-        """It may exist: metadata of its time is not applied here yet."""
+        """The partition may exist: its metadata is not applied here yet."""
         return max(self.stream_incarnation, self.partition_incarnation) > view.generation
 
     def is_gone(self, view: StreamsView) -> bool:
-        """This life of the stream or of the partition has ended, or never was."""
+        """This incarnation of the stream or of the partition has ended, or never was."""
         return not self.is_unknown(view) and view.partition_incarnation(self.of) != self.partition_incarnation
 
     def check(self, view: StreamsView, broker: str) -> None:
@@ -90,7 +90,7 @@ Participant: TypeAlias = PartitionIn | GroupIn
 
 
 class Told(NamedTuple):
-    """A participant is told of the end of a transaction. It is a `Delivery`."""
+    """Notifies a participant of the end of a transaction. It is a `Delivery`."""
 
     transactional_id: str
     producer_id: int

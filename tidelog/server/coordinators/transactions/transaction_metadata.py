@@ -3,14 +3,14 @@
     Idle ──add──> Open ──end, by the producer──────────────────────> Ending(COMMITTED or ABORTED) ──┐
      ^              ├────it is open for longer than its timeout────> Ending(TIMED_OUT) ─────────────┤
      │              └────init of a newer producer, or an operator──> Ending(NONE) ──────────────────┤
-     └──────────── the next epoch; every participant was told ──────────────────────────────────────┘
+     └──────────── the next epoch; every participant has confirmed ────────────────────────────────┘
 
-Every transaction has an epoch of its own. Its participants are told the next epoch with the decision, and take nothing
+Every transaction has an epoch of its own. Its participants get the next epoch with the decision, and take nothing
 of the ended one from then on. An init gives its producer the epoch after that one, so that an older producer has no
 epoch that it could use.
 
 `last` is the outcome of the transaction before the present epoch, so that an end that is sent again is answered as the
-first one. It is NONE where the producer of that transaction was fenced: that one is told so, whatever it asks.
+first one. It is NONE where the producer of that transaction was fenced: all its requests are refused as fenced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class Idle:
-    """No transaction."""
+    """No transaction is open."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class Open:
 
 @dataclass(slots=True)
 class Ending:
-    """Decided."""
+    """The transaction is decided; participants are being notified."""
 
     opened_at: int
     outcome: Outcome
     left: dict[Participant, None]
-    """Those that have not confirmed. Only what was left at the decision is in the record."""
+    """Participants that have not confirmed. The record has only those left at the decision."""
     since: float = 0.0
     """Monotonic seconds. Not in the record."""
 
@@ -77,7 +77,7 @@ class Transaction:
     """The epoch of the transaction that is open or ends; of the next one, if there is none."""
     timeout_ms: int
     client: str
-    """Who began the producer."""
+    """Text of the client that began the producer."""
     changed_at: int
     """A date of `Times`; of an open transaction UNDATED where `opened_at` is by a clock that was not agreed."""
     last: Outcome = Outcome.NONE
@@ -85,7 +85,7 @@ class Transaction:
 
     @property
     def participants(self) -> dict[Participant, None]:
-        """That have not been told of an end."""
+        """Participants that have not confirmed an end."""
         match self.state:
             case Open(participants=participants):
                 return participants
@@ -110,7 +110,7 @@ class Transaction:
                 return "committing" if outcome.commits else "aborting"
 
     def told(self, to: Participant) -> Told:
-        """That the transaction has ended."""
+        """Returns the delivery that notifies `to` of the end."""
         assert isinstance(self.state, Ending)
         return Told(self.transactional_id, self.producer_id, self.epoch, self.state.outcome.commits, to)
 
@@ -171,7 +171,7 @@ class Transaction:
 
 
 def is_asked_for(transaction: Transaction, request: ListTransactionsRequest) -> bool:
-    """Whether the stream and the group that the list is limited to take part in it."""
+    """Returns whether the stream and the group that the list is limited to take part in the transaction."""
     if request.with_group and GroupIn(request.with_group) not in transaction.participants:
         return False
     return not request.with_stream or any(
@@ -194,7 +194,7 @@ def summary_of(transaction: Transaction) -> TransactionSummary:
 
 
 def place_of(transaction: Transaction) -> tuple[bool, int, str]:
-    """As `place_in_list` of its summary."""
+    """Returns the place of the transaction in lists, like `place_in_list` of its summary."""
     return isinstance(transaction.state, Idle), transaction.opened_at, transaction.transactional_id
 
 

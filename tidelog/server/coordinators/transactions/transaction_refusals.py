@@ -1,4 +1,4 @@
-"""What a coordinator of transactions refuses, and why."""
+"""Refusals of a coordinator of transactions, with their reasons."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def forgotten(transactional_id: str) -> TidelogError:
 
 
 def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
-    """The producer goes on as if its transaction had not ended, or had ended otherwise."""
+    """The refusal where the producer goes on as if its transaction had not ended, or had ended otherwise."""
     name = transaction.transactional_id
     if outcome.commits:
         return TidelogError(
@@ -59,7 +59,7 @@ def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
 
 
 def nothing_added(transaction: Transaction) -> TidelogError:
-    """Its producer has no reason to ask for that, unless records of this coordinator were lost."""
+    """The refusal of a commit without participants, which happens only if records of this coordinator were lost."""
     return TidelogError(
         Code.TRANSACTION_ABORTED,
         f"nothing was added to the transaction of {transaction.transactional_id!r}, so nothing is committed. Begin"

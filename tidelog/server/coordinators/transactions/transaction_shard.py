@@ -1,25 +1,25 @@
 """The transactional ids of one partition of `__transactions`, in one LeaderEpoch. See the package.
 
-- Decided, committed, told: `settle` returns the record of a decision together with the deliveries that tell of it.
-  These leave once the record is committed, as answers do. So whatever a partition or a group was told, every
-  coordinator to come decides the same.
-- The record of a transaction that ends stays as it was at the decision until all is told. A coordinator that reads it
-  tells everybody again, which changes nothing where it was told before.
-- A participant whose stream was deleted needs to be told nothing.
+- Decided, committed, delivered: `settle` returns the record of a decision together with its deliveries. These leave
+  once the record is committed, as answers do. So whatever a partition or a group was notified of, every coordinator to
+  come decides the same.
+- The record of a transaction that ends stays as it was at the decision until all have confirmed. A coordinator that
+  reads it notifies all participants again, which changes nothing where they know it already.
+- A participant whose stream was deleted is not notified.
 - Requests that need the end of a transaction that is decided (the end itself, an init, the first add of the next one,
-  and its end, where its producer has given the next one up) are held. After HOLD_S the end is answered with what it
-  waits for, and the others are refused: they come again. Nothing but an init, an operator or the end of a family
-  fences.
+  and its end, where its producer has given the next one up) are held. After HOLD_S the end is answered with the
+  participants it waits for, and the others are refused: they come again. Nothing but an init, an operator or the end
+  of a family fences.
 - The commit of a family is the last request of its settlement, and its record goes in front of all others
   (`tidelog.server.coordinators.transactions.families`).
 - The numbers of producers are never given twice: the record that counts them goes before those of their transactions.
 
-Answers tell what is so. Where they come without a record, `settle` asks for a BARRIER: see
+Answers report state. Where they come without a record, `settle` asks for a BARRIER: see
 `tidelog.server.coordinators.groups.group_shard`. The answer to an end, of a transaction or of a family, needs none: its
-decision is committed, and never changes. So it leaves when everybody was told, and the record of that follows
+decision is committed, and never changes. So it leaves when all have confirmed, and the record of that follows
 (`Decisions.unwritten`).
 
-The event loop is shared: requests, timeouts, what a new coordinator tells again, and looks for streams that are gone
+The event loop is shared: requests, timeouts, repeated deliveries of a new coordinator, and looks for deleted streams
 are done in turns of so many requests (MAX_REQUESTS), or participants and ids (MAX_ASKED), and the rest waits for the
 next call. A new coordinator carries out no request before it has looked at all transactions, and none is carried out
 while the members of a family that were committed or aborted together are written in turns: the answer of that end is
@@ -104,7 +104,7 @@ from wire.security.tickets import LIFETIME_S
 from wire.turns import Steps, pieces
 
 HOLD_S: Final = 1.5
-"""For which a request is held; less than a client waits for an answer."""
+"""Seconds for which a request is held; less than a client waits for an answer."""
 MAX_HELD: Final = 16
 """Requests of one transactional id."""
 LOOK_INTERVAL: Final = 0.25
@@ -112,16 +112,16 @@ LOOK_INTERVAL: Final = 0.25
 EXPIRY_INTERVAL: Final = 60.0
 """Seconds between two looks for ids to forget."""
 KEPT_S: Final = 7 * 24 * 3600
-"""For which an id without a transaction is kept."""
+"""Seconds for which an id without a transaction is kept."""
 KEPT_WHEN_FULL_S: Final = 2 * LIFETIME_S
-"""The same, where there is no room for new ones: after that no ticket of its last transaction is valid anywhere."""
+"""Like KEPT_S, where there is no room for new ids: after that no ticket of the last transaction is valid anywhere."""
 MAX_IDS: Final = 20_000
 MAX_IDS_OF_FAMILY: Final = 4096
 """So that whoever may use one family does not keep all others from new ids. MAX_MEMBERS transactions are committed
 together, and a task of Spark has four attempts, each under a name of its own."""
 MAX_PARTICIPANTS_OF_ALL: Final = 500_000
 MAX_PARTICIPANTS_OF_FAMILY: Final = 200_000
-"""Twice what one commit may end, for the attempts that are aborted with it."""
+"""Twice the most that one commit may end, for the attempts that are aborted with it."""
 MAX_BYTES: Final = 256 << 10
 """Bytes of records, from which on no further request is carried out before these are committed."""
 MAX_REQUESTS: Final = 200
@@ -133,13 +133,13 @@ MAX_WRITTEN: Final = 2_000
 _LISTED_AT_ONCE: Final = 2_000
 """Transactions of which the first ones are found at once."""
 _CHANGING: Final = 3
-"""Looks that telling a participant takes as long as."""
+"""Looks that notifying a participant takes as long as."""
 _ADDING: Final = 4
-"""The same, of adding one and making its ticket."""
+"""Looks that adding a participant and making its ticket takes as long as."""
 MAX_CLIENT: Final = 200
-"""Characters of the text with which a producer tells who it is; the rest is cut off."""
+"""Characters of the text by which a producer identifies itself; the rest is cut off."""
 MAX_NAMED: Final = 20
-"""Participants that an answer names as not told yet."""
+"""Participants that an answer names as not confirmed yet."""
 
 BARRIER: Final = (BarrierKey().encode(), b"")
 _STATELESS: Final = frozenset(
@@ -177,18 +177,18 @@ class TransactionShard(Shard):
         self._view = StreamsView()
         self._is_view_new = False
         self._is_resumed = False
-        """A new coordinator has not written what families have decided."""
+        """A new coordinator has not written the decisions that only families' records have."""
         self._to_resume: deque[str] = deque()
         """Ids whose transaction is open or ends, and that a new coordinator has not looked at."""
         self._to_look_at: deque[str] = deque()
-        """Ids of which participants may be gone."""
+        """Ids whose participants may be gone."""
         self._is_more_due = False
-        """Transactions that are over, or records that are to be written or forgotten, are left."""
+        """Some transactions that are over, or records to write or to forget, are left for the next settlement."""
         self._decisions = Decisions(self._awaited, self._release)
         self.families = Families(self._decisions, partition)
         self._held = HeldRequests()
         self._released: deque[tuple[object, Request]] = deque()
-        """Requests that were held, and are to be carried out."""
+        """Requests that were held, and are to be carried out now."""
         self._due: tuple[object, Answer] | None = None
         """The answer to the end of a family whose members are being written."""
         self._looks_at = 0.0
@@ -227,7 +227,7 @@ class TransactionShard(Shard):
 
     @property
     def transactions(self) -> dict[str, Transaction]:
-        """By transactional id."""
+        """All transactions by transactional id."""
         return self._decisions.transactions
 
     @property
@@ -256,7 +256,7 @@ class TransactionShard(Shard):
         )
 
     def abandon(self) -> Abandoned:
-        """What is held has been decided, or comes after a decision."""
+        """Gives up all requests. Those held have begun: they are decided, or come after a decision."""
         begun = [*(token for token, _ in self._released), *(held.token for held in self._held.take_all())]
         begun += [self._due[0]] if self._due is not None else []
         self._released.clear()
@@ -355,7 +355,7 @@ class TransactionShard(Shard):
         self.families.catch_up(now - LOOK_INTERVAL, records)
         settled.answers += [(held.token, self._answer_of_held(held.request)) for held in self._held.take_late(now)]
         decided = 0
-        # An end may be among the requests.
+        # Timeouts wait: an end may be among the requests taken.
         for name in () if self._taken else [*self._decisions.active]:
             transaction = self.transactions[name]
             if isinstance(transaction.state, Open) and now >= transaction.state.deadline:
@@ -370,7 +370,7 @@ class TransactionShard(Shard):
     # ---- requests that are held ------------------------------------------------------------------------------------
 
     def _hold(self, awaits: str, since: float, token: object, request: Request, now: float) -> Answer | None:
-        """Until that transaction, or that family, has ended, which was decided at `since`. None: it is answered
+        """Holds the request until that transaction or family, decided at `since`, has ended. None: it is answered
         later."""
         until = (since if isinstance(request, EndRequest | EndFamilyRequest) else now) + HOLD_S
         if now >= until:
@@ -382,8 +382,8 @@ class TransactionShard(Shard):
         return None
 
     def _release(self, transactional_id: str) -> None:
-        """The transaction has ended. What waited for that is carried out next, ends first: an init before them would
-        hide the outcome."""
+        """Carries out next the requests that waited for the end of the transaction, ends first: an init before them
+        would hide the outcome."""
         held = self._held.take(transactional_id)
         family = self.families.on_complete(transactional_id)
         if family is not None:
@@ -392,7 +392,7 @@ class TransactionShard(Shard):
         self._released.extend((each.token, each.request) for each in held)
 
     def _answer_of_held(self, request: Request) -> Answer:
-        """It was held for too long."""
+        """Returns the answer to a request that was held for too long."""
         if isinstance(request, EndFamilyRequest):
             return EndFamilyResponse(waits_for=self.families.waits_for(request.family)[:MAX_NAMED])
         assert isinstance(request, InitRequest | AddRequest | EndRequest)
@@ -405,7 +405,7 @@ class TransactionShard(Shard):
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def _carry_out(self, token: object, request: Request, now: float, times: Times, records: Records) -> Answer | None:
-        """None: it is held. Raises TidelogError."""
+        """Returns the answer; None: the request is held. Raises TidelogError."""
         match request:
             case InitRequest():
                 return self._init(token, request, now, times, records)
@@ -427,7 +427,7 @@ class TransactionShard(Shard):
         return isinstance(request, Admin) and request.operation is TRANSACTION_LIST
 
     def _work_of(self, request: Request) -> int:
-        """Participants and ids that the request looks at, roughly."""
+        """Returns the participants and ids that the request looks at, roughly."""
         match request:
             case AddRequest():
                 return 1 + _ADDING * (len(request.partitions) + len(request.groups)) + self._size_of(request)
@@ -473,7 +473,7 @@ class TransactionShard(Shard):
         return producer_id(self._partition, serial)
 
     def _make_room(self, name: str, now: float, times: Times, records: Records) -> None:
-        """For one more id, of its family and of all. Raises TidelogError(LIMIT_REACHED)."""
+        """Makes room for one more id, in its family and in all. Raises TidelogError(LIMIT_REACHED)."""
         family, load = family_of(name), self._decisions.load_of(name)
         if load.ids >= MAX_IDS_OF_FAMILY and now >= load.makes_room_at:
             load.makes_room_at = now + 1
@@ -495,8 +495,8 @@ class TransactionShard(Shard):
             )
 
     def _of_producer(self, request: AddRequest | EndRequest) -> Transaction:
-        """Raises TidelogError: PRODUCER_FENCED where the producer is not the one of its id, UNKNOWN_TRANSACTION where
-        the id was forgotten."""
+        """Returns the transaction of the request's producer. Raises TidelogError: PRODUCER_FENCED where the id has
+        another producer, UNKNOWN_TRANSACTION where the id was forgotten."""
         name = check_transactional_id(request.transactional_id)
         known = self.transactions.get(name)
         if known is None:
@@ -581,7 +581,7 @@ class TransactionShard(Shard):
     def _end_family(
         self, token: object, request: EndFamilyRequest, now: float, times: Times, records: Records
     ) -> Answer | None:
-        """Its answer may be due later, and be a refusal then."""
+        """Decides the end of a family. The answer may be due later, and may be a refusal then."""
         answer: Answer | None
         try:
             answer = self._decide_family(token, request, now, times, records)
@@ -604,7 +604,7 @@ class TransactionShard(Shard):
             raise transaction_refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
         if not self.families.commit(end, now, times, records):
             return EndFamilyResponse(superseded=True)
-        if not self.families.is_last(end):  # the answer of a later commit may be held
+        if not self.families.is_last(end):  # the answer to a later commit may be held
             return EndFamilyResponse(waits_for=self.families.not_told(end)[:MAX_NAMED])
         since = self.families.wait(end)
         return (
@@ -616,7 +616,7 @@ class TransactionShard(Shard):
     def _administrate(
         self, token: object, asked: Admin, now: float, times: Times, records: Records
     ) -> Mapping[str, Any] | None:
-        """None: the answer is made in turns."""
+        """Returns the answer; None: it is made in turns."""
         if asked.operation is TRANSACTION_LIST:
             self._answer_in_turns(token, self._listing(asked.request))
             return None
@@ -666,7 +666,7 @@ class TransactionShard(Shard):
 
 
 def _place_of_held(held: Held) -> tuple[bool, int]:
-    """Ends come first, that of the next transaction behind that of the one that has ended."""
+    """Returns the order of held requests: ends first, by epoch."""
     request = held.request
     if isinstance(request, EndRequest):
         return False, request.producer_epoch
@@ -674,7 +674,7 @@ def _place_of_held(held: Held) -> tuple[bool, int]:
 
 
 def _wanted(request: AddRequest) -> list[Participant]:
-    """In the order of their tickets. Raises TidelogError."""
+    """Returns the participants to add, in the order of their tickets. Raises TidelogError."""
     count = len(request.partitions) + len(request.groups)
     if not 0 < count <= MAX_ADDED:
         raise TidelogError(
@@ -684,7 +684,7 @@ def _wanted(request: AddRequest) -> list[Participant]:
 
 
 def _check_same(transaction: Transaction, decided: Outcome, wanted: Outcome, epoch: int) -> None:
-    """Raises TidelogError: it was decided otherwise."""
+    """Raises TidelogError if the decision differs from the wanted outcome."""
     if decided is Outcome.NONE:
         raise transaction_refusals.fenced(transaction, epoch)
     if wanted.commits is not decided.commits:
@@ -698,7 +698,7 @@ def _tells_what_is_so(answer: Answer) -> bool:
 
 
 def _place(record: tuple[RecordKey, object]) -> int:
-    """In the log: numbers are given before they are used, and the commit of a family is decided by its first record."""
+    """Returns the order in the log: numbers precede their use, and a family's record decides before its members'."""
     match record[0]:
         case ProducerIdsKey():
             return 0
