@@ -244,3 +244,18 @@ async def test_a_withdrawal_from_outside_the_isr_is_over_in_a_later_leader_epoch
     requests.settle([cluster.key()])
     assert len(requests) == 0
     requests.close()
+
+
+async def test_the_first_withdrawal_of_a_replica_is_the_one_that_is_repeated() -> None:
+    cluster = Cluster("a", "b")
+    cluster.create("s", ["a b"])
+    wire = FakeTransport()
+    requests = requests_of(cluster, wire, Incarnation(cluster.incarnation("b")))
+    first = Withdrawal(
+        key=cluster.key(), broker=BrokerId("b"), expected_epoch=cluster.partition().epoch, reason="a flipped bit"
+    )
+    requests.ask(first)
+    requests.ask(replace(first, reason="another"))
+    await until(lambda: len(wire.sent) == 1)
+    assert [item.reason for item in sent_by(wire)[0].withdraw.items] == ["a flipped bit"]
+    requests.close()
