@@ -224,6 +224,15 @@ def test_a_held_batch_is_held_until_the_view_knows_its_version(scene: Scene) -> 
     assert isinstance(scene.decide(asked, content), Store)
 
 
+def test_a_batch_whose_version_is_awaited_when_its_turn_comes_is_held(scene: Scene) -> None:
+    asked, content = scene.batch(version=1)
+    assert scene.rules.admit(asked, HERE) is None
+    scene.sees(awaits_sources=True)
+    assert scene.rules.decide(asked, HERE, content) is HOLD
+    scene.sees(awaits_sources=False)
+    assert isinstance(scene.rules.decide(asked, HERE, content), Store)
+
+
 # ---- message ids and expectations of batches
 
 
