@@ -119,7 +119,7 @@ def test_of_two_founders_at_once_one_founds(tmp_path: Path) -> None:
 
 def test_a_founder_that_slept_hears_of_the_cluster_that_was_founded_meanwhile(tmp_path: Path) -> None:
     settings = tmp_path / "slow.toml"
-    settings.write_text("[metadata]\nfounding_wait_s = 10.0\n")
+    settings.write_text("[metadata]\nbootstrap_wait_s = 10.0\n")
     slow, quick = tmp_path / "slow", tmp_path / "quick"
     with (
         EmbeddedNatsServer(port=0, store_dir=tmp_path / "nats") as nats,
