@@ -168,7 +168,7 @@ async def test_a_stranger_still_speaks_for_no_broker_beside_these_subjects(
     before = {routes["name"]: routes for routes in [await routes(stranger, stream) for stream in STREAMS]}
     status = await client.cluster_status()
     ids = [broker["id"] for broker in status["brokers"]]
-    subjects = ["alter_isr", "pause", "report_leader", "withdraw"]
+    subjects = ["controller"]
     for broker in ids:
         subjects += [f"probe.{broker}", f"status.{broker}", f"drain.{broker}"]
     reply = "tidelog.inbox.b1.x.1"

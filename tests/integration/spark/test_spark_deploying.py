@@ -28,7 +28,7 @@ from tidelog.server.devcluster import DevCluster
 pytestmark = pytest.mark.timeout(900)
 
 SPARK_HOME = Path(pyspark.__file__).parent
-JOB = ROOT / "tests" / "integration" / "deployed_job.py"
+JOB = ROOT / "tests" / "integration" / "spark" / "deployed_job.py"
 RECORDS = 1_000
 LIMIT = 240.0
 SETTINGS = {
