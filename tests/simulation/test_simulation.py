@@ -274,10 +274,11 @@ def test_a_text_that_no_mutant_has_is_refused(capsys: pytest.CaptureFixture[str]
 def test_a_failure_is_made_small() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "a restarted leader keeps its LeaderEpoch")
     with mutant.applied():
-        failed = next(result for seed in range(1, 30) if (result := run(seed)).broken and len(result.schedule) > 3)
+        failed = next(result for seed in range(1, 30) if (result := run(seed)).broken and len(result.schedule) > 5)
         assert failed.broken is not None
         smallest = shrink(failed)
         again = run(failed.seed, schedule=smallest)
-    assert 0 < len(smallest) <= 3
+    assert 0 < len(smallest) <= 5
+    assert len(smallest) < len(failed.schedule)
     assert again.broken is not None
     assert again.broken.invariant == failed.broken.invariant
