@@ -129,9 +129,11 @@ class TransactionShardMachine(RuleBasedStateMachine):
                 self.fenced_at[id(newer)] = fencings
             case AddRequest(), AddResponse():
                 of = (request.producer_id, request.producer_epoch)
-                assert of not in self.decided, "what takes part now hears of no end"
-                partitions = map(PartitionIn.of_record, request.partitions)
-                self.added.setdefault(of, set()).update([*partitions, *map(GroupIn, request.groups)])
+                added: set[Participant] = {PartitionIn.of_record(each) for each in request.partitions}
+                added |= {GroupIn(each) for each in request.groups}
+                if of in self.decided:
+                    self.check_notified(of, added)
+                self.added.setdefault(of, set()).update(added)
             case EndRequest(), EndResponse():
                 of = (request.producer_id, request.producer_epoch)
                 self.decide(of, request.commits)
@@ -153,6 +155,14 @@ class TransactionShardMachine(RuleBasedStateMachine):
                     assert not self.decided.get((member.producer_id, member.producer_epoch), False)
             case _:
                 pass
+
+    def check_notified(self, of: OF, participants: set[Participant]) -> None:
+        """The end of a transaction may be decided in the turn that has answered an add to it (an add and an init were
+        held until the transaction before was complete): then the end is sent to what that add has added, too."""
+        notified = {each.to for each in self.world.undelivered if (each.producer_id, each.producer_epoch) == of}
+        for each in participants - notified:
+            gone = each.is_gone(self.world.view)
+            assert gone or (of, each) in self.confirmed, f"{each} takes part, and is not notified of the end"
 
     @rule(name=IDS)
     def init(self, name: str) -> None:
@@ -294,3 +304,13 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
 TransactionShardMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestTransactionShard = TransactionShardMachine.TestCase
+
+
+def test_an_add_and_the_init_that_ends_it_may_be_carried_out_in_one_turn() -> None:
+    machine = TransactionShardMachine()
+    machine.begin()
+    machine.family_prepares(frozenset({0}))
+    machine.end_is_not_told_in_time(which=0, commits=False)
+    machine.family_prepares(frozenset({0}))  # the add and the init of `f~2` are held until everybody knows of that end
+    machine.confirm(share=1)
+    machine.teardown()
