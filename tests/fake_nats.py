@@ -5,7 +5,8 @@
     delivered       waits until what is sent has arrived
     BulkSink        a bulk handler that takes runs apart and checks the promises of the parser
 
-The simulation has a NATS of its own (`tests.simulation.messaging`), whose delays, losses and cuts come from a seed.
+The simulation has a NATS of its own (`tests.simulation.machines.messaging`), whose delays, losses and cuts come from a
+seed.
 """
 
 from __future__ import annotations

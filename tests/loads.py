@@ -32,7 +32,7 @@ from metadata.runtime.applied_state import AppliedState
 from metadata.runtime.views import ViewDelivery
 from tests.fake_nats import delivered
 from tests.loop_steps import Longest, Measure, steps_measured
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.unit.metadata.brokers import SUBJECTS, World, running
 from tests.views import KEY, A, B

@@ -1,7 +1,7 @@
 """What a Raft node meets of the operating system: clock, chance, files, sockets, readiness and threads.
 
 Everything in this package that depends on one of them takes it from a `RaftPorts`. The simulation runs the same node on
-its own (`tests/simulation/raft_node.py`). PySyncObj reads the clock and chance by itself, and is led here by
+its own (`tests/simulation/raft/raft_node.py`). PySyncObj reads the clock and chance by itself, and is led here by
 `metadata.raft.pysyncobj_internals`.
 """
 

@@ -20,7 +20,7 @@ from tests.integration.rig.hanging_broker import hanging_file
 from tests.integration.rig.waiting import LIMIT
 from tests.power_loss.broker import boot_id_file
 from tests.power_loss.disk import Losses
-from tests.simulation.disk import Survival
+from tests.simulation.machines.disk import Survival
 from tidelog.nats.nats_server import ends_with_us
 from tidelog.server.devcluster import DevCluster
 

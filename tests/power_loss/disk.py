@@ -4,7 +4,8 @@ It promises less than any real file system does, so programs on it can rely only
 
     fsync, fdatasync of a file     its bytes and its length as they were when the call began; not its name
     fsync of a folder              the names in it and their files; not the content of the files
-    everything else                is lost, kept, or, where chance decides, kept in part: see `tests.simulation.disk`
+    everything else                is lost, kept, or, where chance decides, kept in part: see
+                                   `tests.simulation.machines.disk`
 
 A rename within a folder is one change: after a cut the old name is there, or the new one. Between folders it is two.
 """
@@ -19,7 +20,7 @@ from pathlib import PurePosixPath
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from tests.simulation.disk import Change, DiskFile, Survival, surviving_names, surviving_writes
+from tests.simulation.machines.disk import Change, DiskFile, Survival, surviving_names, surviving_writes
 
 Node: TypeAlias = "File | Folder"
 Finish: TypeAlias = Callable[[], None]

@@ -3,8 +3,8 @@
     python -m tests.power_loss.mount FOLDER [--sync-ms 2] [--hangs-while FILE]         serves until it is unmounted
 
 Its power is cut by writing the extended attribute POWER of the mounted folder: `b"nothing 17"` names the survival (see
-`tests.simulation.disk.Survival`) and the seed. All users of the disk must be dead by then. Reading the attribute gives,
-as JSON, the losses of the last cut.
+`tests.simulation.machines.disk.Survival`) and the seed. All users of the disk must be dead by then. Reading the
+attribute gives, as JSON, the losses of the last cut.
 
 It hangs while FILE is there: no sync that begins returns before it is gone. A few at a time only: each holds a thread
 of libfuse, and there are ten. FILE does not lie on the disk itself: while a folder is synced the kernel locks it, so
@@ -32,7 +32,7 @@ from typing import Any, Final, cast
 from mfusepy import FUSE, Operations
 
 from tests.power_loss.disk import Disk, File, Finish, Folder, Losses, Node
-from tests.simulation.disk import SURVIVALS
+from tests.simulation.machines.disk import SURVIVALS
 
 POWER: Final = "user.tidelog.power"
 _POLL = 0.02

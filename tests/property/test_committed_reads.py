@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.transaction_table import without_aborted
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, compact, end, rows
 from wire.batch import Marker, iter_batches
 from wire.types import Buffer, Offset

@@ -68,7 +68,7 @@ from tests.protocol.running_broker import (
     records_in,
     told_drivers,
 )
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.simulation.world import World, inhabited
 from tests.tickets import add_proof_of
 from tests.unit.metadata.cluster_bench import Cluster

@@ -27,7 +27,7 @@ from dataplane.replica.replica_effects import (
     LeaderEffect,
 )
 from tests.fake_nats import FakeTransport
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.simulation.world import Process, SimulatedCrash
 from tests.tickets import producer_keys, tickets
 from wire.batch import (

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulation.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
-from tests.simulation.forger import Forger
-from tests.simulation.keyed import READERS
-from tests.simulation.lost_files import HARMS, PARTS, lose_files
-from tests.simulation.members import MEMBERS
-from tests.simulation.messaging import Weather
-from tests.simulation.repartitions import CHANGES
+from tests.simulation.machines.disk import AMPLE, SURVIVALS, Survival, damageable_files, is_nothing_torn, vouched_places
+from tests.simulation.machines.lost_files import HARMS, PARTS, lose_files
+from tests.simulation.machines.messaging import Weather
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS, SCENARIOS
 from tests.simulation.scenarios.running import ScenarioRun
-from tests.simulation.transactors import TRANSACTORS
+from tests.simulation.users.forger import Forger
+from tests.simulation.users.keyed import READERS
+from tests.simulation.users.members import MEMBERS
+from tests.simulation.users.repartitions import CHANGES
+from tests.simulation.users.transactors import TRANSACTORS
 
 if TYPE_CHECKING:
     from tests.simulation.run import Cluster

@@ -75,8 +75,8 @@ from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.metadata_service import MetadataService
 from metadata.runtime.registration import Registrar
-from tests.simulation import raft_mutants
 from tests.simulation.mutation import Edit, Mutant
+from tests.simulation.raft import raft_mutants
 from tidelog.client.consumer.subscription_state import SubscriptionState
 from tidelog.client.group import group_partitions
 from tidelog.client.group.group_gate import GroupGate

@@ -23,10 +23,7 @@ from dataplane.log.storage.data_dir import partition_directory
 from dataplane.replica.derived.producer_table import DEFAULT_LIMITS
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
-from tests.simulation.broker import DATA, SimBroker
-from tests.simulation.clients import Workload
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
-from tests.simulation.disk import AMPLE
 from tests.simulation.faults import (
     Fault,
     carry_out,
@@ -42,18 +39,21 @@ from tests.simulation.faults import (
 )
 from tests.simulation.invariants import Invariants
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
-from tests.simulation.keyed import DEAF_SHARE, KeyedProducer, KeyReaders
-from tests.simulation.members import SimGroup, small_groups
-from tests.simulation.messaging import Nats, Weather
-from tests.simulation.operators import Operator
+from tests.simulation.machines.broker import DATA, SimBroker
+from tests.simulation.machines.disk import AMPLE
+from tests.simulation.machines.messaging import Nats, Weather
+from tests.simulation.machines.turns import short_turns
 from tests.simulation.plan import WINDOW_MS, RunPlan, draw_transactions
-from tests.simulation.raft import RaftGroup
-from tests.simulation.raft_node import ordered_sets
-from tests.simulation.repartitions import Repartitioner
+from tests.simulation.raft.group_model import RaftGroup
+from tests.simulation.raft.raft_node import ordered_sets
+from tests.simulation.raft.shipped_group import ShippedGroup, small_snapshots
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
-from tests.simulation.shipped_group import ShippedGroup, small_snapshots
-from tests.simulation.transactors import SimTransactors, small_transactions
-from tests.simulation.turns import short_turns
+from tests.simulation.users.clients import Workload
+from tests.simulation.users.keyed import DEAF_SHARE, KeyedProducer, KeyReaders
+from tests.simulation.users.members import SimGroup, small_groups
+from tests.simulation.users.operators import Operator
+from tests.simulation.users.repartitions import Repartitioner
+from tests.simulation.users.transactors import SimTransactors, small_transactions
 from tests.simulation.world import InvariantBroken, Process, World, inhabited
 from wire.subjects import Subjects
 from wire.types import PartitionKey

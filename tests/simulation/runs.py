@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.simulation import raft_run
 from tests.simulation import run as cluster_run
 from tests.simulation.cpu_limit import CPU_LIMIT
 from tests.simulation.faults import Fault
+from tests.simulation.raft import raft_run
 from tests.simulation.run import Result
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.cluster.model import Outcome, Partition
-    from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.groups import OffsetCommit
     from tests.simulation.invariants.history import CommittedHistory, History
     from tests.simulation.invariants.transactions import Ended, OffsetInTransaction
-    from tests.simulation.raft import RaftGroup
+    from tests.simulation.machines.broker import SimBroker
+    from tests.simulation.raft.group_model import RaftGroup
     from tests.simulation.world import World
     from wire.batch import RecordBatch
     from wire.durability import Durability
@@ -232,7 +232,7 @@ class Invariant:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""
 
     def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
-        """A member was given a record of `tests.simulation.keyed`. `is_deleted`: by now. It was fetched before."""
+        """A member was given a record of `tests.simulation.users.keyed`, fetched before. `is_deleted`: by now."""
 
     def on_given(self, given: Given) -> None:
         """A member of the group that reads keys was given a batch."""

@@ -92,9 +92,9 @@ if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.cluster.model import Outcome
-    from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.groups import OffsetCommit
-    from tests.simulation.raft import RaftGroup
+    from tests.simulation.machines.broker import SimBroker
+    from tests.simulation.raft.group_model import RaftGroup
     from tests.simulation.world import World
     from wire.internal_records.group_records import StreamPartition
     from wire.types import LeaderReport, PartitionKey

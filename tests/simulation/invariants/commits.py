@@ -11,8 +11,8 @@ from wire.batch import iter_batches
 if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
-    from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.history import History
+    from tests.simulation.machines.broker import SimBroker
 
 
 class MonotonicHighWatermark(Invariant):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dataplane.broker.replica import Replica
-    from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.base import Acknowledged
+    from tests.simulation.machines.broker import SimBroker
     from tests.simulation.world import World
     from wire.types import PartitionKey
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dataplane.broker.replica import Replica
-    from tests.simulation.broker import SimBroker
+    from tests.simulation.machines.broker import SimBroker
     from wire.internal_records.group_records import StreamPartition
     from wire.types import PartitionKey
 

@@ -11,7 +11,7 @@ from wire.batch import parse_header
 if TYPE_CHECKING:
     from dataplane.broker.leading.leader_driver import LeaderDriver
     from metadata.cluster.model import Partition
-    from tests.simulation.broker import SimBroker
+    from tests.simulation.machines.broker import SimBroker
     from wire.types import PartitionKey
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
     from dataplane.log.partition_log import PartitionLog
     from metadata.cluster.model import Partition
-    from tests.simulation.broker import SimBroker
+    from tests.simulation.machines.broker import SimBroker
     from wire.types import PartitionKey
 
 LEASE_SLACK = 0.5

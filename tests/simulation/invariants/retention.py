@@ -11,7 +11,7 @@ from wire.batch import iter_batches
 
 if TYPE_CHECKING:
     from dataplane.broker.replica import Replica
-    from tests.simulation.broker import SimBroker
+    from tests.simulation.machines.broker import SimBroker
 
 CLOCK_SLACK_NS = 1_000_000_000
 """The clock may have been set between the decision and the moment at which its outcome is seen."""

@@ -47,11 +47,11 @@ class Answered(NamedTuple):
 
 
 SHARED: Final = b"shared"
-"""Keys with this beginning are written by all producers of `tests.simulation.keyed`."""
+"""Keys with this beginning are written by all producers of `tests.simulation.users.keyed`."""
 
 
 def is_keyed(key: bytes | None) -> bool:
-    """It is a record of `tests.simulation.keyed`."""
+    """It is a record of `tests.simulation.users.keyed`."""
     return key is not None and key.startswith((b"k", SHARED))
 
 

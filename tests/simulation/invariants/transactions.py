@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dataplane.broker.leading.leader_driver import LeaderDriver
-    from tests.simulation.broker import SimBroker
     from tests.simulation.invariants.history import CommittedHistory, History
+    from tests.simulation.machines.broker import SimBroker
     from wire.batch import RecordBatch
     from wire.internal_records.group_records import StreamPartition
     from wire.types import PartitionKey

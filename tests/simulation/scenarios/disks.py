@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.simulation.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
-from tests.simulation.lost_files import lose_files
+from tests.simulation.machines.disk import AMPLE, damageable_files, is_nothing_torn, vouched_places
+from tests.simulation.machines.lost_files import lose_files
 from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps, Until
 
 

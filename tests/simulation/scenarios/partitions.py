@@ -9,7 +9,7 @@ from tests.simulation.scenarios.running import CONTROL, LONG, ScenarioRun, Steps
 from wire.protobuf import metadata_pb2 as pb
 
 if TYPE_CHECKING:
-    from tests.simulation.keyed import KeyReader
+    from tests.simulation.users.keyed import KeyReader
 SOURCES = (1, 2)
 """From these all producers' common keys go elsewhere when three partitions become six."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.simulation.members import MEMBERS
 from tests.simulation.scenarios.running import ScenarioRun, Steps, Until
+from tests.simulation.users.members import MEMBERS
 from tidelog.client.group.membership import State
 
 TIMES = 3

@@ -14,7 +14,7 @@ from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.upkeep.compaction_job import Compaction
 from dataplane.log.storage.checkpoints import CompactionPoint
-from tests.simulation.broker import SimBroker
+from tests.simulation.machines.broker import SimBroker
 from wire.internal_streams import GROUPS
 from wire.layouts import NOT_REPORTED
 from wire.operations.api_operations import METADATA
@@ -23,9 +23,9 @@ from wire.types import PartitionKey, StreamName
 
 if TYPE_CHECKING:
     from metadata.cluster.model import Partition, Stream
-    from tests.simulation.keyed import KeyedProducer
-    from tests.simulation.members import SimMember
     from tests.simulation.run import Cluster
+    from tests.simulation.users.keyed import KeyedProducer
+    from tests.simulation.users.members import SimMember
 
 POLL = 0.002
 """Seconds between two looks at a condition."""

@@ -20,7 +20,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.fake_nats import FakeTransport
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.tickets import producer_keys, tickets
 from tests.views import A, partition_view
 from wire.messaging.reply_subjects import ReplySubjects

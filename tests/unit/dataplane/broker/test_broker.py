@@ -15,7 +15,7 @@ from dataplane.broker.broker import _CLOSED_AT_ONCE, Broker
 from dataplane.log.storage.manifest import Manifest
 from dataplane.replica.history import History
 from dataplane.replica.replica_settings import ReplicaSettings
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.broker.role_bench import Bench, view
 from tests.views import KEY, A, B
 from wire.types import PartitionGone, PartitionKey, PartitionView

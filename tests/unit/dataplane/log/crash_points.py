@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dataplane.log.partition_log import LogConfig
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.crash_workload import Promises, Workload, check, open_log
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:
     from dataplane.log.recovery.log_recovery import RecoveryReport
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
     from tests.unit.dataplane.log.conftest import Stamped
 
 DATA = Path("/data")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.simulation.disk import PowerLoss, SimDisk, Survival
+from tests.simulation.machines.disk import PowerLoss, SimDisk, Survival
 
 
 class Workload(Protocol):

@@ -11,7 +11,7 @@ import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage.data_dir import DataDir
-from tests.simulation.disk import SURVIVALS, PowerLoss, SimDisk, Survival
+from tests.simulation.machines.disk import SURVIVALS, PowerLoss, SimDisk, Survival
 from wire.types import BrokerId, Incarnation, Offset, PartitionKey, StreamName
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataplane.log.segments.segment import segment_name
 from dataplane.log.storage.files import REAL_FILES
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.log.storage.pool import LogPool
-from tests.simulation.disk import AMPLE, SimDisk
+from tests.simulation.machines.disk import AMPLE, SimDisk
 from wire.types import LeaderEpoch, Offset
 
 if TYPE_CHECKING:

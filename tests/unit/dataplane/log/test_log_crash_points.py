@@ -14,7 +14,7 @@ import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage.log_errors import LogDamaged
-from tests.simulation.disk import PowerLoss, SimDisk
+from tests.simulation.machines.disk import PowerLoss, SimDisk
 from tests.unit.dataplane.log.crash_points import CONFIG, PREALLOCATING, try_every_crash, try_second_crashes
 from tests.unit.dataplane.log.crash_workload import HOME, WORKLOADS
 

@@ -11,7 +11,7 @@ import pytest
 from dataplane.broker.disk.space_watch import RESERVE_FILE, SpaceWatch
 from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.log.storage.log_errors import NoSpace
-from tests.simulation.disk import AMPLE, SimDisk
+from tests.simulation.machines.disk import AMPLE, SimDisk
 from wire.types import Room
 
 HOME = Path("/data")

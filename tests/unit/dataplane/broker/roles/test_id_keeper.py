@@ -11,7 +11,7 @@ from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.encryption.keyring import Keyring, MasterKey, MasterKeys
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.views import KEY
 from wire.batch import BatchBuilder, Compression, with_message_id
 from wire.types import LeaderEpoch, Offset

@@ -17,7 +17,7 @@ from dataplane.log.compaction.compaction_pass import CompactionPass
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.segments.retention_limits import NS_PER_MS
 from dataplane.log.storage.checkpoints import TEMPORARY_SUFFIX
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, rows, stored
 from wire.batch import CompactableBatch, parse_header
 from wire.batch.header import MAX_BODY_BYTES

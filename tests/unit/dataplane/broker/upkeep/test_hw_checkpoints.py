@@ -16,7 +16,7 @@ from dataplane.broker.upkeep import hw_checkpoints
 from dataplane.broker.upkeep.hw_checkpoints import CheckpointDue, HighWatermarkCheckpoints
 from dataplane.log.storage.group_commit import Syncable, SyncScheduler
 from dataplane.log.storage.manifest import Committed, Manifest
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.turns import finished
 from tests.views import KEY
 from wire.types import LeaderEpoch, Offset

@@ -17,7 +17,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage.checkpoints import COMPACTION_FILE, CompactionPoint
 from dataplane.replica.derived.epochs import LeaderEpochCache
 from dataplane.replica.derived.producer_table import Duplicate, Fresh, ProducerTable
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.compacting import Model, Row, append, compact, one_pass, rows, stored
 from wire.batch import BatchBuilder, CompactableBatch, Compression, EncodedBatch, iter_batches, parse_header
 from wire.batch.header import MAX_BODY_BYTES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SimDisk, Survival
+from tests.simulation.machines.disk import SimDisk, Survival
 from tests.unit.dataplane.log.compacting import Row, append, compact, rows, stored
 from tests.unit.dataplane.log.power_cuts import cut_power_in_every_call
 from wire.types import LeaderEpoch, Offset

@@ -13,7 +13,7 @@ from dataplane.log.compaction.compaction_pass import dirt_of
 from dataplane.log.derived.log_snapshot import SNAPSHOT_SUFFIX
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.transaction_table import TransactionTable
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.compacting import append, compact, end, one_pass, rows, stored
 from wire.batch import Marker, iter_batches
 from wire.types import FIRST_TRANSACTIONAL_ID, Incarnation, Offset, PartitionKey, StreamName

@@ -25,7 +25,7 @@ from dataplane.replica.derived.producer_table import (
     ProducerTable,
     RememberedBatch,
 )
-from tests.simulation.disk import AMPLE, SimDisk
+from tests.simulation.machines.disk import AMPLE, SimDisk
 from tests.unit.dataplane.log.derived.test_derived_state import HOME, SECOND, Counting, Written, snapshots
 from wire.batch import BatchBuilder, BatchHeader
 from wire.types import NO_PRODUCER, LeaderEpoch, Offset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dataplane.log.partition_log import LogConfig, PartitionLog
-from tests.simulation.disk import SimDisk
+from tests.simulation.machines.disk import SimDisk
 from tests.unit.dataplane.log.conftest import Batches
 
 HOME = Path("/data/s")

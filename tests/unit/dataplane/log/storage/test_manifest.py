@@ -15,7 +15,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.log_errors import NoSpace
 from dataplane.log.storage.manifest import MANIFEST_FILE, Committed, Manifest, read_manifest
-from tests.simulation.disk import AMPLE, SimDisk
+from tests.simulation.machines.disk import AMPLE, SimDisk
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionKey, StreamName
 
 if TYPE_CHECKING:

@@ -30,11 +30,11 @@ from metadata.raft.files import OperatingSystemFiles
 from metadata.raft.journal import Journal
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.types import RaftStorageError
-from tests.simulation.raft_node import DIRECTORY
+from tests.simulation.raft.raft_node import DIRECTORY
 
 if TYPE_CHECKING:
     from metadata.raft.engine import RaftEngine
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
     from tests.simulation.world import World
 
 JOURNAL = DIRECTORY / "journal"

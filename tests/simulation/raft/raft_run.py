@@ -6,7 +6,7 @@ calm      all is healed and restarted; until a leader is known everywhere and ev
 last      a command of each node is acknowledged, a barrier sees what was acknowledged before it; then all states are
           compared
 
-Invariants: `tests.simulation.raft_safety`. What is above the group (the controller, brokers) has runs of its own
+Invariants: `tests.simulation.raft.raft_safety`. What is above the group (the controller, brokers) has runs of its own
 (`tests.simulation.run`), some of which run on this Raft as well.
 """
 
@@ -27,12 +27,12 @@ from unittest.mock import patch
 from metadata.raft import RaftNode, RaftOutcomeUnknown, RaftRole, RaftStatus, RaftUnavailable, engine, snapshot
 from metadata.raft.types import RaftError
 from tests.simulation.cpu_limit import CPU_LIMIT, OutOfCpuTime, cpu_limit
-from tests.simulation.disk import AMPLE, SURVIVALS, SimDisk, Survival
 from tests.simulation.faults import Fault
-from tests.simulation.raft_node import DIRECTORY, engine_of, ip_of, make_node, ordered_sets
-from tests.simulation.raft_safety import JOURNAL, SNAPSHOT, RaftSafety
+from tests.simulation.machines.disk import AMPLE, SURVIVALS, SimDisk, Survival
+from tests.simulation.machines.sockets import SimNetwork
+from tests.simulation.raft.raft_node import DIRECTORY, engine_of, ip_of, make_node, ordered_sets
+from tests.simulation.raft.raft_safety import JOURNAL, SNAPSHOT, RaftSafety
 from tests.simulation.run import Result
-from tests.simulation.sockets import SimNetwork
 from tests.simulation.world import InvariantBroken, Process, SimulatedCrash, World, inhabited
 from wire.turns import Steps
 

@@ -2,7 +2,7 @@
 
     writers    write to several partitions and streams, and commit an offset of a group, in one transaction. They
                commit, abort, or forget the transaction until its timeout is over
-    driver     commits what its tasks have prepared (`tests.simulation.families`)
+    driver     commits what its tasks have prepared (`tests.simulation.users.families`)
     copier     reads the first stream from where its group is, writes one record for each record, and commits the
                offsets of its input in the same transaction
 
@@ -28,7 +28,7 @@ from tests.simulation.invariants.transactions import (
     OffsetInTransaction,
     OffsetsMoveWithTransactions,
 )
-from tests.simulation.messaging import SimConnection
+from tests.simulation.machines.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.client.base.exceptions import DeliveryTimeout, ProducerFenced, TransactionAborted
 from tidelog.client.client import Client
@@ -43,7 +43,7 @@ from wire.protobuf.groups_pb2 import OffsetsRequest, OffsetsResponse
 from wire.types import StreamName
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Workload
+    from tests.simulation.users.clients import Workload
     from tidelog.client.base.records import Receipt
     from tidelog.client.producer.batches import ProducerSession
     from wire.subjects import Subjects
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 COPIER: Final = 0
 """Its number; others are writers."""
 FAMILY: Final = 3
-"""The number of a driver whose tasks prepare (`tests.simulation.families`)."""
+"""The number of a driver whose tasks prepare (`tests.simulation.users.families`)."""
 TRANSACTORS: Final = 4
 COPIED: Final = "copied"
 """The group whose offsets the copier commits."""
@@ -390,7 +390,7 @@ class SimTransactors:
         self.newest = [self._begun(number) for number in range(TRANSACTORS)]
 
     def _begun(self, number: int) -> SimTransactor:
-        from tests.simulation.families import SimDriver  # which is a transactor itself
+        from tests.simulation.users.families import SimDriver  # which is a transactor itself
 
         return (SimDriver if number == FAMILY else SimTransactor)(self, number, self.lives[number])
 

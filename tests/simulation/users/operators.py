@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from wire.errors import TidelogError
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Workload
+    from tests.simulation.users.clients import Workload
 
 BEHIND = 20
 """Offsets below the end of a deletion at which the reader begins."""

@@ -1,6 +1,7 @@
-"""The metadata group of a simulated cluster on the shipped Raft, in place of the model (`tests.simulation.raft`).
+"""The metadata group of a simulated cluster on the shipped Raft, in place of the model
+(`tests.simulation.raft.group_model`).
 
-Each broker's process has a Raft node of its own (`tests.simulation.raft_node`), whose files are on the broker's disk.
+Each broker's process has a Raft node (`tests.simulation.raft.raft_node`), whose files are on the broker's disk.
 Faults that the model has as such come about by what causes them: a node that is cut off has its links cut, a stall is a
 slow network, a late apply a slow link, a deposed leader hands over.
 
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from metadata.raft import RaftNode, RaftStatus, StateMachine, snapshot
-from tests.simulation.raft import RaftGroup, RaftMember
-from tests.simulation.raft_node import engine_of, ip_of, make_node
-from tests.simulation.sockets import SimNetwork
+from tests.simulation.machines.sockets import SimNetwork
+from tests.simulation.raft.group_model import RaftGroup, RaftMember
+from tests.simulation.raft.raft_node import engine_of, ip_of, make_node
 from wire.turns import Steps
 
 if TYPE_CHECKING:
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
     from tests.simulation.world import Process, World
 
 COMPACTION_MIN_ENTRIES = 25

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from tests.fake_nats import patterns_of, undecoded
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
-from tests.simulation.message_trace import MessageTrace
+from tests.simulation.machines.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.nats.header_block import encode_headers
 from wire.messaging.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large

@@ -16,8 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.invariants.transactions import OUTPUTS, Ended
-from tests.simulation.messaging import SimConnection
-from tests.simulation.transactors import SimTransactor, SimTransactors
+from tests.simulation.machines.messaging import SimConnection
+from tests.simulation.users.transactors import SimTransactor, SimTransactors
 from tests.simulation.world import Process
 from tidelog.client.base.exceptions import DeliveryTimeout, StaleCommit, TransactionAborted
 from tidelog.client.client import Client

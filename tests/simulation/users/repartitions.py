@@ -13,7 +13,7 @@ from wire.types import StreamName
 
 if TYPE_CHECKING:
     from metadata.cluster.model import Stream
-    from tests.simulation.clients import Workload
+    from tests.simulation.users.clients import Workload
 
 MOST_PARTITIONS: Final = 8
 CHANGES: Final = ("multiple", "other", "fewer", "fewer", "cancel", "chain", "chain")

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.invariants.groups import Assigned, CommittedOffsetsStay, OffsetCommit
-from tests.simulation.messaging import SimConnection
+from tests.simulation.machines.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.client.client import Client
 from tidelog.client.group.membership import (
@@ -56,7 +56,7 @@ from wire.protobuf.groups_pb2 import (
 from wire.types import StreamName
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Workload
+    from tests.simulation.users.clients import Workload
     from wire.subjects import Subjects
 
 GROUP: Final = "g"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
     from wire.types import PartitionKey
 
 HARMS = ("missing", "emptied", "older")

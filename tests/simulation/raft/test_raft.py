@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metadata.raft.poller import READ, WRITE
+from tests.simulation.machines.sockets import WINDOW, SimNetwork, SimPoller, SimSocket
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.raft_node import ip_of
-from tests.simulation.raft_run import run
+from tests.simulation.raft.raft_node import ip_of
+from tests.simulation.raft.raft_run import run
 from tests.simulation.runs import RAFT_ALONE
-from tests.simulation.sockets import WINDOW, SimNetwork, SimPoller, SimSocket
 from tests.simulation.world import Process, World, inhabited
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 _TRACE = """
 import sys
-from tests.simulation.raft_run import run
+from tests.simulation.raft.raft_run import run
 print("\\n".join(run(int(sys.argv[1]), traced=True).trace))
 """
 

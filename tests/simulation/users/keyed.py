@@ -16,7 +16,7 @@ from tests.simulation.invariants import Acknowledged
 from tests.simulation.invariants.base import Given
 from tests.simulation.invariants.history import rows
 from tests.simulation.invariants.routing import SHARED, is_keyed
-from tests.simulation.messaging import SimConnection
+from tests.simulation.machines.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.client.base.read_positions import Anchor
 from tidelog.client.client import Client
@@ -26,7 +26,7 @@ from wire.errors import Code, TidelogError
 from wire.types import Incarnation, PartitionKey, StreamName
 
 if TYPE_CHECKING:
-    from tests.simulation.clients import Workload
+    from tests.simulation.users.clients import Workload
     from tidelog.client.base.records import Batch, Receipt
     from tidelog.client.consumer.fetcher import PartitionFetcher
     from wire.protobuf.groups_pb2 import CommitRequest

@@ -19,13 +19,13 @@ from pysyncobj.node import Node
 from metadata.raft import RaftConfig, RaftNode, RaftStatus, StateMachine
 from metadata.raft.connection import FramedConnection
 from metadata.raft.ports import RaftPorts
-from tests.simulation.sockets import SimNetwork, SimPoller, SimSocket
+from tests.simulation.machines.sockets import SimNetwork, SimPoller, SimSocket
 from tests.simulation.world import Process, SimulatedCrash
 from wire.security.cluster_secrets import public_secrets
 
 if TYPE_CHECKING:
     from metadata.raft.engine import RaftEngine
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
 
 DIRECTORY = Path("/raft/files")
 """On each machine."""

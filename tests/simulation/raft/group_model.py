@@ -1,5 +1,6 @@
 """A Raft group as its users see it, with everything that may go wrong above the agreement itself. The shipped Raft
-takes its place in some runs (`tests.simulation.shipped_group`), and has runs of its own (`tests.simulation.raft_run`).
+takes its place in some runs (`tests.simulation.raft.shipped_group`), and has runs of its own
+(`tests.simulation.raft.raft_run`).
 
 One log, in which committed commands stay. Around it: leaders that are elected late, that are deposed and do not know it
 yet, nodes that apply late, in several turns, or get a snapshot in place of the commands, commands whose proposer never
@@ -22,7 +23,7 @@ from tests.simulation.world import Process, World
 from wire.turns import Turns
 
 if TYPE_CHECKING:
-    from tests.simulation.disk import SimDisk
+    from tests.simulation.machines.disk import SimDisk
 
 CONNECTION_TIMEOUT = 1.0
 LOOKS = 20

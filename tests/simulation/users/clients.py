@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tests.simulation.invariants import Acknowledged, Invariants
 from tests.simulation.invariants.history import Session
-from tests.simulation.messaging import Nats, SimConnection
+from tests.simulation.machines.messaging import Nats, SimConnection
 from tests.simulation.world import Process, World
 from tidelog.client.base.exceptions import IncorrectOffset, OutOfOrderSequence
 from tidelog.client.base.records import Receipt

@@ -20,10 +20,10 @@ from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.raft.types import RaftStatus, StateMachine
 from metadata.runtime.metadata_service import MetadataService
-from tests.simulation.disk import SimDisk, Survival
 from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
-from tests.simulation.messaging import GIVES_UP_AFTER, Nats, SimConnection
-from tests.simulation.raft import RaftGroup, RaftMember
+from tests.simulation.machines.disk import SimDisk, Survival
+from tests.simulation.machines.messaging import GIVES_UP_AFTER, Nats, SimConnection
+from tests.simulation.raft.group_model import RaftGroup, RaftMember
 from tests.simulation.world import Process, SimulatedCrash, World
 from tidelog.server.broker_runtime import BrokerDependencies, BrokerRuntime
 from tidelog.server.peers.peer_link import PeerLink

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.bodies import with_the_same_crc
-from tests.simulation.messaging import SimConnection
+from tests.simulation.machines.messaging import SimConnection
 from tests.simulation.world import Process
 from tidelog.server.peers.peer_tags import TRAILER_BYTES
 from wire.batch import BatchBuilder, parse_header
@@ -21,7 +21,7 @@ from wire.partition_messages.append import decode_append, encode_append
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
 
 if TYPE_CHECKING:
-    from tests.simulation.messaging import Nats
+    from tests.simulation.machines.messaging import Nats
     from wire.subjects import Subjects
 
 REMEMBERED = 300
