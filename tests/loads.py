@@ -144,7 +144,7 @@ OF_CONTROLLER = "the timers of a controller"
 TIMERS: Mapping[str, str] = {
     "dataplane/broker/disk/disk_watch.py": "threads of the broker, which are few",
     "dataplane/broker/following/follower_driver.py": ONE,
-    "dataplane/broker/leading/append_queue.py": ONE,
+    "dataplane/broker/leading/append_requests.py": ONE,
     "dataplane/broker/upkeep/housekeeping.py": "all replicas, each of them a step of the loop",
     "dataplane/broker/upkeep/hw_checkpoints.py": "the look for checkpoints",
     "dataplane/broker/reading/id_learning.py": ONE,

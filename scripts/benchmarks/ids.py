@@ -19,7 +19,7 @@ from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.dedup_window import MessageIds
 from dataplane.replica.leader.ack_levels import AckLevel
-from dataplane.replica.leader.append_rules import APART, AnswerWith, Asked, Decision, Store
+from dataplane.replica.leader.append_rules import APART, STORE, AnswerWith, Decision, PublishRun
 from wire.batch import BatchBuilder, Compression
 from wire.batch.encoded import RecordLimit
 from wire.messaging.transport import UniformRun
@@ -80,19 +80,19 @@ class _Leader:
         )
 
     # ---- `ingest.Publishes`
-    def decide(self, asked: Asked) -> Decision:
-        if asked.records > 1:
-            is_known = asked.ids and self._ids.may_hold({message_id for _, message_id in asked.ids}, 0)
-            return APART if is_known else Store(asked.records)
-        found = self._ids.find(asked.ids[0][1], 0) if asked.ids else None
-        return Store() if found is None else AnswerWith(found, found, {0: found})
+    def decide(self, publish: PublishRun) -> Decision:
+        if publish.records > 1:
+            is_known = publish.ids and self._ids.may_hold({message_id for _, message_id in publish.ids}, 0)
+            return APART if is_known else STORE
+        found = self._ids.find(publish.ids[0][1], 0) if publish.ids else None
+        return STORE if found is None else AnswerWith(found, found, {0: found})
 
     def wants_batch(self) -> bool:
         return True
 
     def _nothing(self, *_: object) -> None: ...
 
-    on_refused = on_denied = on_corrupt = on_envelope_refused = on_repetition = on_envelope_repetition = _nothing
+    on_refused = on_denied = on_envelope_refused = on_repetition = _nothing
 
     def seal(self) -> None:
         taken = self._ingest.take(Compression.NONE)

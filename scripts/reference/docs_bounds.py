@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane.broker.leading.append_queue import (
+from dataplane.broker.leading.append_requests import (
     HOLD_S,
     MAX_HELD_BYTES,
     MAX_HELD_BYTES_OF_ALL,
@@ -12,7 +12,7 @@ from dataplane.broker.leading.append_queue import (
     MAX_QUEUED_BYTES,
     MAX_QUEUED_BYTES_OF_ALL,
 )
-from dataplane.broker.leading.append_queue import MAX_HELD as MAX_HELD_APPENDS
+from dataplane.broker.leading.append_requests import MAX_HELD as MAX_HELD_APPENDS
 from dataplane.broker.leading.transaction_marks import MAX_WAITING as MAX_WAITING_MARKS
 from dataplane.broker.leading.waiting_answers import MAX_WAITING as MAX_WAITING_ANSWERS
 from dataplane.broker.reading.readable_role import ANSWER_COST, MAX_COLD_READS
@@ -337,7 +337,7 @@ BOUNDS = (
         on="time that a batch is decoded on the event loop",
         limit=f"batches of more than {HEAVY_BYTES} bytes when decompressed, or {HEAVY_HEADER_BYTES} and headers, are"
         " decoded by one thread of the broker; what comes behind them keeps its order",
-        where="dataplane/broker/leading/append_queue.py",
+        where="dataplane/broker/leading/append_requests.py",
         answer="no error",
     ),
     Bound(
@@ -351,7 +351,7 @@ BOUNDS = (
         on="batches of a partition that wait to be decoded, `decode_queue`",
         limit=f"{MAX_QUEUED_BATCHES}, and {MAX_QUEUED_BYTES} bytes; {MAX_QUEUED_BYTES_OF_ALL} bytes of all partitions"
         " of a broker",
-        where="dataplane/broker/leading/append_queue.py",
+        where="dataplane/broker/leading/append_requests.py",
         answer="BACKPRESSURE",
         counter="dropped_decode_queue",
     ),
@@ -359,7 +359,7 @@ BOUNDS = (
         on="batches of a partition that wait until their partitioning version is applied, `held_appends`",
         limit=f"{MAX_HELD_APPENDS}, and {MAX_HELD_BYTES} bytes; {MAX_HELD_BYTES_OF_ALL} bytes of all partitions of"
         f" a broker; {HOLD_S:g} s each",
-        where="dataplane/broker/leading/append_queue.py",
+        where="dataplane/broker/leading/append_requests.py",
         answer="BACKPRESSURE; UNAVAILABLE after that time",
     ),
     Bound(

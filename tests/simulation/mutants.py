@@ -310,8 +310,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a duplicate is acknowledged before the original is committed",
         (
             AppendRequests._answer,
-            "self._run(self._await(append, answer.end, response, self._context.now()))",
-            "self._role.answers.append(AppendReply(append.inbox, response, False))",
+            "self._run(self._await(batch, answer.end, response, self._context.now()))",
+            "self._role.answers.append(AppendReply(batch.inbox, response, False))",
         ),
         rules=("R33",),
     ),
@@ -328,7 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a repetition is acknowledged before the original is committed",
         (
-            WaitingAnswers._wait,
+            WaitingAnswers.wait,
             "self.waiting += 1",
             "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    self.waiting += 1",
         ),
@@ -356,7 +356,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a batch is stored at another offset than the one that it expects",
-        (AppendRules._decide_batch, "asked.expected_end != end", "False"),
+        (AppendRules._decide_batch, "expected_end != end", "False"),
         rules=("R33",),
     ),
     _mutant(

@@ -1,24 +1,42 @@
 """Clients' `.append` requests at the leader: each is read, waits for its turn, and its batch goes into the log.
 
-    request ──> the life of the partition ──> admitted ──> `AppendQueue` ──its turn──> decided ──> log ──> the core
+                        ┌─ light, and nothing waits: decoded at once ──┐
+    request ──admitted──┤                                              ├─> its turn: stored, answered or refused
+                 ^      └─ else: queued until a thread has decoded it ─┘      │
+                 │                                                            │
+                 └── held until a view has its partitioning version (R61) <───┘
 
-What becomes of a batch is decided in `dataplane.replica.leader.append_rules`; it is carried out here.
+`dataplane.replica.leader.append_rules` decides whether a batch is admitted, held, stored or refused. This module keeps
+the order and the bounds of the queue, decodes the batches, and carries the decisions out.
+
+A batch of few bytes may take long to decode, and a broker whose event loop stands still loses its leaderships. So heavy
+batches (`wire.batch.ReceivedBatch.is_heavy`) are decoded by one thread of the broker, and later batches of the
+partition wait behind them. The batches that wait are bounded in number and in bytes, and in bytes over all partitions.
+A batch that finds no room is refused with BACKPRESSURE before any work is done for it.
+
+A held batch waits for HOLD_S, or until its client gives up, and is then refused: its client tries again. Held batches
+leave in the order in which they came, hold up no other batch, and are bounded in the same way.
+
+When the role ends, the batches that wait are refused at once; the thread is not waited for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from dataplane.broker.leading.append_queue import AppendQueue, QueuedAppend
+from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.roles.role_answers import AppendReply
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
-from dataplane.replica.leader.append_rules import AnswerWith, Asked, ClientBatch, Hold, Refuse, Store, corrupt_batch
+from dataplane.replica.leader.append_rules import AnswerWith, ClientBatch, Hold, Refuse, Store, corrupt_batch
+from dataplane.replica.leader.partitioning import not_applied
 from dataplane.replica.leader.quota import is_over_quota
 from dataplane.replica.replica_effects import LeaderEffect
-from wire.batch import HEADER_SIZE, EncodedBatch, ReceivedBatch, parse_header, without_repetitions
+from wire.batch import HEADER_SIZE, parse_header, without_repetitions
+from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.messaging.transport import Message
 from wire.partition_messages.append import asked_durability, decode_append
@@ -33,7 +51,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_BY_VERSION = (Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED)
+MAX_QUEUED_BATCHES: Final = 64
+MAX_QUEUED_BYTES: Final = 32 << 20
+"""Bytes of batches of one partition, as they came, that wait for the decoding thread or behind a batch that does."""
+MAX_QUEUED_BYTES_OF_ALL: Final = 64 << 20
+"""The same of all partitions that a broker leads."""
+HOLD_S: Final = 0.25
+"""Views of one command come to all brokers within some ms; a broker that is later than this may be cut off."""
+MAX_HELD: Final = 256
+MAX_HELD_BYTES: Final = 16 << 20
+"""Bytes of batches of one partition, as they came, that are held."""
+MAX_HELD_BYTES_OF_ALL: Final = 64 << 20
+"""The same of all partitions that a broker leads."""
+
+_BY_VERSION = "stale_partitioning_total"
+_COUNTERS = {
+    Code.CORRUPT_BATCH: "dropped_corrupt_batch",
+    Code.LIMIT_REACHED: "dropped_too_dense",
+    Code.UNPROVEN_PRODUCER: "unproven_appends",
+    Code.STALE_PARTITIONING: _BY_VERSION,
+    Code.PARTITION_DRAINING: _BY_VERSION,
+    Code.PARTITION_RETIRED: _BY_VERSION,
+}
+"""The counters of requests that are refused with these codes."""
 
 
 class AppendRequests:
@@ -44,51 +84,54 @@ class AppendRequests:
     ) -> None:
         self._role = role
         self._context = role.context
+        self._bounds = role.context.the(BoundsOfAll)
         self._core = core
         self._appending = appending
         self._rules = appending.rules
         self._run = run
-        self._queue = AppendQueue(role, self)
-
-    def on_view(self) -> None:
-        """The view is newer."""
-        self._rules.on_view()
-        self._queue.on_view()
-
-    def abandon(self, reason: str) -> None:
-        """The role ends."""
-        self._queue.abandon(reason)
+        self._queue: deque[ClientBatch] = deque()
+        """The first batch is being decoded."""
+        self._queued_bytes = 0
+        self._worker: asyncio.Task[None] | None = None
+        self._held: list[tuple[float, ClientBatch]] = []
+        """(until when, monotonic seconds; the batch)."""
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def on_append(self, message: Message) -> None:
         if self._role.ended:
             return
-        request = AppendRequest()
+        batch = ClientBatch(message.reply, self._context.max_batch_bytes - HEADER_SIZE)
         try:
-            request, buffer = decode_append(message.data)
-            if self._role.requests.is_for_another(request):
+            batch.request, batch.buffer = decode_append(message.data)
+            if self._role.requests.is_for_another(batch.request):
                 return
-            self._role.requests.check_client(request)
-            if request.leader_epoch > self._role.leader_epoch:
+            self._role.requests.check_client(batch.request)
+            if batch.request.leader_epoch > self._role.leader_epoch:
                 return  # we are the zombie
-            level = self._asked_level(request)
+            batch.level = self._asked_level(batch.request)
         except CorruptData as e:
-            self._refuse_unread(request, message.reply, corrupt_batch(e))
-            return
+            self._refuse(batch, corrupt_batch(e))
         except TidelogError as e:
-            self._refuse_unread(request, message.reply, e)
-            return
-        largest = self._context.max_batch_bytes - HEADER_SIZE
-        batch = ClientBatch(request=request, buffer=buffer, open=partial(ReceivedBatch, max_body_bytes=largest))
-        asked = Asked(
-            level=level,
-            leader_epoch=request.leader_epoch,
-            version=request.partitioning_version,
-            expected_end=request.expected_last_offset + 1 if request.HasField("expected_last_offset") else None,
-            batch=batch,
-        )
-        self._queue.take(
-            QueuedAppend(asked, batch, self._appending.record_limit, message.reply, self._timeout(request))
-        )
+            self._refuse(batch, e)
+        else:
+            self._take(batch)
+
+    def on_view(self) -> None:
+        """The view is newer."""
+        for batch in self._release(lambda _, batch: not self._rules.holds(batch.request.partitioning_version)):
+            self._take(batch)
+            self._role.timer.schedule()
+
+    def abandon(self, reason: str) -> None:
+        """The role ends. The thread may be decoding one of the batches; its result is dropped."""
+        if self._worker is not None:
+            self._worker.cancel()
+        waiting = [*self._release(lambda *_: True), *self._queue]
+        self._queue.clear()
+        self._count_queued(-self._queued_bytes)
+        for batch in waiting:
+            self._refuse(batch, TidelogError(Code.NOT_LEADER, f"{reason}; the batch was not stored, try again"))
 
     def _asked_level(self, request: AppendRequest) -> AckLevel | None:
         """None: no acknowledgement is wanted. Raises TidelogError(BAD_REQUEST)."""
@@ -105,102 +148,221 @@ class AppendRequests:
     def _timeout(self, request: AppendRequest) -> float:
         """Seconds after which its client gives up."""
         asked_ms = min(request.confirm_timeout_ms, MAX_CONFIRM_TIMEOUT_MS)
-        return asked_ms / 1000 if asked_ms else self._role.view.config.confirm_timeout_ms / 1000
+        return (asked_ms or self._role.view.config.confirm_timeout_ms) / 1000
 
-    # ------------------------------------------------------------------ `append_queue.Turns`
-    def admit(self, append: QueuedAppend) -> Hold | Refuse | None:
-        return self._rules.admit(append.asked, self._appending.here())
-
-    def holds(self, version: int) -> bool:
-        return self._rules.holds(version)
-
-    def on_turn(self, append: QueuedAppend, content: EncodedBatch, *, waited: bool) -> None:
-        self._appending.seal()  # it came before
-        decision = self._rules.decide(append.asked, self._appending.here(), content, waited=waited)
-        match decision:
-            case Store():
-                self._store(append, content, decision)
-            case AnswerWith():
-                self._answer(append, decision)
-            case Hold():
-                self._queue.hold(append)
+    # ------------------------------------------------------------------ until its turn
+    def _take(self, batch: ClientBatch) -> None:
+        """The batch comes, or was held until now."""
+        match self._appending.admit(batch):
             case Refuse(error):
-                self._context.counters.stale_partitioning_total += error.code in _BY_VERSION
-                self._count_over_quota(append, error)
-                self.refuse(append, error)
-            case _:
+                self._refuse(batch, error)
+            case Hold():
+                self._hold(batch)
+            case None if self._queue or (batch.opened.is_heavy and batch.content is None):
+                self._queue_up(batch)
+            case None:
+                self._settle(batch)
+
+    def _queue_up(self, batch: ClientBatch) -> None:
+        full = self._why_full(batch.size)
+        if full is not None:
+            self._context.counters.dropped_decode_queue += 1
+            self._refuse(
+                batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("decode_queue")])
+            )
+            return
+        self._queue.append(batch)
+        self._count_queued(batch.size)
+        if self._worker is None or self._worker.done():
+            self._worker = self._role.spawn(self._work())
+
+    def _why_full(self, size: int) -> str | None:
+        if len(self._queue) >= MAX_QUEUED_BATCHES or self._queued_bytes + size > MAX_QUEUED_BYTES:
+            return (
+                f"{len(self._queue)} batches for {self._role.view.key}, {self._queued_bytes} bytes, wait to be decoded"
+                " already; try again"
+            )
+        if self._bounds.bytes_to_decode + size > MAX_QUEUED_BYTES_OF_ALL:
+            return (
+                f"batches of {self._bounds.bytes_to_decode} bytes wait to be decoded on {self._context.broker}"
+                " already; try again"
+            )
+        return None
+
+    def _count_queued(self, size: int) -> None:
+        self._queued_bytes += size
+        self._bounds.bytes_to_decode += size
+
+    async def _work(self) -> None:
+        """Returns when the queue is empty. A batch stays in it until it is settled: later ones queue behind it."""
+        while self._queue:
+            batch = self._queue[0]
+            try:
+                if batch.opened.is_heavy and batch.content is None:
+                    batch.content = await self._context.loop.run_in_executor(
+                        self._context.decoders, batch.opened.decode, self._appending.record_limit
+                    )
+                self._settle(batch)
+            except InvariantViolation:
+                raise
+            except Exception as error:  # noqa: BLE001 - a bug is logged, and the next batch has its turn
+                if batch.content is None:
+                    self._not_decoded(batch, error)
+                else:
+                    _log.exception("partition %s: a batch that was decoded met a bug", self._role.view.key)
+            finally:
+                if self._queue and self._queue[0] is batch:  # the queue was not abandoned meanwhile
+                    self._queue.popleft()
+                    self._count_queued(-batch.size)
+
+    def _settle(self, batch: ClientBatch) -> None:
+        """All earlier batches are settled."""
+        if batch.content is None:
+            try:
+                batch.content = batch.opened.decode(self._appending.record_limit)
+            except Exception as error:  # noqa: BLE001 - a bug is logged, and the broker goes on
+                self._not_decoded(batch, error)
+                return
+        self._on_turn(batch)
+
+    def _not_decoded(self, batch: ClientBatch, error: Exception) -> None:
+        if isinstance(error, CorruptData):
+            error = corrupt_batch(error)
+        elif not isinstance(error, TidelogError):
+            key = self._role.view.key
+            _log.error("partition %s: a batch met a bug when it was decoded", key, exc_info=error)
+            error = TidelogError(
+                Code.INTERNAL,
+                f"{self._context.broker} could not decode a batch for {key}, by a bug; it was not stored",
+            )
+        self._refuse(batch, error)
+
+    # ------------------------------------------------------------------ held
+    def _hold(self, batch: ClientBatch) -> None:
+        full = self._why_none_is_held(batch.size)
+        if full is not None:
+            self._refuse(
+                batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("held_appends")])
+            )
+            return
+        self._context.counters.held_appends += 1
+        self._held.append((self._context.now() + min(HOLD_S, self._timeout(batch.request)), batch))
+        self._count_held(batch.size)
+        self._schedule()
+
+    def _expire(self) -> None:
+        self._timer = None
+        now, view = self._context.now(), self._role.view
+        for batch in self._release(lambda until, _: until <= now):
+            self._refuse(batch, not_applied(view, batch.request.partitioning_version))
+
+    def _release(self, is_due: Callable[[float, ClientBatch], bool]) -> list[ClientBatch]:
+        """Removes the batches that are due, and returns them in the order in which they came."""
+        due: list[ClientBatch] = []
+        left: list[tuple[float, ClientBatch]] = []
+        for until, batch in self._held:
+            if is_due(until, batch):
+                due.append(batch)
+            else:
+                left.append((until, batch))
+        self._held = left
+        self._count_held(-sum(batch.size for batch in due))
+        self._schedule()
+        return due
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            first = min(until for until, _ in self._held)
+            self._timer = self._context.loop.call_at(first, lambda: self._role.carefully(self._expire))
+
+    def _count_held(self, size: int) -> None:
+        self._held_bytes += size
+        self._bounds.bytes_held += size
+
+    def _why_none_is_held(self, size: int) -> str | None:
+        if len(self._held) >= MAX_HELD or self._held_bytes + size > MAX_HELD_BYTES:
+            return (
+                f"{len(self._held)} batches for {self._role.view.key}, {self._held_bytes} bytes, wait for another"
+                " partitioning version already; try again"
+            )
+        if self._bounds.bytes_held + size > MAX_HELD_BYTES_OF_ALL:
+            return (
+                f"batches of {self._bounds.bytes_held} bytes wait for other partitioning versions on"
+                f" {self._context.broker} already; try again"
+            )
+        return None
+
+    # ------------------------------------------------------------------ decisions carried out
+    def _on_turn(self, batch: ClientBatch) -> None:
+        self._appending.seal()  # its records came before
+        match self._appending.decide(batch):
+            case Store() as store:
+                self._store(batch, store)
+            case AnswerWith() as answer:
+                self._answer(batch, answer)
+            case Hold():
+                self._hold(batch)
+            case Refuse(error):
+                self._refuse(batch, error)
+            case decision:
                 raise InvariantViolation(f"nothing of the kind can be decided of a batch: {decision}")
         self._role.timer.schedule()
 
-    def refuse_unread(self, append: QueuedAppend, error: TidelogError) -> None:
-        try:
-            self._count_over_quota(append, error)
-        except CorruptData as e:
-            error = corrupt_batch(e)
-        self._refuse_unread(append.batch.request, append.inbox, error)
-
-    def refuse(self, append: QueuedAppend, error: TidelogError) -> None:
-        self._refuse(append.asked.leader_epoch, append.inbox, error)
-
-    # ------------------------------------------------------------------ decisions carried out
-    def _store(self, append: QueuedAppend, content: EncodedBatch, store: Store) -> None:
-        sent = content.header
+    def _store(self, batch: ClientBatch, store: Store) -> None:
+        content = batch.decoded
         header = self._appending.append(without_repetitions(content, store.repeated) if store.repeated else content)
         if isinstance(header, TidelogError):
-            self.refuse(append, header)
+            self._refuse(batch, header)
             return
         now = self._context.now()
-        self._rules.stored(store, header, sent.record_count, sent.size, now)
+        self._appending.repetitions.stored(store.ids, header)
+        # The quota counts the batch as it came, with the records that were left out.
+        self._core.quota.take(content.header.record_count, content.header.size, now)
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=self._role.leader_epoch)
         if store.repeated:
             self._context.counters.repeated_records += len(store.repeated)
             _name_originals(response, store.repeated)
-        effects = self._await(append, header.end_offset, response, now)
+        effects = self._await(batch, header.end_offset, response, now)
         self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
 
-    def _answer(self, append: QueuedAppend, answer: AnswerWith) -> None:
-        """When the originals are committed."""
+    def _answer(self, batch: ClientBatch, answer: AnswerWith) -> None:
+        """The client is answered when the originals are committed."""
         response = AppendResponse(
             base_offset=answer.base, leader_epoch=self._role.leader_epoch, duplicate=answer.is_duplicate
         )
         if not answer.is_duplicate:
             self._context.counters.repeated_records += len(answer.repeated)
         _name_originals(response, answer.repeated)
-        self._run(self._await(append, answer.end, response, self._context.now()))
+        self._run(self._await(batch, answer.end, response, self._context.now()))
 
-    def _await(self, append: QueuedAppend, end: Offset, response: AppendResponse, now: float) -> list[LeaderEffect]:
-        level, inbox = append.asked.level, append.inbox
-        if level is None or not inbox:
+    def _await(self, batch: ClientBatch, end: Offset, response: AppendResponse, now: float) -> list[LeaderEffect]:
+        if batch.level is None or not batch.inbox:
             return []
-        token = AppendReply(inbox, response, needs_lease=level.is_local)
-        return self._core.await_ack(level, end, token, append.timeout, now)
+        token = AppendReply(batch.inbox, response, needs_lease=batch.level.is_local)
+        return self._core.await_ack(batch.level, end, token, self._timeout(batch.request), now)
 
-    def _refuse_unread(self, request: AppendRequest, inbox: str | None, error: TidelogError) -> None:
-        if error.code is Code.CORRUPT_BATCH:
-            self._context.counters.dropped_corrupt_batch += 1
-            _log.warning("partition %s: dropped a corrupt batch: %s", self._role.view.key, error)
-        elif error.code is Code.LIMIT_REACHED:
-            self._context.counters.dropped_too_dense += 1
-            _log.warning("partition %s: dropped a batch: %s", self._role.view.key, error)
-        elif error.code is Code.UNPROVEN_PRODUCER:
-            self._context.counters.unproven_appends += 1
-            _log.warning("partition %s: refused a batch: %s", self._role.view.key, error)
-        self._refuse(request.leader_epoch, inbox, error)
-
-    def _refuse(self, leader_epoch: int, inbox: str | None, error: TidelogError) -> None:
-        """A request that names its LeaderEpoch is stored by no other leader: `error` is all that comes of it."""
-        answer = error if leader_epoch else self._appending.told_without_epoch(error)
-        if answer is not None:
-            self._appending.answers.error(inbox, answer)
-
-    def _count_over_quota(self, append: QueuedAppend, error: TidelogError) -> None:
-        """Raises CorruptData."""
-        if not is_over_quota(error):
-            return
-        if append.inbox:
-            self._context.counters.appends_over_quota += 1
-        else:  # it gets no answer, so it is not sent again
-            self._context.counters.dropped_over_quota += parse_header(append.batch.buffer).record_count
+    def _refuse(self, batch: ClientBatch, error: TidelogError) -> None:
+        counter = _COUNTERS.get(error.code)
+        if is_over_quota(error):
+            counter, count = "appends_over_quota", 1
+            if not batch.inbox:  # no client is told to send it again
+                try:
+                    counter, count = "dropped_over_quota", parse_header(batch.buffer).record_count
+                except CorruptData as e:
+                    self._refuse(batch, corrupt_batch(e))
+                    return
+            self._context.counters.add(counter, count)
+        elif counter is not None:
+            self._context.counters.add(counter, 1)
+            if counter != _BY_VERSION:
+                _log.warning("partition %s: refused a batch: %s", self._role.view.key, error)
+        # A request that names its LeaderEpoch is stored by no other leader: the refusal is its outcome.
+        told = error if batch.request.leader_epoch else self._appending.told_without_epoch(error)
+        if told is not None:
+            self._appending.answers.error(batch.inbox, told)
 
 
 def _name_originals(response: AppendResponse, repeated: Mapping[int, Offset]) -> None:

@@ -12,16 +12,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
-from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, envelope_waits, envelope_waits_for_all
+from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, OpenBatch, envelope_waits, envelope_waits_for_all
 from dataplane.broker.leading.waiting_answers import ExpectationReply, WaitingAnswers
 from dataplane.broker.reading.readable_role import ReadableRole
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.broker.roles.role_answers import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
-from dataplane.replica.leader.append_rules import AnswerWith, AppendRules, Asked, Decision, Here, Refuse
+from dataplane.replica.leader.append_rules import (
+    AnswerWith,
+    AppendRules,
+    ClientBatch,
+    Decision,
+    Hold,
+    PublishRun,
+    Refuse,
+)
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.leader.log_clock import LogClock
 from dataplane.replica.leader.partitioning import stamped_version
@@ -44,10 +53,10 @@ from wire.types import Offset
 
 _log = logging.getLogger(__name__)
 
-REPLY_BYTES = 128
+REPLY_BYTES: Final = 128
 """Memory that a bare request takes while it waits for its answer; it counts among the uncommitted bytes, beside its
 record."""
-ENVELOPE_BYTES = 2048
+ENVELOPE_BYTES: Final = 2048
 """The same for an envelope."""
 
 
@@ -61,7 +70,7 @@ class Appending:
         self._context = role.context
         self._log = role.log
         self._core = core
-        self._run = run
+        self.run = run
         self.is_internal = is_of_internal(role.view.key, role.view.subject, role.context.subjects)
         self.answers = role.peer_answers if self.is_internal else role.answers
         """To `.append` requests."""
@@ -92,7 +101,7 @@ class Appending:
             producer_keys=context.producer_keys,
             refuse_producer=bounds.refuse_producer,
         )
-        self._waiting = WaitingAnswers(role, core, run, self._refuse_bare, self._refuse_envelope)
+        self._waiting = WaitingAnswers(role, core, self)
         self._ingest = Ingest(self, is_inbox=context.replies.is_clients, time_ns=context.time_ns)
         self.configure()
 
@@ -106,6 +115,7 @@ class Appending:
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
         self._stamped_version = stamped_version(view)
+        self._encrypts = bool(config.encryption)
         self.repetitions.configure(config)
         self._ingest.configure(
             level=self._level,
@@ -123,7 +133,9 @@ class Appending:
     def abandon(self, reason: str) -> None:
         """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
         here."""
-        self._ingest.abandon(TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here"))
+        if self._ingest.open_records:
+            error = TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here")
+            self._on_not_stored(self._ingest.take(Compression.NONE), error)
         self._waiting.abandon()
         if self.repetitions.end():
             self._keeper.on_led(self._log)
@@ -144,49 +156,36 @@ class Appending:
         if self._role.ended or not self._ingest.open_records:
             return
         taken = self._ingest.take(self._compression)
-        batch, replies, envelopes = taken.batch, taken.replies, taken.envelopes
-        header = self.append(batch)
+        header = self.append(taken.batch)
         if isinstance(header, TidelogError):
-            self._context.counters.dropped_refused += batch.record_count
-            for _, run in replies:
-                self._refuse_bare(run, header)
-            for _, message, received in envelopes:
-                self._refuse_envelope(self._without_offset(message, received), header)
-            for _, reply, envelope in taken.repetitions:
-                if envelope is not None:
-                    self._refuse_envelope(self._without_offset(envelope, self._context.time_ns()), header)
-                else:
-                    self._refuse_bare([reply], header)
+            self._on_not_stored(taken, header)
             return
-        if taken.ids:
-            self.repetitions.stored(taken.ids, header)
-        now = self._context.now()
+        self.repetitions.stored(taken.ids, header)
+        now, level = self._context.now(), self._level
         base, end = header.base_offset, header.end_offset
+        self._context.counters.repeated_records += taken.repeated
         effects: list[LeaderEffect] = []
-        if replies:
-            runs = [(Offset(base + index), run) for index, run in replies]
-            token = BareReplies(runs, needs_lease=self._level.is_local)
-            effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
-        if taken.repetitions:
-            self._context.counters.repeated_records += len(taken.repetitions)
-            again: list[tuple[Offset, Replies]] = [
-                (Offset(base + place), [reply]) for place, reply, _ in taken.repetitions if reply is not None
-            ]
-            if again:
-                token = BareReplies(again, needs_lease=self._level.is_local, is_repetition=True)
-                effects += self._core.await_ack(self._level, end, token, self._confirm_timeout, now)
-            received = self._context.time_ns()
-            envelopes = [*envelopes, *((place, each, received) for place, _, each in taken.repetitions if each)]
-        envelopes = [waiting for waiting in envelopes if envelope_waits(waiting[1])]
-        for index, message, received in envelopes:
-            level = self._envelope_level(message)
-            answer = EnvelopeReply(message, self._role.view.subject, Offset(base + index), received, level.is_local)
-            effects += self._core.await_ack(level, end, answer, self._confirm_timeout, now)
-        answers = sum(len(run) for _, run in replies) + len(taken.repetitions)
+        for runs in filter(None, (taken.replies, taken.repetitions)):
+            token = BareReplies([(Offset(base + place), run) for place, run in runs], level.is_local)
+            token.is_repetition = runs is taken.repetitions
+            effects += self._core.await_ack(level, end, token, self._confirm_timeout, now)
+        envelopes = [waiting for waiting in taken.envelopes if envelope_waits(waiting[1])]
+        for place, message, received in envelopes:
+            answer = self._envelope_reply(message, Offset(base + place), received)
+            asked = self._envelope_level(message)
+            effects += self._core.await_ack(asked, end, answer, self._confirm_timeout, now)
+        answers = sum(len(run) for _, run in (*taken.replies, *taken.repetitions))
         waiting = answers * REPLY_BYTES + len(envelopes) * ENVELOPE_BYTES
-        effects += self._core.on_appended(end, header.size + waiting, now)
-        self._run(effects)
+        self.run([*effects, *self._core.on_appended(end, header.size + waiting, now)])
         self._role.timer.schedule()
+
+    def _on_not_stored(self, taken: OpenBatch, error: TidelogError) -> None:
+        """Nothing of the open batch is in the log."""
+        self._context.counters.dropped_refused += taken.batch.record_count + taken.repeated
+        for _, run in (*taken.replies, *taken.repetitions):
+            self.refuse(run, error)
+        for _, message, _ in taken.envelopes:
+            self._refuse_envelope(message, error)
 
     def append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
         """Stamp, encrypt where the stream asks for it (control batches hold no records, and stay as they are), and
@@ -198,7 +197,7 @@ class Appending:
             self.log_clock.time(self._context.now()),
             self._stamped_version,
         )
-        if self._role.view.config.encryption and not header.is_control:
+        if self._encrypts and not header.is_control:
             parts, header = self._role.cipher.encrypt(header, batch.parts)
         try:
             self._context.space.append(self._log, parts, [header])
@@ -225,74 +224,68 @@ class Appending:
 
     def on_synced(self, durable_end: Offset) -> None:
         self.syncing = self._role.syncs_out > 0 and durable_end < self._core.log_end_offset
-        self._run(self._core.on_synced(durable_end, self._context.now()))
+        self.run(self._core.on_synced(durable_end, self._context.now()))
         self.seal()
 
     # ------------------------------------------------------------------ `ingest.Publishes`
-    def decide(self, asked: Asked) -> Decision:
-        if self._role.ended or self._role.failed is not None:
-            return Refuse(
-                TidelogError(
-                    Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
-                )
-            )
-        return self.rules.decide(asked, self.here())
-
-    def here(self) -> Here:
-        """The facts of this moment that a decision needs."""
+    def decide(self, publish: PublishRun | ClientBatch) -> Decision:
         now = self._context.now()
-        return Here(now, self._context.metadata.lease_valid(now), self.lacks_key())
+        lease_valid = self._context.metadata.lease_valid(now)
+        unable = self._unable() if self._role.ended or self._encrypts else None
+        return self.rules.decide(publish, now, lease_valid=lease_valid, unable=unable)
+
+    def admit(self, batch: ClientBatch) -> Hold | Refuse | None:
+        now = self._context.now()
+        return self.rules.admit(batch, now, lease_valid=self._context.metadata.lease_valid(now), unable=self._unable())
+
+    def _unable(self) -> TidelogError | None:
+        """A leader without the master key leads nevertheless: following and being followed need no key. The controller
+        gives the leadership to a member of the ISR that has one; until then, or for good if none has, publishes are
+        refused."""
+        if self._role.ended:
+            return TidelogError(
+                Code.NOT_LEADER, f"{self._context.broker} does not lead {self._role.view.key} now; try again"
+            )
+        if not self._encrypts or self._role.cipher.can_encrypt:
+            return None
+        return self._role.until_another_leads(
+            self._context.keyring.lacks_a_key(f"cannot encrypt what is published to {self._role.view.key}")
+        )
 
     def on_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
-        if count:
-            counters = self._context.counters
-            counters.add(_counter_of(error), count)
-            _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
-        if self._role.view.config.reply_acks:
-            self._refuse_bare(replies, error)
-
-    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
-        self._context.counters.dropped_corrupt_envelope += 1
-        _log.warning(
-            "partition %s: dropped a corrupt envelope published to %s: %s",
-            self._role.view.key,
-            self._role.view.subject,
-            reason,
-        )
-        if reply is not None and self._role.view.config.reply_acks and not self._role.ended:
-            error = TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
-            self._refuse_bare([reply], error)
+        self._context.counters.add(_counter_of(error), count)
+        _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
+        if self._role.view.config.reply_acks and not self._role.ended:
+            self.refuse(replies, error)
 
     def on_envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
         self._context.counters.add(_counter_of(error), 1)
         _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
-        self._refuse_envelope(self._without_offset(message, self._context.time_ns()), error)
+        self._refuse_envelope(message, error)
 
     def on_denied(self, reply: bytes, refusal: Refuse) -> None:
         over_quota = is_over_quota(refusal.error)
         self._context.counters.add("dropped_over_quota" if over_quota else "dropped_refused", 1)
         self._waiting.refuse(reply, refusal)
 
-    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None:
+    def on_repetition(self, publisher: bytes | EnvelopeMessage | None, answer: AnswerWith) -> None:
         self._context.counters.repeated_records += 1
-        if reply is not None:
-            self._waiting.repeat(reply, answer.repeated[0], answer.end, self._level)
-
-    def on_envelope_repetition(self, message: EnvelopeMessage, answer: AnswerWith) -> None:
-        self._context.counters.repeated_records += 1
-        if not envelope_waits(message):
-            return
-        level, subject = self._envelope_level(message), self._role.view.subject
-        token = EnvelopeReply(
-            message, subject, answer.repeated[0], self._context.time_ns(), level.is_local, is_counted=True
-        )
-        self._waiting.repeat_envelope(token, answer.end, level)
+        original = answer.repeated[0]
+        if isinstance(publisher, bytes):
+            token = BareReplies([(original, [publisher])], self._level.is_local, is_repetition=True, is_counted=True)
+            self._waiting.wait(self._level, answer.end, token)
+        elif publisher is not None and envelope_waits(publisher):
+            reply = self._envelope_reply(publisher, original, self._context.time_ns(), is_counted=True)
+            self._waiting.wait(self._envelope_level(publisher), answer.end, reply)
 
     def _envelope_level(self, message: EnvelopeMessage) -> AckLevel:
         return self._level if envelope_waits_for_all(message) else ack_level(self._role.view, by_leader=True)
 
-    def _without_offset(self, message: EnvelopeMessage, received: int) -> EnvelopeReply:
-        return EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False)
+    def _envelope_reply(
+        self, message: EnvelopeMessage, offset: Offset, received: int, *, is_counted: bool = False
+    ) -> EnvelopeReply:
+        needs_lease = self._envelope_level(message).is_local
+        return EnvelopeReply(message, self._role.view.subject, offset, received, needs_lease, is_counted)
 
     # Every publish without a LeaderEpoch that gets an error gets it by one of these, or by `AppendRequests`.
 
@@ -301,67 +294,62 @@ class Appending:
         lease_valid = self._context.metadata.lease_valid(self._context.now())
         return told_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
 
-    def _refuse_bare(self, replies: Replies, error: TidelogError) -> None:
+    def refuse(self, token: Replies | BareReplies | ExpectationReply | EnvelopeReply, error: TidelogError) -> None:
+        """Another leader may contradict the error."""
         told = self.told_without_epoch(error)
-        if told is not None:
-            self._role.answers.bare_error(replies, told)
+        if told is None:
+            return
+        match token:
+            case BareReplies():
+                for _, replies in token.runs:
+                    self._role.answers.bare_error(replies, told)
+            case ExpectationReply():
+                self._role.answers.bare_error([token.reply], told)
+            case EnvelopeReply():
+                self._role.answers.envelope(token, self._context.time_ns(), told)
+            case _:
+                self._role.answers.bare_error(token, told)
 
-    def _refuse_envelope(self, reply: EnvelopeReply, error: TidelogError) -> None:
-        told = self.told_without_epoch(error)
-        if told is not None:
-            self._role.answers.envelope(reply, self._context.time_ns(), told)
+    def _refuse_envelope(self, message: EnvelopeMessage, error: TidelogError) -> None:
+        received = self._context.time_ns()
+        self.refuse(EnvelopeReply(message, self._role.view.subject, Offset(-1), received, needs_lease=False), error)
 
     # ------------------------------------------------------------------ this process
     def append_local(self, batch: EncodedBatch, timeout: float, reply: LocalReply) -> None:
         """A batch of this process, acknowledged as acks=all. `timeout`: seconds, after which the outcome is unknown."""
         now = self._context.now()
-        decision = self.decide(Asked(level=self._level, is_plain=True))
+        decision = self.decide(PublishRun(self._level))
         header = decision.error if isinstance(decision, Refuse) else self.append(batch)
         if isinstance(header, TidelogError):
             reply.done(header)
             return
         effects = self._core.await_ack(self._level, header.end_offset, reply, timeout, now)
-        self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
+        self.run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
         self._role.timer.schedule()
-
-    def lacks_key(self) -> TidelogError | None:
-        """It leads nevertheless: following and being followed need no key. The controller gives the leadership to a
-        member of the ISR that has one; until then, or for good if there is none, publishes are refused."""
-        if not self._role.view.config.encryption or self._role.cipher.can_encrypt:
-            return None
-        return self._role.until_another_leads(
-            self._context.keyring.lacks_a_key(f"cannot encrypt what is published to {self._role.view.key}")
-        )
 
     def complete(self, token: object, error: TidelogError | None) -> None:
         match token:
             case ExpectationReply(reply, refusal):
                 self._waiting.waiting -= 1
-                if error is None:  # what took its place is committed: it holds of every leader
+                if error is None:  # the record at the expected place is committed: the refusal is true of every leader
                     self._role.answers.bare_error([reply], refusal)
                 else:
-                    self._refuse_bare([reply], refusal)
-            case BareReplies():
+                    self.refuse(token, refusal)
+            case BareReplies() | EnvelopeReply():
                 self._waiting.waiting -= token.is_counted
                 error = error or self._no_lease(token.needs_lease)
-                if error is None:
+                if error is not None:
+                    self.refuse(token, error)
+                elif isinstance(token, BareReplies):
                     self._role.answers.bare(token)
                 else:
-                    for _, replies in token.runs:
-                        self._refuse_bare(replies, error)
+                    self._role.answers.envelope(token, self._context.time_ns())
             case AppendReply():
                 error = error or self._no_lease(token.needs_lease)
                 if error is None:
                     self.answers.append(token)
                 else:
                     self.answers.error(token.inbox, error)
-            case EnvelopeReply():
-                self._waiting.waiting -= token.is_counted
-                error = error or self._no_lease(token.needs_lease)
-                if error is None:
-                    self._role.answers.envelope(token, self._context.time_ns())
-                else:
-                    self._refuse_envelope(token, error)
             case LocalReply():
                 token.done(error or self._no_lease(self._level.is_local))
             case _:
@@ -376,12 +364,14 @@ class Appending:
         )
 
 
+_COUNTERS = {
+    Code.CORRUPT_ENVELOPE: "dropped_corrupt_envelope",
+    Code.RECORD_TOO_LARGE: "dropped_too_large",
+    Code.LIMIT_REACHED: "dropped_too_dense",
+    Code.BAD_REQUEST: "dropped_bad_headers",
+}
+
+
 def _counter_of(error: TidelogError) -> str:
     """The counter of records that are dropped for it."""
-    if error.code is Code.RECORD_TOO_LARGE:
-        return "dropped_too_large"
-    if error.code is Code.LIMIT_REACHED:
-        return "dropped_too_dense"
-    if error.code is Code.BAD_REQUEST:
-        return "dropped_bad_headers"
-    return "dropped_over_quota" if is_over_quota(error) else "dropped_refused"
+    return "dropped_over_quota" if is_over_quota(error) else _COUNTERS.get(error.code, "dropped_refused")

@@ -24,18 +24,19 @@ from dataplane.broker.roles.role_answers import Replies, each_reply, reply_colum
 from dataplane.replica.derived.dedup_window import LONG, kept_form
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import (
+    STORE,
     AnswerTogether,
     AnswerWith,
     Apart,
-    Asked,
     Decision,
+    PublishRun,
     Refuse,
     Store,
 )
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import are_sound, block_fault, most_written, written_size
-from wire.errors import CorruptData, InvariantViolation, TidelogError
+from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.messaging.transport import BulkHandler, UniformRun
 from wire.partition_messages.jetstream import MAY_ACT, MESSAGE_ID, PublishHeaders, sole_message_id
 from wire.partition_messages.liftbridge_envelope import MAGIC, any_envelope, decode_publish, is_envelope
@@ -57,7 +58,7 @@ SEAL_BYTES = 256 << 10
 class Publishes(Protocol):
     """The rest of the leader. `reply`: None where no answer is wanted, or none is given."""
 
-    def decide(self, asked: Asked) -> Decision:
+    def decide(self, publish: PublishRun) -> Decision:
         """See `dataplane.replica.leader.append_rules`."""
         ...
 
@@ -77,13 +78,10 @@ class Publishes(Protocol):
         """A message is not stored whose headers ask for something."""
         ...
 
-    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
-        """An envelope does not decode."""
-        ...
-
     def on_envelope_refused(self, message: Message, error: TidelogError) -> None: ...
-    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None: ...
-    def on_envelope_repetition(self, message: Message, answer: AnswerWith) -> None: ...
+    def on_repetition(self, publisher: bytes | Message | None, answer: AnswerWith) -> None:
+        """The original is in the log. `publisher`: a reply subject, or the envelope."""
+        ...
 
 
 @dataclass(slots=True)
@@ -96,8 +94,10 @@ class OpenBatch:
     envelopes: list[tuple[int, Message, int]]
     ids: list[tuple[int, bytes]]
     """Message ids in their kept form."""
-    repetitions: list[tuple[int, bytes | None, Message | None]]
-    """(place of the original, reply subject or envelope) of messages that came again before it was sealed."""
+    repetitions: list[tuple[int, Replies]]
+    """(place of the original, reply subject) of bare messages that came again before the batch was sealed."""
+    repeated: int
+    """How many messages came again, envelopes and those without a reply subject among them."""
 
 
 class Ingest(BulkHandler):
@@ -130,7 +130,8 @@ class Ingest(BulkHandler):
         """Message ids of the open batch -> place, in the order of places."""
         self._last_id: tuple[int, bytes] = (-1, b"")
         """(place, id) of the newest one."""
-        self._repetitions: list[tuple[int, bytes | None, Message | None]] = []
+        self._repetitions: list[tuple[int, Replies]] = []
+        self._repeated = 0
 
     def configure(
         self,
@@ -160,12 +161,11 @@ class Ingest(BulkHandler):
             self._drop(_replies_of(run), self._too_large(payload_size), count)
             return
         each = payload_size + _PER_RECORD
-        asked = Asked(level=self._level if acknowledged else None, is_plain=True, records=count, sizes=each)
-        match self._publishes.decide(asked):
+        match self._publishes.decide(PublishRun(self._level if acknowledged else None, count, each)):
             case Refuse(error):
                 self._drop(_replies_of(run), error, count)
                 return
-            case Store(taken, over_quota) if over_quota is not None:
+            case Store(taken=taken, over_quota=over_quota) if over_quota is not None:
                 self._drop(_replies_of(run)[taken:], over_quota, count - taken)
                 count = taken
         done = 0
@@ -213,23 +213,17 @@ class Ingest(BulkHandler):
         acknowledged = plain < len(replies)
         done, before, count = 0, 0, len(payloads)
         sizes = sizes + _PER_RECORD
-        asked = Asked(
-            level=self._level if acknowledged else None,
-            is_plain=True,
-            is_mixed=0 < plain < count,
-            records=count,
-            sizes=sizes,
-            ids=ids,
-            ahead=self,
-        )
-        match self._publishes.decide(asked):
+        level = self._level if acknowledged else None
+        match self._publishes.decide(
+            PublishRun(level, count, sizes, ids, ahead=self, is_mixed=acknowledged and plain > 0)
+        ):
             case Apart():
                 self._each(payloads, replies, headers)
                 return
             case Refuse(error):
                 self._drop(replies, error, count)
                 return
-            case Store(taken, over_quota) if over_quota is not None:
+            case Store(taken=taken, over_quota=over_quota) if over_quota is not None:
                 self._drop(replies[taken:], over_quota, count - taken)
                 count = taken
         ends = np.cumsum(sizes, dtype=np.int64)
@@ -281,29 +275,11 @@ class Ingest(BulkHandler):
         ids = [(place, message_id) for message_id, place in self._ids.items()]
         if not self._seeks_repetitions and self._last_id[0] >= 0:
             ids = [self._last_id]
-        taken = OpenBatch(batch, self._replies, self._envelopes, ids, self._repetitions)
-        self._replies, self._envelopes, self._repetitions = [], [], []
+        taken = OpenBatch(batch, self._replies, self._envelopes, ids, self._repetitions, self._repeated)
+        self._replies, self._envelopes, self._repetitions, self._repeated = [], [], [], 0
         self._ids, self._last_id = {}, (-1, b"")
         self._estimate = 0
         return taken
-
-    def abandon(self, error: TidelogError) -> None:
-        """Leadership ended: records that were never appended are refused, and counted."""
-        if not self._builder.count:
-            return
-        taken = self.take(Compression.NONE)
-        replies, envelopes = taken.replies, taken.envelopes
-        for _, run in replies:
-            self._publishes.on_refused(run, error, len(run))
-        counted = len(envelopes) + sum(len(run) for _, run in replies)
-        self._publishes.on_refused([], error, taken.batch.record_count - counted)
-        for _, message, _ in envelopes:
-            self._publishes.on_envelope_refused(message, error)
-        for _, reply, envelope in taken.repetitions:
-            if envelope is not None:
-                self._publishes.on_envelope_refused(envelope, error)
-            else:
-                self._publishes.on_refused([reply], error, 1)
 
     # ------------------------------------------------------------------ one by one
     def _each(self, payloads: list[bytes], replies: list[bytes | None], headers: list[bytes | None]) -> None:
@@ -319,43 +295,23 @@ class Ingest(BulkHandler):
         if error is not None:
             self._drop([reply], error, 1)
             return
-        acknowledged = reply is not None and self._with_replies
-        answer_to = reply if acknowledged else None
-        wanted = PublishHeaders.of(header)
-        message_id = wanted.message_id if wanted is not None else None
-        kept = None if message_id is None else kept_form(message_id)
-        # Where nobody can be told of a refusal message ids alone are obeyed.
-        obeyed = wanted if answer_to is not None and wanted is not None and wanted.asks_for_more else None
-        if obeyed is not None and obeyed.expected_ends() and self._builder.count:
-            self._publishes.seal()  # the end of the log is compared
-        asked = Asked(
-            level=self._level if acknowledged else None,
-            is_plain=True,
-            sizes=size + _PER_RECORD,
-            ids=() if kept is None else ((0, kept),),
-            headers=obeyed,
-            ahead=self,
-        )
-        match self._publishes.decide(asked):
-            case Refuse(error) as refusal:
-                if obeyed is not None and answer_to is not None:
-                    self._publishes.on_denied(answer_to, refusal)
-                else:
-                    self._drop([reply], error, 1)
-                return
-            case AnswerTogether(place):
-                self._repetitions.append((place, answer_to, None))
-                return
-            case AnswerWith() as answer:
-                self._publishes.on_repetition(answer_to, answer)
-                return
-            case decision:
-                _require_store(decision)
+        answer_to = reply if self._with_replies else None
+        kept = obeyed = None
+        if header and (wanted := PublishHeaders.of(header)) is not None:
+            kept = None if wanted.message_id is None else kept_form(wanted.message_id)
+            # Where nobody can be told of a refusal message ids alone are obeyed.
+            if answer_to is not None and wanted.asks_for_more:
+                obeyed = wanted
+                if wanted.expected_ends() and self._builder.count:
+                    self._publishes.seal()  # the end of the log is compared
+        level, ids = None if answer_to is None else self._level, () if kept is None else ((0, kept),)
+        if not self._is_stored(PublishRun(level, 1, size + _PER_RECORD, ids, obeyed, self), answer_to):
+            return
         self._make_room(size)
         if kept is not None:
             self._note(kept, self._builder.count)
-        if acknowledged:
-            self._replies.append((self._builder.count, [reply]))
+        if answer_to is not None:
+            self._replies.append((self._builder.count, [answer_to]))
         self._builder.add_record(payload, headers=header or b"")
         self._estimate += size + 2 * _PER_RECORD
 
@@ -363,7 +319,7 @@ class Ingest(BulkHandler):
         try:
             message = decode_publish(payload)
         except CorruptData as e:
-            self._publishes.on_corrupt(str(e), reply)
+            self._drop([reply], _corrupt_envelope(str(e)), 1)
             return
         if message.ackInbox and not self._is_inbox(message.ackInbox.encode()):
             message.ackInbox = ""
@@ -371,7 +327,7 @@ class Ingest(BulkHandler):
         value = message.value if message.HasField("value") else None
         if message.ackPolicy not in _POLICIES:
             reason = f"the envelope asks for acknowledgement policy {message.ackPolicy}, unknown here"
-            self._publishes.on_corrupt(reason, reply)
+            self._drop([reply], _corrupt_envelope(reason), 1)
             return
         try:
             headers = encode_headers(dict(message.headers)) if message.headers else b""
@@ -384,31 +340,40 @@ class Ingest(BulkHandler):
             return
         message_id = message.headers.get(MESSAGE_ID, b"")
         kept = kept_form(message_id)
-        asked = Asked(
-            level=self._level if _policy(message) is Acks.ALL else None,
-            is_plain=True,
-            sizes=size + _PER_RECORD,
-            ids=((0, kept),) if message_id else (),
-            ahead=self,
-        )
-        match self._publishes.decide(asked):
-            case Refuse(error):
-                self._publishes.on_envelope_refused(message, error)
-                return
-            case AnswerTogether(place):
-                self._repetitions.append((place, None, message))
-                return
-            case AnswerWith() as answer:
-                self._publishes.on_envelope_repetition(message, answer)
-                return
-            case decision:
-                _require_store(decision)
+        level, ids = self._level if _policy(message) is Acks.ALL else None, ((0, kept),) if message_id else ()
+        if not self._is_stored(PublishRun(level, 1, size + _PER_RECORD, ids, None, self), message):
+            return
         self._make_room(size)
         if message_id:
             self._note(kept, self._builder.count)
         self._envelopes.append((self._builder.count, message, self._time_ns()))
         self._builder.add_record(value, key, headers, message.timestamp or None)
         self._estimate += size + 4 * _PER_RECORD
+
+    def _is_stored(self, publish: PublishRun, publisher: bytes | Message | None) -> bool:
+        """False: the publisher is answered, or waits for its answer."""
+        decision = self._publishes.decide(publish)
+        if decision is STORE:
+            return True
+        match decision:
+            case Refuse(error):
+                if isinstance(publisher, Message):
+                    self._publishes.on_envelope_refused(publisher, error)
+                elif publisher is not None and publish.headers is not None:
+                    self._publishes.on_denied(publisher, decision)
+                else:
+                    self._drop([publisher], error, 1)
+            case AnswerTogether(place):
+                self._repeated += 1
+                if isinstance(publisher, Message):
+                    self._envelopes.append((place, publisher, self._time_ns()))
+                elif publisher is not None:
+                    self._repetitions.append((place, [publisher]))
+            case AnswerWith():
+                self._publishes.on_repetition(publisher, decision)
+            case _:
+                raise InvariantViolation(f"nothing of the kind can be decided of one message: {decision}")
+        return False
 
     # ------------------------------------------------------------------ message ids
     def _note(self, kept: bytes, place: int) -> None:
@@ -446,9 +411,8 @@ def _replies_of(run: UniformRun) -> list[bytes | None]:
     return each_reply(reply_column(run.block, run.count, *run.reply, run.stride))
 
 
-def _require_store(decision: Decision) -> None:
-    if not isinstance(decision, Store):
-        raise InvariantViolation(f"nothing else can be decided of one message: {decision}")
+def _corrupt_envelope(reason: str) -> TidelogError:
+    return TidelogError(Code.CORRUPT_ENVELOPE, f"{reason}; the envelope was not stored, send it again")
 
 
 def _sole_ids(headers: Sequence[bytes | None]) -> list[tuple[int, bytes]] | None:

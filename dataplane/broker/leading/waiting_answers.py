@@ -10,7 +10,6 @@ What is still waiting when the leadership ends, or after `confirm_timeout_ms`, i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -22,9 +21,9 @@ from wire.errors import Code, TidelogError
 from wire.types import Offset
 
 if TYPE_CHECKING:
+    from dataplane.broker.leading.appending import Appending
     from dataplane.broker.reading.readable_role import ReadableRole
     from dataplane.replica.leader.leader import Leader
-    from dataplane.replica.replica_effects import LeaderEffect
 
 MAX_WAITING: Final = 10_000
 """Refusals and repetitions of one partition that wait; one more is answered with BACKPRESSURE."""
@@ -49,56 +48,29 @@ class _Unproved:
 
 
 class WaitingAnswers:
-    """Those of one leader. `refuse` and `refuse_envelope` answer with an error that another leader may contradict,
-    `run` carries effects out."""
+    """The waiting answers of one leader."""
 
-    def __init__(
-        self,
-        role: ReadableRole,
-        core: Leader,
-        run: Callable[[list[LeaderEffect]], None],
-        refuse: Callable[[list[bytes | None], TidelogError], None],
-        refuse_envelope: Callable[[EnvelopeReply, TidelogError], None],
-    ) -> None:
+    def __init__(self, role: ReadableRole, core: Leader, appending: Appending) -> None:
         self._role = role
         self._context = role.context
         self._core = core
-        self._run = run
-        self._refuse = refuse
-        self._refuse_envelope = refuse_envelope
+        self._appending = appending
         self._unproved: deque[_Unproved] = deque()
         self._looking = False
         self.waiting = 0
-        """Answers that were given to the core, and have not come back."""
-
-    def repeat(self, reply: bytes, offset: Offset, end: Offset, level: AckLevel) -> None:
-        """The message is in the log, at `offset`."""
-        token = BareReplies([(offset, [reply])], needs_lease=level.is_local, is_repetition=True, is_counted=True)
-        if self.waiting >= MAX_WAITING:
-            self._refuse([reply], self._too_many())
-        else:
-            self._wait(level, end, token)
-
-    def repeat_envelope(self, token: EnvelopeReply, end: Offset, level: AckLevel) -> None:
-        if self.waiting >= MAX_WAITING:
-            self._refuse_envelope(token, self._too_many())
-        else:
-            self._wait(level, end, token)
+        """Answers that the core completes later."""
 
     # Keeps R46.
     def refuse(self, reply: bytes, refusal: Refuse) -> None:
         error = refusal.error
         match refusal.once:
             case Once.NOT_KNOWN:
-                self._refuse([reply], error)
+                self._appending.refuse([reply], error)
             case Once.NOW:
                 self._role.answers.bare_error([reply], error)
             case Once.COMMITTED:
-                if self.waiting >= MAX_WAITING:
-                    self._refuse([reply], self._too_many())
-                else:
-                    level = AckLevel(is_local=False, is_synced=self._role.view.config.is_durable)  # the HW
-                    self._wait(level, refusal.end, ExpectationReply(reply, error))
+                level = AckLevel(is_local=False, is_synced=self._role.view.config.is_durable)  # the HW
+                self.wait(level, refusal.end, ExpectationReply(reply, error))
             case Once.LED:
                 self._prove(reply, error)
             case _:
@@ -107,18 +79,22 @@ class WaitingAnswers:
     def abandon(self) -> None:
         """The role ends."""
         for each in self._unproved:
-            self._refuse([each.reply], each.error)
+            self._appending.refuse([each.reply], each.error)
         self._unproved.clear()
 
-    def _wait(self, level: AckLevel, end: Offset, token: object) -> None:
+    def wait(self, level: AckLevel, end: Offset, token: BareReplies | EnvelopeReply | ExpectationReply) -> None:
+        """The answer waits until everything below `end` is held as the level says."""
+        if self.waiting >= MAX_WAITING:
+            self._appending.refuse(token, self._too_many())
+            return
         self.waiting += 1
         timeout = self._role.view.config.confirm_timeout_ms / 1000
-        self._run(self._core.await_ack(level, end, token, timeout, self._context.now()))
+        self._appending.run(self._core.await_ack(level, end, token, timeout, self._context.now()))
         self._role.timer.schedule()
 
     def _prove(self, reply: bytes, error: TidelogError) -> None:
         if len(self._unproved) >= MAX_WAITING:
-            self._refuse([reply], self._too_many())
+            self._appending.refuse([reply], self._too_many())
             return
         now = self._context.now()
         self._unproved.append(_Unproved(reply, error, now, now + self._role.view.config.confirm_timeout_ms / 1000))
@@ -136,7 +112,7 @@ class WaitingAnswers:
                 self._role.answers.bare_error([oldest.reply], oldest.error)
             elif now >= oldest.until:
                 waiting.popleft()
-                self._refuse([oldest.reply], oldest.error)
+                self._appending.refuse([oldest.reply], oldest.error)
             else:
                 break
         if waiting and not self._role.ended:

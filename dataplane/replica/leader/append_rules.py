@@ -1,36 +1,37 @@
-"""Whether a publish is stored: one decision for every way in which publishes come.
+"""Decides whether a publish is stored: one decision for every way in which publishes come.
 
-Clients' batches, bare publishes, messages with JetStream's headers, envelopes, and batches of this process are all an
-`Asked`. `AppendRules.decide` is called when the turn of a publish has come: everything that came before it and is
-stored is in the log, or in the open batch that it will join. It goes through the rules in this order, and the first one
-that does not let the publish pass decides; the driver carries the decision out.
+Bare publishes, messages with JetStream's headers, envelopes and batches of this process are `PublishRun`s; `.append`
+requests are `ClientBatch`es. The driver calls `AppendRules.decide` when the turn of a publish has come: every earlier
+publish that is stored is in the log by then, or in the open batch that this publish will join. The rules are applied
+in this order. The first rule that a publish breaks decides, and the driver carries the decision out.
 
-    rule                                                                             otherwise
-    the LeaderEpoch that it names is this one (R1)                                   Refuse
-    the partition takes publishes: its stream, ISR, room, lease, quota (`Admission`) Refuse
-    its sender may use the producer id (R76); a transaction has a ticket (R48)       Refuse
-    its headers ask for nothing that streams do not have                             Refuse
-    the log ends where its headers expect it to end (R46)                            Refuse, once certain
-    it is no repetition of its producer (R33)                                        AnswerWith the original
-    it names the partitioning version of the log (R61)                               Hold, or Refuse
-    it comes next of its producer, and there is room for the producer (R33, R48)     Refuse
-    its message ids are new (R45)                                                    AnswerWith the originals
-    there is room for new message ids (R45)                                          Refuse
-    the log ends where the request of its batch expects it to end                    Refuse
-    the last record has the message id that its headers expect (R46)                 Refuse, once certain
-    the quota has room for all of its records                                        Store the first ones
+    rule                                                                               otherwise
+    the request names this LeaderEpoch, or none (R1)                                   Refuse
+    this broker leads, and has the key of an encrypted stream                          Refuse
+    the partition takes publishes: read-only, ISR, room, lease, quota (`Admission`)    Refuse
+    the sender may use the producer id (R76); a transactional batch has a ticket (R48) Refuse
+    the headers ask for nothing that streams lack                                      Refuse
+    the log ends where the headers expect its end (R46)                                Refuse, once certain
+    the batch is no repetition of its producer's (R33)                                 AnswerWith the original
+    the request names the partitioning version of the log (R61)                        Hold, or Refuse
+    the sequence is the producer's next, and its state fits into memory (R33, R48)     Refuse
+    the message ids are new (R45)                                                      AnswerWith the originals
+    the new message ids fit into memory (R45)                                          Refuse
+    the log ends where the `.append` request expects its end                           Refuse
+    the last record has the message id that the headers expect (R46)                   Refuse, once certain
+    the quota has room for all of the records                                          Store the first ones
 
-A repetition gets the receipt of its original whatever partitioning version it names, and whether or not the partition
-takes records (R61): its client would write the records to other partitions otherwise, a second time.
+A repetition gets the offsets of its original whatever partitioning version it names, also where the partition takes no
+records any more (R61). Otherwise its client would write the records a second time, to other partitions.
 
-"Not what you expected" is a fact of one log, and a deposed leader must not deny what its successor stored (R35). So
-such a refusal waits until it is true of every leader (`Once`).
+A refusal for an unexpected end of the log is true of one log, and a deposed leader must not deny a record that its
+successor has stored (R35). Such a refusal is sent when it is true of every leader (`Once`).
 
-A client's batch may have to wait for its turn, until those before it are decoded. `admit` is asked when it comes, so
-that no work is done for a batch that is refused anyway, and nothing is known about a producer id by a stranger: it
-applies the rules that need no look at the records. If the batch has waited, `decide` applies them again.
+The batch of an `.append` request may wait until earlier batches are decoded. `admit` is called when the request comes.
+It applies the rules that need no decoded records, so that a refused batch costs little, and a stranger learns nothing
+about a producer id. `decide` applies the first three rules again.
 
-Messages that were received together are one `Asked`, a run, as long as nothing is to be decided of a single one.
+Messages that were received together are one `PublishRun` as long as one decision holds for all of them.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from dataplane.replica.derived.dedup_window import kept_form
 from dataplane.replica.derived.producer_table import Duplicate, Rejected, Verdict, may_be_stored
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.partitioning import Held, takes_plain
 from dataplane.replica.replica_refusals import fenced
+from wire.batch import ReceivedBatch
 from wire.error_details import LAST_OFFSET
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.partition_messages.jetstream import wrong_message_id
+from wire.protobuf.tidelog_pb2 import AppendRequest
 from wire.security.batch_proofs import check_batch_proof
 from wire.security.tickets import partition_target
 from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset
@@ -60,23 +63,68 @@ if TYPE_CHECKING:
     from dataplane.replica.leader.leader import Leader
     from dataplane.replica.leader.log_clock import LogClock
     from dataplane.replica.leader.repetitions import Repetitions
-    from wire.batch import BatchHeader, EncodedBatch, ReceivedBatch
+    from wire.batch import BatchHeader, EncodedBatch
     from wire.partition_messages.jetstream import PublishHeaders
-    from wire.protobuf.tidelog_pb2 import AppendRequest
     from wire.security.producer_keys import ProducerKeys
     from wire.security.tickets import Tickets
+    from wire.types import PartitionView
 
 
-@dataclass(slots=True, kw_only=True)
+class OpenRecords(Protocol):
+    """The records of the open batch: they are accepted, and not in the log yet."""
+
+    @property
+    def open_records(self) -> int: ...
+    @property
+    def open_ids(self) -> Mapping[bytes, int]:
+        """Message ids in the kept form -> places in the open batch."""
+        ...
+
+    @property
+    def last_id(self) -> bytes | None:
+        """The message id of the last record."""
+        ...
+
+
+@dataclass(slots=True)
+class PublishRun:
+    """One message, a run of messages, or a batch of this process."""
+
+    level: AckLevel | None
+    """When it is acknowledged; None: no acknowledgement is wanted."""
+    records: int = 1
+    sizes: int | NDArray[np.integer[Any]] | None = None
+    """Bytes of each record that count against the quota; None: none do."""
+    ids: Sequence[tuple[int, bytes]] = ()
+    """Message ids: (place in the run, id in its kept form)."""
+    headers: PublishHeaders | None = None
+    """Headers of one message that are to be obeyed, beside its message id."""
+    ahead: OpenRecords | None = None
+    """Given with `ids` and `headers`."""
+    is_mixed: bool = False
+    """Some messages of the run want no acknowledgement."""
+
+
+_NO_BATCH: Final = memoryview(b"")
+
+
+@dataclass(slots=True, eq=False)
 class ClientBatch:
-    """The batch of an `.append` request."""
+    """An `.append` request."""
 
-    request: AppendRequest
-    buffer: memoryview
-    open: Callable[[memoryview], ReceivedBatch]
-    """Checks what it says of itself. Raises CorruptData, TidelogError."""
+    inbox: str | None
+    """Where the answer goes; None: none is wanted."""
+    max_body_bytes: int
+    """Bounds the body before and after decompression."""
+    request: AppendRequest = field(default_factory=AppendRequest)
+    buffer: memoryview = _NO_BATCH
+    """The encoded batch."""
+    level: AckLevel | None = None
+    """As of `PublishRun`; `admit` raises the level of transactional batches."""
     received: ReceivedBatch | None = None
-    """Set once it has been opened and its sender may write under its producer id."""
+    """Set by `admit`, once the sender may write under the producer id."""
+    content: EncodedBatch | None = None
+    """The decoded records, set before `decide`."""
 
     @property
     def opened(self) -> ReceivedBatch:
@@ -84,71 +132,28 @@ class ClientBatch:
             raise InvariantViolation("a batch is decoded that was not admitted")
         return self.received
 
-
-class Ahead(Protocol):
-    """Records that came before, are to be stored, and are not in the log yet."""
+    @property
+    def decoded(self) -> EncodedBatch:
+        if self.content is None:
+            raise InvariantViolation("the turn of a batch has come before it is decoded")
+        return self.content
 
     @property
-    def open_records(self) -> int: ...
-    @property
-    def open_ids(self) -> Mapping[bytes, int]:
-        """Their message ids, in the kept form; their places among them."""
-        ...
-
-    @property
-    def last_id(self) -> bytes | None:
-        """The message id of the last one."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class Asked:
-    """One publish, or a run of messages: everything that is decided by."""
-
-    level: AckLevel | None
-    """When it is acknowledged; None: no acknowledgement is wanted."""
-    is_mixed: bool = False
-    """Some messages of the run want no acknowledgement."""
-    is_plain: bool = False
-    """It comes on the subject of the stream, which names no partition for good, or from this process."""
-    sizes: int | NDArray[np.integer[Any]] | None = None
-    """Bytes that count against the quota, of each record; None: they are counted when it is in the log."""
-    records: int = 1
-    ids: Sequence[tuple[int, bytes]] = ()
-    """Message ids of messages: (place in the run, id in its kept form)."""
-    headers: PublishHeaders | None = None
-    """Headers of one message that are to be obeyed, beside its message id."""
-    ahead: Ahead | None = None
-    """Given with `ids` and `headers`."""
-    leader_epoch: int = 0
-    """That the request names; 0: none."""
-    version: int = 0
-    """The partitioning version that it names; 0: none."""
-    expected_end: int | None = None
-    """Where the log has to end, exclusive, unless all of the records are repetitions."""
-    batch: ClientBatch | None = None
-
-
-class Here(NamedTuple):
-    """What is true of this broker at the moment of a decision."""
-
-    now: float
-    """Monotonic seconds."""
-    lease_valid: bool
-    lacks_key: TidelogError | None
-    """The stream is encrypted, and the key is not here."""
+    def size(self) -> int:
+        """Bytes of the encoded batch."""
+        return len(self.buffer)
 
 
 @dataclass(slots=True)
 class Store:
-    taken: int = 1
-    """The first so many records of a run; the quota has no room for the others."""
-    over_quota: TidelogError | None = None
-    """To those others."""
     ids: Sequence[tuple[int, bytes]] = ()
-    """Message ids that are new: (place of the record, id in its kept form)."""
+    """The new message ids of a client's batch: (place of the record, id in its kept form)."""
     repeated: Mapping[int, Offset] = field(default_factory=dict)
-    """Places of records that are in the log already, and are left out; the offsets of the originals."""
+    """Places of records that are in the log already, and are left out -> offsets of the originals."""
+    over_quota: TidelogError | None = None
+    """The refusal of the records that the quota has no room for."""
+    taken: int = 0
+    """With `over_quota`: the first so many records are stored."""
 
 
 @dataclass(slots=True)
@@ -160,32 +165,32 @@ class AnswerWith:
     repeated: Mapping[int, Offset]
     """As of `Store`."""
     is_duplicate: bool = False
-    """The batch is in the log as a whole, at `base`."""
+    """The whole batch is in the log, at `base`."""
 
 
 @dataclass(slots=True)
 class AnswerTogether:
-    """The original of the message is at this place of the records ahead, and both are answered together."""
+    """The original of the message is at this place of the open batch, and both are answered together."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Nothing is decided before the next view (R61)."""
+    """The decision waits for the next view (R61)."""
 
 
 class Once(Enum):
     """When a refusal is true of every leader, so that the publisher may take it for final."""
 
     NOT_KNOWN = "not known"
-    """It is true here and now; `told_without_epoch` says how much of that a publisher is told."""
+    """The refusal is true of this leader now; `told_without_epoch` makes the answer of it."""
     NOW = "now"
     COMMITTED = "committed"
-    """Once the record that took the place is committed: every successor has it."""
+    """Once the record at the expected place is committed: every successor has that record."""
     LED = "led"
-    """Once a controller has counted on this leader after the message came: no other one was elected before, so none
-    received it (`MetadataPort.led_at`)."""
+    """Once a controller has counted on this leader after the message came: no other leader was elected before, so none
+    received the message (`MetadataPort.led_at`)."""
 
 
 @dataclass(slots=True)
@@ -193,18 +198,19 @@ class Refuse:
     error: TidelogError
     once: Once = Once.NOT_KNOWN
     end: Offset = Offset(0)
-    """The end of the record that took the place, exclusive."""
+    """With `COMMITTED`: the end of the record at the expected place, exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The messages of a run are not alike: each is decided by itself."""
+    """One decision does not hold for all messages of the run: the driver has each of them decided by itself."""
 
 
 Decision: TypeAlias = Store | AnswerWith | AnswerTogether | Hold | Refuse | Apart
 
 HOLD: Final = Hold()
 APART: Final = Apart()
+STORE: Final = Store()
 
 
 class AppendRules:
@@ -233,57 +239,57 @@ class AppendRules:
         self._refuse_producer = refuse_producer
         key = core.view.key
         self._target = partition_target(key.stream, key.stream_incarnation, key.partition, key.partition_incarnation)
-        self._open_versions: tuple[int, ...] = ()
-        """Partitioning versions that are taken without a closer look."""
-        self.on_view()
+        self._follow(core.view)
 
-    def on_view(self) -> None:
-        """The leader has a newer view."""
-        newest = self._core.view.partitioning_version
-        self._open_versions = tuple(each for each in (0, newest) if self._admission.judge(each) is None)
+    def _follow(self, view: PartitionView) -> None:
+        """Computes the facts that follow from a newer view."""
+        self._view = view
+        self._takes_plain = takes_plain(view)
+        versions = (0, view.partitioning_version)
+        self._open_versions = tuple(each for each in versions if self._admission.judge(each) is None)
+        """Partitioning versions that are taken without a closer look."""
 
     def holds(self, version: int) -> bool:
-        """Whether a batch that was held for naming `version` waits still."""
+        """Whether batches of that partitioning version are held."""
         return self._admission.judge(version) is Held.HELD
 
-    # ------------------------------------------------------------------ when a client's batch comes
-    def admit(self, asked: Asked, here: Here) -> Hold | Refuse | None:
-        """None: the batch waits for its turn, and is decoded."""
-        error = self._refuse_here(asked, asked.level, here)
+    # ------------------------------------------------------------------ when an `.append` request comes
+    def admit(
+        self, batch: ClientBatch, now: float, *, lease_valid: bool, unable: TidelogError | None
+    ) -> Hold | Refuse | None:
+        """None: the batch may be decoded, and waits for its turn."""
+        error = self._refuse_here(batch, now, lease_valid, unable)
         if error is not None:
             return Refuse(error)
-        batch = asked.batch
-        if batch is None:
+        if batch.received is not None:
             return None
-        if batch.received is None:
-            try:
-                batch.received = self._opened(asked, batch)
-            except CorruptData as e:
-                return Refuse(corrupt_batch(e))
-            except TidelogError as e:
-                return Refuse(e)
-            if self._is_early(asked.version, batch.received.header):
-                return HOLD
-        return None
+        try:
+            batch.received = received = self._opened(batch)
+        except CorruptData as e:
+            return Refuse(corrupt_batch(e))
+        except TidelogError as e:
+            return Refuse(e)
+        version = batch.request.partitioning_version
+        is_early = version not in self._open_versions and self.holds(version)
+        return HOLD if is_early and not may_be_stored(self._verdict(received.header)) else None
 
-    def _refuse_here(self, asked: Asked, level: AckLevel | None, here: Here) -> TidelogError | None:
-        """Why nothing is taken that asks for this level in this LeaderEpoch."""
-        core = self._core
-        if asked.is_plain and not takes_plain(core.view):  # the leader of another partition listens there, and answers
-            return TidelogError(Code.NOT_LEADER, f"{core.view.key} takes no records, another partition does; try again")
-        if asked.leader_epoch and asked.leader_epoch < core.leader_epoch:
-            return fenced(core.view, LeaderEpoch(asked.leader_epoch))
-        if here.lacks_key is not None:
-            return here.lacks_key
-        return self._admission.refuse(level, lease_valid=here.lease_valid, now=here.now)
+    def _refuse_here(
+        self, batch: ClientBatch, now: float, lease_valid: bool, unable: TidelogError | None
+    ) -> TidelogError | None:
+        view, epoch = self._core.view, batch.request.leader_epoch
+        if view is not self._view:
+            self._follow(view)
+        if epoch and epoch < self._core.leader_epoch:
+            return fenced(view, LeaderEpoch(epoch))
+        return unable or self._admission.refuse(batch.level, lease_valid=lease_valid, now=now)
 
-    def _opened(self, asked: Asked, batch: ClientBatch) -> ReceivedBatch:
-        """Raises CorruptData, TidelogError."""
-        received = batch.open(batch.buffer)
+    def _opened(self, batch: ClientBatch) -> ReceivedBatch:
+        """Checks the header, the proof and the ticket. Raises CorruptData, TidelogError."""
+        received = ReceivedBatch(batch.buffer, max_body_bytes=batch.max_body_bytes)
         header = received.header
         if header.producer_id != NO_PRODUCER:
             check_batch_proof(self._producer_keys, batch.request, header.producer_id, self._target, batch.buffer)
-        asked.level = self._transactional_level(asked.level, batch.request.ticket, header)
+        batch.level = self._transactional_level(batch.level, batch.request.ticket, header)
         return received
 
     def _transactional_level(self, level: AckLevel | None, ticket: bytes, sent: BatchHeader) -> AckLevel | None:
@@ -309,29 +315,39 @@ class AppendRules:
         self._tickets.check(ticket, sent.producer_id, sent.producer_epoch, self._target)
         return AckLevel(is_local=False, is_synced=level.is_synced or view.config.is_durable, floor=level.floor)
 
-    def _is_early(self, version: int, sent: BatchHeader) -> bool:
-        """Its partitioning version has not begun here yet, or is not known to have ended."""
-        if version in self._open_versions or not self.holds(version):
-            return False
-        return not may_be_stored(self._verdict(sent))
-
-    # ------------------------------------------------------------------ when its turn has come
-    def decide(self, asked: Asked, here: Here, content: EncodedBatch | None = None, *, waited: bool = True) -> Decision:
-        """`content`: the records of a client's batch. `waited`: it was not admitted at this moment."""
-        if waited:
-            error = self._refuse_here(asked, asked.level, here)
-            if asked.is_mixed and (error is None) != (self._refuse_here(asked, None, here) is None):
-                return APART
-            if error is not None:
-                return Refuse(error)
-        if asked.batch is not None and content is not None:
-            return self._decide_batch(asked, asked.batch.opened.header, content, here)
-        return (
-            self._by_expected_ends(asked)
-            or self._by_message_ids(asked, here)
-            or self._by_last_record(asked)
-            or self._within_quota(asked, here)
-        )
+    # ------------------------------------------------------------------ when the turn of a publish has come
+    def decide(
+        self, publish: PublishRun | ClientBatch, now: float, *, lease_valid: bool, unable: TidelogError | None
+    ) -> Decision:
+        """`now`: monotonic seconds. `unable`: why this broker stores nothing: its leadership has ended, or it lacks the
+        key of an encrypted stream."""
+        if isinstance(publish, ClientBatch):
+            error = self._refuse_here(publish, now, lease_valid, unable)
+            return self._decide_batch(publish, now) if error is None else Refuse(error)
+        view, error = self._core.view, unable
+        if view is not self._view:
+            self._follow(view)
+        if not self._takes_plain:  # the leader of another partition listens there, and answers
+            error = TidelogError(Code.NOT_LEADER, f"{view.key} takes no records, another partition does; try again")
+        if error is None:
+            error = self._admission.refuse(publish.level, lease_valid=lease_valid, now=now)
+            if publish.is_mixed:
+                other = self._admission.refuse(None, lease_valid=lease_valid, now=now)
+                if (error is None) != (other is None):
+                    return APART
+        if error is not None:
+            return Refuse(error)
+        if publish.ids or publish.headers is not None:
+            decision = (
+                self._by_expected_ends(publish) or self._by_message_ids(publish, now) or self._by_last_record(publish)
+            )
+            if decision is not None:
+                return decision
+        quota, sizes, count = self._core.quota, publish.sizes, publish.records
+        if sizes is None or not quota.is_set:
+            return STORE
+        taken = quota.take_uniform(count, sizes, now) if isinstance(sizes, int) else quota.take_sizes(sizes, now)
+        return STORE if taken == count else Store(over_quota=quota.refusal(), taken=taken)
 
     # ------------------------------------------------------------------ messages
     # R46: A bare publish may expect the last sequence or the last message id of the log. The leader compares, and
@@ -340,8 +356,8 @@ class AppendRules:
     # after the message came (R29). After `confirm_timeout_ms`, or at the end of the leadership, the answer is
     # OUTCOME_UNKNOWN. Other headers of JetStream that streams do not have are refused by the message alone.
     # Hazard: A publisher that compares and sets is told "not stored" by the old leader, and the new one has stored it.
-    def _by_expected_ends(self, asked: Asked) -> Refuse | None:
-        headers, view = asked.headers, self._core.view
+    def _by_expected_ends(self, publish: PublishRun) -> Refuse | None:
+        headers, view = publish.headers, self._core.view
         if headers is None:
             return None
         error = headers.refuse(view.key.stream, view.subject)
@@ -364,35 +380,35 @@ class AppendRules:
             return Refuse(error, Once.COMMITTED, Offset(expected + 1))
         return Refuse(error, Once.LED)
 
-    def _by_message_ids(self, asked: Asked, here: Here) -> AnswerWith | AnswerTogether | Refuse | Apart | None:
-        ahead = asked.ahead
-        if not asked.ids or ahead is None:
+    def _by_message_ids(self, publish: PublishRun, now: float) -> AnswerWith | AnswerTogether | Refuse | Apart | None:
+        ahead = publish.ahead
+        if not publish.ids or ahead is None:
             return None
         repetitions = self._repetitions
-        if asked.records > 1:
-            new = {message_id for _, message_id in asked.ids}
+        if publish.records > 1:
+            new = {message_id for _, message_id in publish.ids}
             if repetitions.are_sought and (
-                len(new) < len(asked.ids)
+                len(new) < len(publish.ids)
                 or not ahead.open_ids.keys().isdisjoint(new)
-                or repetitions.may_hold(new, here.now)
+                or repetitions.may_hold(new, now)
             ):
                 return APART
         else:
-            message_id = asked.ids[0][1]
+            message_id = publish.ids[0][1]
             place = ahead.open_ids.get(message_id)
             if place is not None:
                 return AnswerTogether(place)
-            found = repetitions.find(message_id, here.now)
+            found = repetitions.find(message_id, now)
             if found is not None:
                 return _originals({0: found}, self._core.log_end_offset)
-        error = repetitions.refuse(len(ahead.open_ids) + len(asked.ids), here.now)
+        error = repetitions.refuse(len(ahead.open_ids) + len(publish.ids), now)
         if error is None:
             return None
-        return Refuse(error) if asked.records == 1 else APART
+        return Refuse(error) if publish.records == 1 else APART
 
     # Keeps R46.
-    def _by_last_record(self, asked: Asked) -> Refuse | None:
-        headers, ahead, view = asked.headers, asked.ahead, self._core.view
+    def _by_last_record(self, publish: PublishRun) -> Refuse | None:
+        headers, ahead, view = publish.headers, publish.ahead, self._core.view
         if headers is None or ahead is None:
             return None
         expected = headers.last_message_id
@@ -404,37 +420,30 @@ class AppendRules:
         error = headers.refuse_new(view.key.stream)
         return None if error is None else Refuse(error)
 
-    def _within_quota(self, asked: Asked, here: Here) -> Store:
-        quota, sizes = self._core.quota, asked.sizes
-        if sizes is None or not quota.is_set:
-            return Store(asked.records)
-        if isinstance(sizes, int):
-            taken = quota.take_uniform(asked.records, sizes, here.now)
-        else:
-            taken = quota.take_sizes(sizes, here.now)
-        return Store(taken, None if taken == asked.records else quota.refusal())
-
     # ------------------------------------------------------------------ batches of clients
-    def _decide_batch(self, asked: Asked, sent: BatchHeader, content: EncodedBatch, here: Here) -> Decision:
-        ids = self._repetitions.ids_of(content) if sent.has_message_ids else ()
-        decision = self._by_producer(asked.version, sent, ids, here)
+    def _decide_batch(self, batch: ClientBatch, now: float) -> Decision:
+        request, sent = batch.request, batch.opened.header
+        ids = self._repetitions.ids_of(batch.decoded) if sent.has_message_ids else ()
+        decision = self._by_producer(request.partitioning_version, sent, ids, now)
         if decision is not None:
             return decision
         end = self._core.log_end_offset
-        repeated = self._repetitions.among(ids, end, here.now) if ids else {}
+        repeated = self._repetitions.among(ids, end, now) if ids else {}
         is_repeated = len(repeated) == sent.record_count
         if is_repeated and sent.producer_id == NO_PRODUCER:
             return _originals(repeated, end)
         # A batch of one producer that was sent again by another call: its place is taken by itself.
-        error = self._repetitions.refuse(len(ids) - len(repeated), here.now) if ids else None
+        error = self._repetitions.refuse(len(ids) - len(repeated), now) if ids else None
         if error is not None:
             return Refuse(error)
-        if asked.expected_end is not None and not is_repeated and asked.expected_end != end:
-            return Refuse(self._another_end(asked.expected_end))
-        return Store(sent.record_count, None, [each for each in ids if each[0] not in repeated], repeated)
+        if request.HasField("expected_last_offset") and not is_repeated:
+            expected_end = request.expected_last_offset + 1
+            if expected_end != end:
+                return Refuse(self._another_end(expected_end))
+        return Store([each for each in ids if each[0] not in repeated], repeated) if ids else STORE
 
     def _by_producer(
-        self, version: int, sent: BatchHeader, ids: Sequence[tuple[int, bytes]], here: Here
+        self, version: int, sent: BatchHeader, ids: Sequence[tuple[int, bytes]], now: float
     ) -> Decision | None:
         """What follows from the producer and the partitioning version of a client's batch; None: nothing."""
         verdict = self._verdict(sent)
@@ -443,13 +452,13 @@ class AppendRules:
             if judged is Held.HELD:
                 return HOLD
             if judged is not None:
-                return self._known_by_ids(sent, ids, here) or Refuse(judged)
+                return self._known_by_ids(sent, ids, now) or Refuse(judged)
         if isinstance(verdict, Duplicate):
             base, end = verdict.base_offset, verdict.end_offset
-            return AnswerWith(base, end, self._repetitions.left_out(ids, base, end, here.now), is_duplicate=True)
+            return AnswerWith(base, end, self._repetitions.left_out(ids, base, end, now), is_duplicate=True)
         if isinstance(verdict, Rejected):
             return Refuse(self._admission.told(verdict))
-        error = self._refuse_producer_of(sent, here)
+        error = self._refuse_producer_of(sent, now)
         return None if error is None else Refuse(error)
 
     def _verdict(self, sent: BatchHeader) -> Verdict:
@@ -457,25 +466,25 @@ class AppendRules:
             sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.record_count, sent.body_crc
         )
 
-    def _known_by_ids(self, sent: BatchHeader, ids: Sequence[tuple[int, bytes]], here: Here) -> AnswerWith | None:
+    def _known_by_ids(self, sent: BatchHeader, ids: Sequence[tuple[int, bytes]], now: float) -> AnswerWith | None:
         """The producer table does not know the batch. All of its message ids may be known."""
         if not ids or sent.producer_id != NO_PRODUCER:
             return None
         end = self._core.log_end_offset
-        repeated = self._repetitions.among(ids, end, here.now)
+        repeated = self._repetitions.among(ids, end, now)
         if len(repeated) < sent.record_count or max(repeated.values()) >= end:
             return None
         return _originals(repeated, end)
 
-    def _refuse_producer_of(self, sent: BatchHeader, here: Here) -> TidelogError | None:
+    def _refuse_producer_of(self, sent: BatchHeader, now: float) -> TidelogError | None:
         """Why a batch that comes next of its producer is not taken for what the producer costs to remember."""
         if sent.producer_id >= FIRST_TRANSACTIONAL_ID:
-            time = self._clock.time(here.now)
+            time = self._clock.time(now)
             error = self._producers.refuse_transaction(sent.producer_id, sent.producer_epoch, time)
             if error is not None:
                 return error
         if sent.producer_id != NO_PRODUCER and self._producers.grows_with(sent.producer_id):
-            return self._refuse_producer(here.now, self._clock.time(here.now))
+            return self._refuse_producer(now, self._clock.time(now))
         return None
 
     def _another_end(self, expected: int) -> TidelogError:
@@ -486,13 +495,6 @@ class AppendRules:
             " written, and decide again",
             [LAST_OFFSET.of(end - 1)],
         )
-
-    def stored(self, store: Store, header: BatchHeader, records: int, size: int, now: float) -> None:
-        """What was decided to be stored is in the log, under `header`. `records` and `size` as it came, with those
-        that were left out."""
-        if store.ids:
-            self._repetitions.stored(store.ids, header)
-        self._core.quota.take(records, size, now)
 
 
 def _originals(repeated: Mapping[int, Offset], end: Offset) -> AnswerWith:

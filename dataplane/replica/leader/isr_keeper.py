@@ -149,8 +149,11 @@ class IsrKeeper:
 
     def _members_without_room(self) -> frozenset[BrokerId]:
         state = self._state
-        full = [replica for replica, follower in state.followers.items() if follower.no_space]
-        return state.isr.members.intersection(full) if full else _NONE
+        full = _NONE
+        for replica, follower in state.followers.items():  # no list: this is asked for every publish
+            if follower.no_space and replica in state.isr.members:
+                full |= {replica}
+        return full
 
     def commits_wait_for_room_of(self) -> list[BrokerId]:
         """The replicas without room that a commit would wait for: this one, and members that cannot be dropped."""

@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.broker.leading.ingest import Ingest
 from dataplane.replica.leader.ack_levels import AckLevel
-from dataplane.replica.leader.append_rules import Asked, Decision, Store
+from dataplane.replica.leader.append_rules import STORE, Decision, PublishRun
 from scripts.faults.fuzz_stored import Appendables
 from spark_connector.shared.arrow_rows import ArrowRows, spark_schema
 from tidelog.cli.records.records_json import from_json, headers_to_json, to_json
@@ -34,8 +34,8 @@ class TakesAll:
         self.refused = 0
         self.ingest = Ingest(self, is_inbox=lambda _: True, time_ns=lambda: 5)
 
-    def decide(self, asked: Asked) -> Decision:
-        return Store(asked.records)
+    def decide(self, publish: PublishRun) -> Decision:
+        return STORE
 
     def seal(self) -> None:
         self._keep(self.ingest.take(self._some.rng.choice([*Compression])).batch)
@@ -46,7 +46,7 @@ class TakesAll:
     def _count(self, *_: object) -> None:
         self.refused += 1
 
-    on_refused = on_denied = on_corrupt = on_envelope_refused = on_repetition = on_envelope_repetition = _count
+    on_refused = on_denied = on_envelope_refused = on_repetition = _count
 
 
 def taken(seed: int) -> tuple[list[bytes], int]:

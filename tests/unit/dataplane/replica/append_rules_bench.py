@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dataplane.replica.derived.dedup_window import MessageIds
 from dataplane.replica.derived.producer_table import ProducerTable
-from dataplane.replica.leader.append_rules import AppendRules, Here
+from dataplane.replica.leader.append_rules import AppendRules, ClientBatch, Decision, PublishRun
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.leader.log_clock import LogClock
 from dataplane.replica.leader.repetitions import IdsOfAll, Repetitions
@@ -14,8 +14,6 @@ from dataplane.replica.replica_settings import ReplicaSettings
 from tests.tickets import producer_keys, tickets
 from wire.errors import TidelogError
 from wire.types import Offset
-
-HERE = Here(0.0, True, None)
 
 
 @dataclass
@@ -63,3 +61,8 @@ class AppendBench:
             producer_keys=producer_keys(),
             refuse_producer=lambda *_: self.no_producer,
         )
+
+    def decide(
+        self, publish: PublishRun | ClientBatch, *, lease_valid: bool = True, unable: TidelogError | None = None
+    ) -> Decision:
+        return self.rules.decide(publish, 0.0, lease_valid=lease_valid, unable=unable)

@@ -11,8 +11,8 @@ import pytest
 
 from dataplane.broker.leading.ingest import Ingest
 from dataplane.broker.roles.role_answers import Replies, each_reply
-from dataplane.replica.leader.append_rules import APART, AnswerWith, Asked, Decision, Refuse
-from tests.unit.dataplane.replica.append_rules_bench import HERE, AppendBench
+from dataplane.replica.leader.append_rules import APART, AnswerWith, Decision, PublishRun, Refuse
+from tests.unit.dataplane.replica.append_rules_bench import AppendBench
 from tests.unit.dataplane.replica.cores import ALL, Driver
 from tests.views import A, partition_view
 from wire.batch import Compression, RecordBatch, encode_headers, header_items
@@ -46,7 +46,6 @@ class Partition:
     envelopes: list[tuple[int, Message, int]] = field(default_factory=list)
     refused: list[tuple[list[bytes | None], Code, int]] = field(default_factory=list)
     refused_envelopes: list[Code] = field(default_factory=list)
-    corrupt: list[str] = field(default_factory=list)
     repetitions: list[tuple[int, bytes | None]] = field(default_factory=list)
     stored: dict[bytes, int] = field(default_factory=dict)
     """Offsets by message ids."""
@@ -66,11 +65,11 @@ class Partition:
             seeks_repetitions=True,
         )
 
-    def decide(self, asked: Asked) -> Decision:
-        error = self._refused(asked.level is not None)
-        if asked.is_mixed and (error is None) != (self._refused(False) is None):
+    def decide(self, publish: PublishRun) -> Decision:
+        error = self._refused(publish.level is not None)
+        if publish.is_mixed and (error is None) != (self._refused(False) is None):
             return APART
-        return self.bench.rules.decide(asked, HERE) if error is None else Refuse(error)
+        return self.bench.decide(publish) if error is None else Refuse(error)
 
     def _refused(self, acknowledged: bool) -> TidelogError | None:
         return self.refusal if acknowledged in self.refuses else None
@@ -84,24 +83,19 @@ class Partition:
     def on_denied(self, reply: bytes, refusal: Refuse) -> None:
         self.denied.append((reply, refusal.error.code))
 
-    def on_corrupt(self, reason: str, reply: bytes | None) -> None:
-        self.corrupt.append(reason)
-
     def on_envelope_refused(self, message: Message, error: TidelogError) -> None:
         self.refused_envelopes.append(error.code)
 
-    def on_repetition(self, reply: bytes | None, answer: AnswerWith) -> None:
-        self.answered.append((reply, answer.repeated[0]))
-
-    def on_envelope_repetition(self, message: Message, answer: AnswerWith) -> None:
-        self.on_repetition(message.ackInbox.encode(), answer)
+    def on_repetition(self, publisher: bytes | Message | None, answer: AnswerWith) -> None:
+        inbox = publisher.ackInbox.encode() if isinstance(publisher, Message) else publisher
+        self.answered.append((inbox, answer.repeated[0]))
 
     def seal(self) -> None:
         taken = self.ingest.take(self.compression)
         replies, envelopes = taken.replies, taken.envelopes
         base = sum(len(b) for b in self.batches)
         self.stored |= {message_id: base + place for place, message_id in taken.ids}
-        self.repetitions += [(base + place, reply) for place, reply, _ in taken.repetitions]
+        self.repetitions += [(base + place, each_reply(run)[0]) for place, run in taken.repetitions]
         parts, header = taken.batch.stamp(Offset(base), LeaderEpoch(1), 1_000_000_000)
         self.bench.repetitions.stored(taken.ids, header)
         self.core.on_appended(header.end_offset, header.size, 0.0)
@@ -293,7 +287,7 @@ def test_the_magic_of_envelopes_inside_a_payload_and_across_two_of_them_means_no
     partition.ingest.on_messages(payloads, [None] * 4, [None] * 4)
     partition.ingest.chunk_done()
     assert partition.values == payloads
-    assert not partition.corrupt
+    assert not partition.refused
 
 
 def test_an_envelope_brings_key_headers_timestamp_and_its_own_acknowledgement() -> None:
@@ -335,7 +329,7 @@ def test_an_envelope_that_fails_its_crc_is_never_stored_as_a_plain_payload() -> 
     partition.uniform([bytes(damaged)] * 3)
     partition.ingest.chunk_done()
     assert partition.batches == []
-    assert len(partition.corrupt) == 6
+    assert [code for _, code, _ in partition.refused] == [Code.CORRUPT_ENVELOPE] * 6
 
 
 def test_a_record_that_is_too_large_is_dropped_and_counted_alone() -> None:
@@ -382,17 +376,6 @@ def test_a_batch_grows_until_it_is_large_while_it_is_not_taken() -> None:
     assert len(partition.batches) == 1
 
 
-def test_at_the_end_of_leadership_unappended_records_are_refused_and_counted() -> None:
-    partition = Partition(wants=False)
-    partition.uniform([b"abc"], [b"r1"])
-    partition.uniform([b"plain"] * 20)
-    partition.ingest.on_messages([encode_publish(Message(value=b"v")), b"mixed"], [None, None], [None, None])
-    partition.ingest.abandon(TidelogError(Code.NOT_LEADER, "over"))
-    assert partition.refused == [([b"r1"], Code.NOT_LEADER, 1), ([], Code.NOT_LEADER, 21)]
-    assert partition.refused_envelopes == [Code.NOT_LEADER]
-    assert partition.ingest.open_records == 0
-
-
 def test_an_envelope_with_an_unknown_ack_policy_is_dropped_alone() -> None:
     """A newer client may know policies that this broker does not; its neighbours in the chunk must not suffer."""
     partition = Partition()
@@ -401,8 +384,7 @@ def test_an_envelope_with_an_unknown_ack_policy_is_dropped_alone() -> None:
     partition.ingest.on_messages([encode_publish(odd), b"plain"], [None, None], [None, None])
     partition.ingest.chunk_done()
     assert partition.values == [b"plain"]
-    assert len(partition.corrupt) == 1
-    assert "7" in partition.corrupt[0]
+    assert partition.refused == [([None], Code.CORRUPT_ENVELOPE, 1)]
 
 
 def test_an_envelope_whose_headers_cannot_be_stored_is_refused_alone() -> None:

@@ -315,7 +315,7 @@ async def test_without_a_lease_only_an_append_that_names_its_leader_epoch_is_ref
     role.on_view(replace(view(A, B, min_isr=2), isr=(A,), epoch=PartitionEpoch(2)))
     bench.has_lease = False
     publish_in_all_ways(bench, role, 0)
-    role._appending.on_corrupt("it does not decode", b"corrupt")
+    publish(bench, MAGIC + b"nothing that decodes", b"corrupt")
     assert refusals(bench) == []
     publish_in_all_ways(bench, role, EPOCH)
     assert refusals(bench) == [("append", "NOT_ENOUGH_REPLICAS", None)]
@@ -356,6 +356,23 @@ async def test_at_the_end_of_leadership_bare_publishes_have_an_unknown_outcome_i
         told = {(to, code) for to, code, _ in refusals(bench)}
         everybody = {(to, "OUTCOME_UNKNOWN") for to in ("bare", "envelope", "append")}
         assert told == (everybody if has_lease else {("append", "OUTCOME_UNKNOWN")})
+
+
+async def test_records_that_were_not_appended_are_refused_and_counted_at_the_end_of_leadership(bench: Bench) -> None:
+    bench.syncer.is_quick = False
+    role = await lead(bench)
+    publish(bench, b"first", b"first")
+    assert bench.log.log_end_offset == 1
+    ingest = bench.ingest.subscribed["s"]
+    ingest.on_messages([b"id", b"again"], [b"id", b"again"], identified("i", "i"))
+    ingest.on_messages([b"plain"] * 20, [None] * 20, [None] * 20)
+    envelope = encode_publish(Envelope(value=b"two", ackInbox="envelope", ackPolicy=AckPolicy.ALL))
+    ingest.on_messages([envelope], [None], [None])
+    await role.end("over")
+    assert bench.log.log_end_offset == 1
+    refused = [(to, code) for to, code, _ in refusals(bench) if to != "first"]
+    assert refused == [(to, "OUTCOME_UNKNOWN") for to in ("id", "again", "envelope")]
+    assert bench.context.counters.dropped_refused == 23
 
 
 async def test_requests_of_another_clusters_clients_are_left_to_its_leader(bench: Bench) -> None:

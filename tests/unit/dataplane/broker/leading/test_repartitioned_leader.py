@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dataplane.broker.leading import append_queue
-from dataplane.broker.leading.append_queue import HOLD_S, MAX_HELD
+from dataplane.broker.leading import append_requests
+from dataplane.broker.leading.append_requests import HOLD_S, MAX_HELD
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver, report_if_retired
 from dataplane.replica.leader.leadership import FollowerFetch
@@ -269,11 +269,11 @@ async def test_held_batches_are_bounded_in_number_and_bytes(scene: Scene, monkey
     held = [scene.append(b"one", version=2) for _ in range(MAX_HELD + 1)]
     assert [scene.answer(each) for each in held] == [None] * MAX_HELD + ["BACKPRESSURE"]
     scene.loop.run_to(scene.loop.now + HOLD_S)
-    monkeypatch.setattr(append_queue, "MAX_HELD_BYTES", 2000)
+    monkeypatch.setattr(append_requests, "MAX_HELD_BYTES", 2000)
     held = [scene.append(bytes(700), version=2) for _ in range(3)]
     assert [scene.answer(each) for each in held] == [None, None, "BACKPRESSURE"]
     scene.loop.run_to(scene.loop.now + HOLD_S)
-    scene.bench.context.the(BoundsOfAll).bytes_held = append_queue.MAX_HELD_BYTES_OF_ALL
+    scene.bench.context.the(BoundsOfAll).bytes_held = append_requests.MAX_HELD_BYTES_OF_ALL
     assert scene.answer(scene.append(b"one", version=2)) == "BACKPRESSURE"
 
 
