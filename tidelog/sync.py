@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from tidelog.client import client
 from tidelog.client.base.exceptions import Closed, UnknownMember
@@ -32,6 +32,7 @@ from tidelog.client.consumer import consumer
 from tidelog.client.group import group_consumer, named_cursor
 from tidelog.client.group.subscription import Listener, Name
 from tidelog.client.producer import producer
+from tidelog.client.producer.producer_config import ProducerOptions, TransactionOptions
 from tidelog.client.transaction import transactional_producer
 from tidelog.loop_thread import LoopThread, Turns, Undo
 from wire.errors import TidelogError
@@ -608,41 +609,11 @@ class Client:
     activity = _iterated(client.Client.activity)
 
     @overload
-    def producer(
-        self,
-        stream: str,
-        *,
-        acks: Literal["all", "leader", "none"] = "all",
-        durability: str | None = None,
-        confirm_timeout: float | None = None,
-        batch_bytes: int = 1 << 20,
-        linger_ms: float = 0.0,
-        max_in_flight: int = 5,
-        buffer_bytes: int = 64 << 20,
-        delivery_timeout_ms: float = 30_000,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] | None = None,
-        dedup: bool = True,
-        key_serializer: Callable[[K], bytes] | None = None,
-        value_serializer: Callable[[V], bytes] | None = None,
-    ) -> Producer[K, V]: ...
+    def producer(self, stream: str, **options: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]: ...
 
     @overload
     def producer(
-        self,
-        *,
-        transactional_id: str,
-        streams: str | Iterable[str] = (),
-        transaction_timeout: float = 60.0,
-        batch_bytes: int = 1 << 20,
-        linger_ms: float = 0.0,
-        max_in_flight: int = 5,
-        buffer_bytes: int = 64 << 20,
-        delivery_timeout_ms: float = 30_000,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Literal["crc32c", "murmur2"] | None = None,
-        key_serializer: Callable[[K], bytes] | None = None,
-        value_serializer: Callable[[V], bytes] | None = None,
+        self, *, transactional_id: str, **options: Unpack[TransactionOptions[K, V]]
     ) -> TransactionalProducer[K, V]: ...
 
     @wraps(client.Client.producer)

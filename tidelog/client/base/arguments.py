@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -79,6 +80,25 @@ def partition_count(value: object) -> int:
 def check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise bad(f"{name}={shown(value)} is neither True nor False")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in [*choices]:  # a list, so that unhashable values are refused as well
+        *first, last = map(repr, choices)
+        raise bad(f"{name}={value!r} is none of {', '.join(first)} and {last}")
+
+
+def check_partitioner(name: str, value: object) -> None:
+    if value not in ["crc32c", "murmur2"]:
+        raise bad(f"{name}={shown(value)} is neither 'crc32c' nor 'murmur2'")
+
+
+def check_function(name: str, value: object) -> None:
+    """Raises BadRequest unless the value can be called and returns what it makes, not an awaitable."""
+    if not callable(value):
+        raise bad(f"{name}={shown(value)} cannot be called; give a function of one argument, such as json.loads")
+    if inspect.iscoroutinefunction(value):
+        raise bad(f"{name}={shown(value)} is a coroutine function; give one that returns its result")
 
 
 def check_mapping(name: str, value: object, example: str) -> None:

@@ -7,22 +7,21 @@ and whole batches (`Consumer.batches`) stay bytes.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic
 
-from tidelog.client.base.arguments import bad, shown
+from tidelog.client.base.arguments import shown
 from tidelog.client.base.exceptions import DeserializationFailed, SerializationFailed
 from tidelog.client.base.records import K, Record, V
 from wire.errors import Code
 
 
 class Serializers(Generic[K, V]):
-    """The serializers of a producer. None: the caller gives bytes. Raises BadRequest for one that cannot be called."""
+    """The serializers of a producer. None: the caller gives bytes."""
 
     def __init__(self, key: Callable[[K], bytes] | None, value: Callable[[V], bytes] | None) -> None:
-        self._key = _checked("key_serializer", key)
-        self._value = _checked("value_serializer", value)
+        self._key = key
+        self._value = value
 
     @property
     def are_none(self) -> bool:
@@ -49,11 +48,11 @@ class Serializers(Generic[K, V]):
 
 
 class Deserializers(Generic[K, V]):
-    """The deserializers of a consumer. None: bytes. Raises BadRequest for one that cannot be called."""
+    """The deserializers of a consumer. None: bytes."""
 
     def __init__(self, key: Callable[[bytes], K] | None, value: Callable[[bytes], V] | None) -> None:
-        self._key = _checked("key_deserializer", key)
-        self._value = _checked("value_deserializer", value)
+        self._key = key
+        self._value = value
 
     def read(self, records: Iterator[Record]) -> Iterator[Record[K, V]]:
         """Yields the records with deserialized keys and values. The iterator raises DeserializationFailed for a
@@ -85,14 +84,6 @@ class _Deserialized(Iterator[Record[K, V]]):
             value = _deserialized("value", self._value, record, value)
         self._next = None
         return Record(record.stream, record.partition, record.offset, record.timestamp, key, value, record.headers)
-
-
-def _checked(name: str, given: Any) -> Any:
-    if given is not None and not callable(given):
-        raise bad(f"{name}={shown(given)} cannot be called; give a function of one argument, such as json.loads")
-    if inspect.iscoroutinefunction(given):
-        raise bad(f"{name}={shown(given)} is a coroutine function; give one that returns its result")
-    return given
 
 
 def _serialized(name: str, serializer: Callable[[Any], bytes], given: object) -> Any:

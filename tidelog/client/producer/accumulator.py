@@ -77,21 +77,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tidelog.client.base.exceptions import OutOfOrderSequence, typed
 from tidelog.client.producer.batch_failures import as_told, begin_again, forgotten, given_up, too_late
-from tidelog.client.producer.batches import AccumulatorSettings, BatchState, Gathering, PendingBatch, ProducerSession
-from tidelog.client.producer.leader_link import LeaderLink
+from tidelog.client.producer.batches import BatchState, Gathering, PendingBatch, ProducerSession
+from tidelog.client.producer.leader_link import BACKOFF, LeaderLink
+from tidelog.client.producer.producer_config import ProducerConfig
 from wire.error_details import EXPECTED_SEQUENCE, LEADER_EPOCH, OUTCOME, REMEMBERED_MS, VERSION
 from wire.errors import Code, TidelogError
-from wire.types import REMEMBERED_BATCHES, Acks
+from wire.types import REMEMBERED_BATCHES
 
 MAX_SEQUENCE = (1 << 31) - 1
 """Sequence numbers are i32. Before they run out the partition goes on in a new session."""
 
 _OF_LAYOUTS = (Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED)
 _CLOCKS_APART = 3600.0
+_RESEND_AFTER = 2.0
+"""Seconds after which a batch without an answer is sent again for the first time."""
 """Seconds. The clocks of leaders of one partition differ by less; a leader's time is believed only then."""
 
 
@@ -136,7 +139,7 @@ Effect: TypeAlias = Acknowledged | Failed | Probe | WantSession | WantTicket | R
 class PartitionAccumulator:
     """The state machine of one partition; see the module's text."""
 
-    def __init__(self, name: str, settings: AccumulatorSettings, leader_epoch: int = 0) -> None:
+    def __init__(self, name: str, config: ProducerConfig[Any, Any], leader_epoch: int = 0) -> None:
         self.name = name
         """stream/partition, for sentences."""
         self.leader_epoch = leader_epoch
@@ -145,9 +148,12 @@ class PartitionAccumulator:
         """A leader has answered with an earlier LeaderEpoch: the metadata decide."""
         self._acknowledged_epoch = 0
         """The newest LeaderEpoch that acknowledged a batch of this session."""
-        self._settings = settings
-        self._idempotent = settings.acks is not Acks.NONE
-        self.gathering = Gathering(settings.batch_bytes, settings.delivery_timeout)
+        self._config = config
+        self._idempotent = config.acks != "none"
+        self._linger = config.linger_ms / 1000
+        self.delivery_timeout = config.delivery_timeout
+        """Seconds from a batch's first record until the batch fails."""
+        self.gathering = Gathering(config.batch_bytes, self.delivery_timeout)
         self._window: deque[PendingBatch] = deque()
         self.session: ProducerSession | None = None
         """The session of the batches that begin now."""
@@ -159,17 +165,12 @@ class PartitionAccumulator:
         """The stream has a newer layout (rule 12)."""
         self.is_over = False
         """All batches were taken back, and none may be given to this partition any more."""
-        self.link = LeaderLink(settings)
+        self.link = LeaderLink()
 
     @property
     def is_idle(self) -> bool:
         """All records given to this partition are resolved."""
         return self.gathering.is_empty and not self._window
-
-    @property
-    def delivery_timeout(self) -> float:
-        """Seconds from a batch's first record until the batch fails."""
-        return self._settings.delivery_timeout
 
     @property
     def is_available(self) -> bool:
@@ -194,11 +195,7 @@ class PartitionAccumulator:
         if not self._may_begin:
             return None
         gathering = self.gathering
-        if (
-            not gathering.sealed
-            and gathering.open is not None
-            and now >= gathering.open.created_at + self._settings.linger
-        ):
+        if not gathering.sealed and gathering.open is not None and now >= gathering.open.created_at + self._linger:
             gathering.seal()
         if not gathering.sealed:
             return None
@@ -223,7 +220,7 @@ class PartitionAccumulator:
             return False
         if self._idempotent and self._window and self._begun - self._window[0].place >= REMEMBERED_BATCHES:
             return False  # later batches are answered, and the leader is about to forget the first
-        return len(self._window) < self._settings.max_in_flight and self._has_session
+        return len(self._window) < self._config.max_in_flight and self._has_session
 
     @property
     def _has_session(self) -> bool:
@@ -299,7 +296,7 @@ class PartitionAccumulator:
             self.link.back_off(now, error)
             return [WantTicket()]
         effects: list[Effect] = [RefreshMetadata()] if code.refresh_metadata else []
-        if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._settings.confirm_timeout is not None):
+        if not code.retriable or (code is Code.CONFIRM_TIMEOUT and self._config.confirm_timeout is not None):
             return [*effects, *self._fail(batch, typed(as_told(error, batch))), *self._renew_session()]
         batch.state = BatchState.RESEND
         if code in (Code.FENCED_LEADER_EPOCH, Code.CONFIRM_TIMEOUT) and batch.sent_epoch != self.leader_epoch:
@@ -402,17 +399,17 @@ class PartitionAccumulator:
     def tick(self, now: float) -> list[Effect]:
         """Carries out all that is due."""
         effects: list[Effect] = []
-        patience = self._settings.confirm_timeout
+        patience = self._config.confirm_timeout
         for batch in self.pending_batches:
             if now >= batch.deadline:
-                effects += self._fail(batch, too_late(batch, self.name, self._settings.delivery_timeout, self.link))
+                effects += self._fail(batch, too_late(batch, self.name, self.delivery_timeout, self.link))
                 continue
             since = self.link.refuses_since(batch)
             if patience is not None and since is not None and now >= since + patience:
                 effects += self._fail(batch, too_late(batch, self.name, patience, self.link))
         effects += self._renew_session()
         sent = self._oldest_sent
-        if sent is not None and now >= sent.sent_at + _resend_after(sent, self._settings):
+        if sent is not None and now >= sent.sent_at + _resend_after(sent):
             for batch in self._window:
                 if batch.state is BatchState.SENT:
                     batch.doubt()
@@ -431,15 +428,15 @@ class PartitionAccumulator:
         oldest_waiting = self.gathering.oldest
         ageing = [*self._window, *([] if oldest_waiting is None else [oldest_waiting])]
         due = [batch.deadline for batch in ageing]
-        if self._settings.confirm_timeout is not None:
+        if self._config.confirm_timeout is not None:
             since = [moment for batch in ageing if (moment := self.link.refuses_since(batch)) is not None]
-            due += [moment + self._settings.confirm_timeout for moment in since]
+            due += [moment + self._config.confirm_timeout for moment in since]
         link = self.link
         if link.is_down:
             return min(*due, link.probe_at, link.refresh_at)
         sent = self._oldest_sent
         if sent is not None:
-            due += (link.probe_at, sent.sent_at + _resend_after(sent, self._settings))
+            due += (link.probe_at, sent.sent_at + _resend_after(sent))
         resend = next((batch for batch in self._window if batch.state is BatchState.RESEND), None)
         if resend is not None and (resend is self._window[0] or not link.is_cautious):
             due.append(link.hold_until)
@@ -447,7 +444,7 @@ class PartitionAccumulator:
             if self.gathering.sealed:
                 due.append(link.hold_until)
             elif self.gathering.open is not None:
-                due.append(max(self.gathering.open.created_at + self._settings.linger, link.hold_until))
+                due.append(max(self.gathering.open.created_at + self._linger, link.hold_until))
         return min(due)
 
     # Inside
@@ -463,11 +460,11 @@ class PartitionAccumulator:
             if earlier.state is BatchState.SENT:
                 earlier.doubt()
         batch.state = BatchState.RESEND
-        self.link.hold(now + self._settings.backoff)
+        self.link.hold(now + BACKOFF)
         return []
 
     def _out_of_order(self, batch: PendingBatch, error: TidelogError, now: float) -> list[Effect]:
-        if self._session_sound and self._settings.acks is Acks.ALL:
+        if self._session_sound and self._config.acks == "all":
             if not batch.sent_first:
                 # This attempt may have reached the leader before the batches in front of it.
                 return self._resend_up_to(batch, now)
@@ -568,8 +565,8 @@ def _is_credible(batch: PendingBatch, base_offset: int, leader_epoch: int) -> bo
     return 0 <= base_offset < (1 << 63) - len(batch)
 
 
-def _resend_after(batch: PendingBatch, settings: AccumulatorSettings) -> float:
-    return settings.resend_after * min(1 << min(batch.attempts - 1, 3), 8)
+def _resend_after(batch: PendingBatch) -> float:
+    return _RESEND_AFTER * min(1 << min(batch.attempts - 1, 3), 8)
 
 
 def _epoch_of(error: TidelogError) -> int:

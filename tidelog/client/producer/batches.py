@@ -1,5 +1,4 @@
-"""Batches of one partition before they are acknowledged, the records that gather in the newest one, and the sizes and
-times by which a producer makes them.
+"""Batches of one partition before they are acknowledged, and the records that gather in the newest one.
 
 GATHERING -> SEALED -> SENT <-> RESEND -> RESOLVED (acknowledged or failed)
                 ^                  |
@@ -12,42 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from wire.batch.message_ids import MAX_MESSAGE_IDS
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import TidelogError
-from wire.types import FIRST_TRANSACTIONAL_ID, Acks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccumulatorSettings:
-    """Times in seconds, sizes in bytes."""
-
-    acks: Acks = Acks.ALL
-    batch_bytes: int = 1 << 20
-    linger: float = 0.0
-    max_in_flight: int = 5
-    """Leaders remember the last five batches of a producer; of a larger window they could not recognise repetitions."""
-    delivery_timeout: float = 30.0
-    confirm_timeout: float | None = None
-    """Seconds that the producer lets a publish wait: a leader's CONFIRM_TIMEOUT ends a batch, and so do refusals
-    that pass (a quota, too few replicas) once they have lasted so long. None: the batch is sent again until
-    `delivery_timeout`."""
-    dedup: bool = True
-    """Whether message ids are recognised; False: their headers are stored as any others."""
-    probe_after: float = 0.1
-    probe_every: float = 0.1
-    resend_after: float = 2.0
-    backoff: float = 0.01
-    """The first wait after a refusal; each further one is half as long again."""
-    probe_backoff_max: float = 0.05
-    refusal_backoff_max: float = 0.25
-    refresh_after: float = 1.0
-    """Metadata is asked for again when the link has been down this long."""
-
+from wire.types import FIRST_TRANSACTIONAL_ID
 
 _T = TypeVar("_T")
 

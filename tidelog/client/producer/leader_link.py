@@ -9,18 +9,25 @@ Waits grow with the setbacks in a row: refusals, and probes without a listener.
 
 from __future__ import annotations
 
-from tidelog.client.producer.batches import AccumulatorSettings, BatchState, PendingBatch
+from tidelog.client.producer.batches import BatchState, PendingBatch
 from wire.errors import TidelogError
 
+BACKOFF = 0.01
+"""Seconds of the first wait after a refusal; each further one is half as long again."""
 _CAUTIOUS_AFTER = 3
 """Setbacks in a row after which only the first batch of the window is sent."""
+_MAX_PROBE_BACKOFF = 0.05
+_MAX_REFUSAL_BACKOFF = 0.25
+_PROBE_INTERVAL = 0.1
+"""Seconds from a batch that is not answered to the first probe, and between two of them."""
+_REFRESH_INTERVAL = 1.0
+"""Seconds that the link has been down when metadata are asked for, and between two such requests."""
 
 
 class LeaderLink:
     """`now` is monotonic seconds."""
 
-    def __init__(self, settings: AccumulatorSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self.is_down = False
         self.hold_until = 0.0
         """Nothing is sent before this time, after a refusal that passes."""
@@ -50,7 +57,7 @@ class LeaderLink:
 
     def expect_answer(self, now: float) -> None:
         """Notes that the oldest batch was sent just now."""
-        self.probe_at = max(self.probe_at, now + self._settings.probe_after)
+        self.probe_at = max(self.probe_at, now + _PROBE_INTERVAL)
 
     def succeeded(self) -> None:
         self._setbacks = 0
@@ -71,7 +78,7 @@ class LeaderLink:
         self._note_trouble(now, None)
         if not self.is_down:
             self.is_down = True
-            self.refresh_at = now + self._settings.refresh_after
+            self.refresh_at = now + _REFRESH_INTERVAL
             self.probe_at = now + self._probe_backoff()
 
     def reconnected(self, now: float) -> None:
@@ -87,21 +94,21 @@ class LeaderLink:
         self._setbacks += 1
         if refusal is not None:
             self._note_trouble(now, None if refusal.code.unknown_outcome else refusal)
-        wait = min(self._growing_wait(), self._settings.refusal_backoff_max)
+        wait = min(self._growing_wait(), _MAX_REFUSAL_BACKOFF)
         self.hold(now + max(wait, (refusal and refusal.retry_after) or 0.0))
 
     def probe_is_due(self, now: float, *, waiting: bool) -> bool:
         """Returns True once per interval while the link is down or `waiting` for an answer; the next time is set."""
         if not (self.is_down or waiting) or now < self.probe_at:
             return False
-        self.probe_at = now + (self._probe_backoff() if self.is_down else self._settings.probe_every)
+        self.probe_at = now + (self._probe_backoff() if self.is_down else _PROBE_INTERVAL)
         return True
 
     def refresh_is_due(self, now: float) -> bool:
         """Returns True once per interval while the link is down; the next time is set."""
         if not self.is_down or now < self.refresh_at:
             return False
-        self.refresh_at = now + self._settings.refresh_after
+        self.refresh_at = now + _REFRESH_INTERVAL
         return True
 
     def _note_trouble(self, now: float, refusal: TidelogError | None) -> None:
@@ -110,7 +117,7 @@ class LeaderLink:
             self.troubled_since = now
 
     def _probe_backoff(self) -> float:
-        return min(self._growing_wait(), self._settings.probe_backoff_max)
+        return min(self._growing_wait(), _MAX_PROBE_BACKOFF)
 
     def _growing_wait(self) -> float:
-        return self._settings.backoff * 1.5 ** min(self._setbacks, 20)
+        return BACKOFF * 1.5 ** min(self._setbacks, 20)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -26,11 +27,11 @@ from tidelog.client.producer.accumulator import (
     WantSession,
     WantTicket,
 )
-from tidelog.client.producer.batches import AccumulatorSettings, BatchState, PendingBatch, ProducerSession
+from tidelog.client.producer.batches import BatchState, PendingBatch, ProducerSession
 from tidelog.client.producer.encoding import encode_batch
+from tidelog.client.producer.producer_config import ProducerConfig
 from tidelog.client.producer.upkeep import Upkeep
 from wire.batch import Compression
-from wire.durability import Durability
 from wire.errors import Code, CorruptData, TidelogError
 from wire.messaging.transport import NO_RESPONDERS, Message, Transport
 from wire.messaging.violation import Violation
@@ -40,7 +41,7 @@ from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, FetchReques
 from wire.security.batch_proofs import add_batch_proof
 from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.types import Acks, LeaderEpoch, Offset
+from wire.types import LeaderEpoch, Offset
 
 PUBLISH_RETRY = 0.002
 """Seconds until the next attempt of a publish that the full buffer of the connection refused."""
@@ -300,7 +301,7 @@ class Pipe:
             self._probe_inbox = None
 
 
-_WIRE_ACKS = {Acks.ALL: AppendRequest.ALL, Acks.LEADER: AppendRequest.LEADER, Acks.NONE: AppendRequest.NONE}
+_WIRE_ACKS = {"all": AppendRequest.ALL, "leader": AppendRequest.LEADER, "none": AppendRequest.NONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,12 +311,10 @@ class PipeMaker:
     upkeep: Upkeep
     transport: Transport
     subjects: Subjects
-    settings: AccumulatorSettings
-    asked_acks: Acks
-    """The acks that the program has given; those of `settings` are the effective ones."""
-    durability: Durability | None
-    """The program's level; None: that of the stream."""
-    confirm_timeout_ms: int
+    asked: ProducerConfig[Any, Any]
+    """The options that the program has given."""
+    config: ProducerConfig[Any, Any]
+    """The options that take effect with the stream's settings and the connection's bounds."""
     compression: Compression
 
     def make(self, layout: StreamMetadata, known: PartitionMetadata, sender: Sender) -> Pipe:
@@ -324,20 +323,21 @@ class PipeMaker:
             stream_incarnation=layout.incarnation,
             partition_incarnation=known.incarnation,
             partitioning_version=layout.partitioning_version,
-            acks=_WIRE_ACKS[self.asked_acks],
-            confirm_timeout_ms=self.confirm_timeout_ms,
+            acks=_WIRE_ACKS[self.asked.acks],
         )
-        if self.durability is not None:
-            ask_durability(request, self.durability)
+        if self.asked.confirm_timeout is not None:
+            request.confirm_timeout_ms = max(1, round(self.asked.confirm_timeout * 1000))
+        if self.asked.level is not None:
+            ask_durability(request, self.asked.level)
         return Pipe(
             sender,
             self.upkeep,
             self.transport,
             known.partition,
-            PartitionAccumulator(f"{layout.name}/{known.partition}", self.settings, known.leader_epoch),
+            PartitionAccumulator(f"{layout.name}/{known.partition}", self.config, known.leader_epoch),
             request,
             compression=self.compression,
-            dedup=self.settings.dedup,
+            dedup=self.config.dedup,
             append_subject=self.subjects.append(layout.name, known.partition),
             leader_subject=self.subjects.leader(layout.name, known.partition),
             proof_target=partition_target(layout.name, layout.incarnation, known.partition, known.incarnation),

@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, cast
 
-from tidelog.client.base.arguments import bad, check_whole, shown
+from tidelog.client.base.arguments import bad, check_whole
 from tidelog.client.base.exceptions import typed
 from tidelog.client.base.read_positions import Moment, timestamp_ns
 from tidelog.client.base.records import BatchReceipt, K, Receipt, V
@@ -29,7 +29,7 @@ from tidelog.client.cluster.lifetime import HomeLoop, Started
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata
 from tidelog.client.cluster.route_updates import RouteWatch
 from tidelog.client.producer.accumulator import Acknowledged, Failed, delay
-from tidelog.client.producer.batches import AccumulatorSettings, PendingBatch
+from tidelog.client.producer.batches import PendingBatch
 from tidelog.client.producer.encoding import (
     BATCH_OVERHEAD,
     MAX_BATCH_BYTES,
@@ -46,6 +46,7 @@ from tidelog.client.producer.encoding import (
 from tidelog.client.producer.layout_routes import Routes, Split
 from tidelog.client.producer.partitioner import KEY_HASHES, KeyHash, Partitioner
 from tidelog.client.producer.pipe import Pipe, PipeMaker
+from tidelog.client.producer.producer_config import ProducerConfig
 from tidelog.client.producer.producer_layouts import ProducerLayouts, tell_epochs
 from tidelog.client.producer.receipts import Receipts, all_of
 from tidelog.client.producer.runs import BatchSpace, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
@@ -53,15 +54,13 @@ from tidelog.client.producer.send_buffer import SendBuffer
 from tidelog.client.producer.upkeep import Upkeep
 from wire.batch import Compression, GivenHeaders
 from wire.batch.encoded import RecordLimit
-from wire.durability import Durability
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.types import Acks, StreamName
+from wire.types import StreamName
 
 _MAX_OFFSET = (1 << 63) - 1
-_COMPRESSION = {None: None, "none": Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 
 
 class Producer(Generic[K, V]):
@@ -79,36 +78,23 @@ class Producer(Generic[K, V]):
         api: Api,
         metadata: MetadataCache,
         stream: StreamName,
+        config: ProducerConfig[K, V],
         *,
-        settings: AccumulatorSettings,
         buffer: SendBuffer,
-        compression: str | None,
-        durability: Durability | None,
-        confirm_timeout_ms: int,
-        partitioner: str | None,
         spread: int,
-        serializers: Serializers[K, V],
         started: Started[Any],
     ) -> None:
-        if compression not in [*_COMPRESSION]:  # a list, so that unhashable values are refused as well
-            raise bad(f"compression={compression!r} is none of None, 'none', 'lz4' and 'zstd'")
-        if partitioner not in [None, *KEY_HASHES]:
-            raise bad(f"partitioner={shown(partitioner)} is neither 'crc32c' nor 'murmur2'")
+        """`spread` differs from producer to producer: they begin at different partitions."""
         self._stream = stream
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
-        self._settings = settings
+        self._config = config
         self._buffer = buffer
         self._receipts = Receipts()
         self._upkeep = Upkeep(api, metadata, stream, self._give_up, self._on_metadata)
-        self._compression = _COMPRESSION[compression]
-        self._durability = durability
-        self._confirm_timeout_ms = confirm_timeout_ms
-        self._chosen_hash = partitioner
-        """The hash of keys that the program has chosen; None: that of the stream."""
         self._spread = spread
-        self._serializers = serializers
+        self._serializers = Serializers(config.key_serializer, config.value_serializer)
         self._started = started
         self._home = HomeLoop(f"this producer for {stream!r}")
         self._loop = self._home.loop
@@ -206,26 +192,24 @@ class Producer(Generic[K, V]):
             raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
         largest = self._transport.max_payload - MESSAGE_OVERHEAD
         room = largest - BATCH_OVERHEAD
-        batch_bytes = min(self._settings.batch_bytes, room, MAX_BATCH_BYTES)
+        asked = self._config
+        batch_bytes = min(asked.batch_bytes, room, MAX_BATCH_BYTES)
         self._record_limit = RecordLimit.within(largest, layout.config.max_record_bytes)
         self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes
         self._is_compacted = layout.config.compact
-        check_level(self._durability, self._stream, layout.replication_factor)
-        settings = replace(self._settings, batch_bytes=batch_bytes)
-        if settings.acks is Acks.ALL and (self._durability or layout.config.durability).is_local:
-            settings = replace(settings, acks=Acks.LEADER)  # the level allows losing records with the leader
-        session = await self._upkeep.first_session() if settings.acks is not Acks.NONE else None
-        stored = Compression[layout.config.compression.name]
+        check_level(asked.level, self._stream, layout.replication_factor)
+        config = replace(asked, batch_bytes=batch_bytes)
+        if asked.acks == "all" and (asked.level or layout.config.durability).is_local:
+            config = replace(config, acks="leader")  # the level allows losing records with the leader
+        session = await self._upkeep.first_session() if asked.acks != "none" else None
         maker = PipeMaker(
             upkeep=self._upkeep,
             transport=self._transport,
             subjects=self._subjects,
-            settings=settings,
-            asked_acks=self._settings.acks,
-            durability=self._durability,
-            confirm_timeout_ms=self._confirm_timeout_ms,
-            compression=stored if self._compression is None else self._compression,
+            asked=asked,
+            config=config,
+            compression=Compression[(asked.compression or layout.config.compression.name).upper()],
         )
         self._layouts = ProducerLayouts(
             layout,
@@ -248,7 +232,7 @@ class Producer(Generic[K, V]):
 
     def _key_hash(self, layout: StreamMetadata) -> KeyHash:
         """Returns the hash of keys. Raises BadRequest for an unknown one."""
-        name = self._chosen_hash or layout.partitioner
+        name = self._config.partitioner or layout.partitioner
         if name not in KEY_HASHES:
             raise bad(
                 f"stream {self._stream!r} spreads keys by partitioner {name!r}, which this version of Tidelog does not"
@@ -529,7 +513,7 @@ class Producer(Generic[K, V]):
             raise no_key(self._stream)
         if expected_offset is not None:
             check_whole("expected_offset", expected_offset, 0, _MAX_OFFSET)
-            if self._settings.acks is Acks.NONE:
+            if self._config.acks == "none":
                 raise bad("expected_offset is of no use with acks='none', which tells nobody of a refusal")
             if partition is None and key is None and len(self._pipes) > 1:
                 raise no_partition(self._stream, expected_offset)

@@ -12,7 +12,7 @@ records.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
@@ -27,6 +27,7 @@ from tidelog.client.group.group_admin import GroupAdmin
 from tidelog.client.group.group_commits import TransactionPart
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.group.subscription import Name
+from tidelog.client.producer.producer_config import TransactionConfig
 from tidelog.client.transaction.prepared_transactions import PreparedTransaction
 from tidelog.client.transaction.producer_transactions import State
 from tidelog.client.transaction.transaction_session import TransactionSession
@@ -60,26 +61,23 @@ class TransactionalProducer(Generic[K, V]):
         link: CoordinatorLink,
         groups: GroupAdmin,
         transactional_id: str,
+        config: TransactionConfig[K, V],
         *,
-        streams: Iterable[str],
-        timeout_ms: int,
         client: str,
-        delivery_timeout: float,
         make_writer: Callable[[StreamName], TransactionWriter[K, V]],
         started: Started[Any],
     ) -> None:
-        """`streams`: opened at the start. Times in seconds, but for `timeout_ms`."""
         self._groups = groups
-        self._streams = tuple(streams)
-        self._delivery_timeout = delivery_timeout
+        self._streams = config.stream_names
+        self._delivery_timeout = config.delivery_timeout
         self._started = started
         self._work = TransactionWork(make_writer)
         self._session = TransactionSession(
             link,
             transactional_id,
-            timeout_ms=timeout_ms,
+            timeout_ms=round(config.transaction_timeout * 1000),
             client=client,
-            answer_timeout=delivery_timeout,
+            answer_timeout=config.delivery_timeout,
             work=self._work,
         )
         self._machine = self._session.machine

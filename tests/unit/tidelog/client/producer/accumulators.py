@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from tidelog.client.producer.accumulator import Acknowledged, Effect, Failed, PartitionAccumulator
-from tidelog.client.producer.batches import AccumulatorSettings, PendingBatch, ProducerSession
+from tidelog.client.producer.batches import PendingBatch, ProducerSession
+from tidelog.client.producer.producer_config import ProducerConfig
 from wire.errors import Code, TidelogError
-from wire.types import Acks
 
-SETTINGS = AccumulatorSettings(batch_bytes=100)
+CONFIG: ProducerConfig = ProducerConfig(batch_bytes=100)
 
 
-def core(acks: Acks = Acks.ALL, **changes: float) -> PartitionAccumulator:
-    made = PartitionAccumulator("s/0", replace(SETTINGS, acks=acks, **changes), leader_epoch=1)  # type: ignore[arg-type]
-    if acks is not Acks.NONE:
+def core(acks: Literal["all", "leader", "none"] = "all", **changes: float) -> PartitionAccumulator:
+    made = PartitionAccumulator("s/0", replace(CONFIG, acks=acks, **changes), leader_epoch=1)  # type: ignore[arg-type]
+    if acks != "none":
         made.on_session(ProducerSession(7, 0))
     return made
 

@@ -23,7 +23,6 @@ from tidelog.client.producer.accumulator import (
 )
 from tidelog.client.producer.batches import BatchState, ProducerSession
 from wire.errors import Code
-from wire.types import Acks
 
 
 class TestGathering:
@@ -42,7 +41,7 @@ class TestGathering:
         assert [batch.values for batch in sent(acc)] == [[b"a"], [b"b"]]
 
     def test_lingering_waits_for_more_unless_flushed_or_full(self) -> None:
-        acc = core(linger=0.5)
+        acc = core(linger_ms=500)
         acc.gathering.append(b"a", None, None, None, 10, None, 1.0)
         assert sent(acc, 1.4) == []
         assert acc.next_deadline() == 1.5
@@ -76,7 +75,7 @@ class TestGathering:
         assert [batch.base_sequence for batch in sent(acc)] == [0, 4, 8]
 
     def test_without_acknowledgements_nothing_is_numbered_or_kept(self) -> None:
-        acc = core(Acks.NONE)
+        acc = core("none")
         fill(acc, 7)
         count = 0
         while (batch := acc.next_send(0.0)) is not None:
@@ -272,7 +271,7 @@ class TestLeaderGone:
 
 class TestEndings:
     def test_too_late_after_an_unanswered_attempt_says_that_the_outcome_is_unknown(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 1)
         sent(acc)
         error = failure(acc.tick(3.0))
@@ -281,7 +280,7 @@ class TestEndings:
         assert "may or may not" in error.message
 
     def test_too_late_without_an_attempt_that_reached_anyone_says_not_written(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 1)
         (a,) = sent(acc)
         acc.on_no_responders(a, 1, 0.1)
@@ -291,7 +290,7 @@ class TestEndings:
         assert "no leader" in error.message
 
     def test_too_late_after_definite_refusals_gives_the_refusal(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 1)
         (a,) = sent(acc)
         acc.on_error(a, 1, refused(Code.NOT_ENOUGH_REPLICAS), 0.1)
@@ -301,7 +300,7 @@ class TestEndings:
     def test_too_late_behind_an_unresolved_batch_says_not_written_and_not_that_records_were_lost(
         self, code: Code
     ) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 2)
         a, b = sent(acc)
         acc.on_error(b, 1, refused(code, expected_sequence="0"), 2.999)
@@ -313,7 +312,7 @@ class TestEndings:
         assert "an earlier batch" in failures[b].message
 
     def test_a_confirm_timeout_goes_again_and_stays_uncertain(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 1)
         (a,) = sent(acc)
         acc.on_error(a, 1, refused(Code.CONFIRM_TIMEOUT), 0.1)
@@ -332,7 +331,7 @@ class TestEndings:
         assert error.outcome_unknown
 
     def test_a_batch_that_waits_in_line_grows_old_as_well(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 7)
         sent(acc)
         effects = acc.tick(3.0)
@@ -451,7 +450,7 @@ class TestSessions:
         assert "lost" in error.message
 
     def test_with_acks_leader_the_loss_was_agreed_to_and_the_batch_goes_on(self) -> None:
-        acc = core(Acks.LEADER)
+        acc = core("leader")
         fill(acc, 2)
         a, b = sent(acc)
         acc.on_acknowledged(a, 0, 1)
@@ -472,7 +471,7 @@ class TestSessions:
         assert [batch.base_sequence for batch in (b, c, d)] == [0, 1, 2]
 
     def test_sessions_that_are_forgotten_one_after_the_other_are_not_made_in_a_hurry(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 1)
         (a,) = sent(acc)
         due = 0.0
@@ -519,7 +518,7 @@ class TestSessions:
         assert sent(acc, 1.1) == [a, b]
 
     def test_too_late_behind_a_batch_of_a_forgotten_session_says_not_written(self) -> None:
-        acc = core(delivery_timeout=3.0)
+        acc = core(delivery_timeout_ms=3000)
         fill(acc, 2)
         _, b = sent(acc)
         acc.on_error(b, 1, refused(Code.UNKNOWN_PRODUCER_ID), 2.999)

@@ -57,7 +57,7 @@ def test_whatever_is_lost_or_refused_each_record_is_written_once_and_in_order(
 ) -> None:
     """Messages and answers are lost at random, leaders refuse at random, connections break; then all goes well. Where
     the leader forgets the producer as well, a record may fail, and then it is unknown whether it was written."""
-    acc = core(delivery_timeout=1e9)
+    acc = core(delivery_timeout_ms=24 * 3_600_000)
     leader = Leader()
     now = 0.0
     given = 0

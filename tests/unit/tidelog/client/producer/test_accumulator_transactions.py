@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.tidelog.client.producer.accumulators import SETTINGS, core, failure, fill, refused, resolved, sent
+from tests.unit.tidelog.client.producer.accumulators import CONFIG, core, failure, fill, refused, resolved, sent
 from tidelog.client.base.exceptions import StalePartitioning
 from tidelog.client.producer.accumulator import PartitionAccumulator, WantSession, WantTicket
 from tidelog.client.producer.batches import BatchState, ProducerSession
@@ -24,7 +24,7 @@ def in_transaction() -> PartitionAccumulator:
 
 
 def test_records_wait_for_the_session_of_a_transaction() -> None:
-    acc = PartitionAccumulator("s/0", SETTINGS, 1)
+    acc = PartitionAccumulator("s/0", CONFIG, 1)
     fill(acc, 1)
     assert sent(acc) == []
     assert acc.next_deadline() == 0.0
@@ -88,7 +88,7 @@ def test_a_ticket_is_asked_for_until_the_delivery_timeout() -> None:
     fill(acc, 1)
     (batch,) = sent(acc)
     acc.on_error(batch, 1, refused(Code.NOT_IN_TRANSACTION), 0.0)
-    error = failure(acc.tick(SETTINGS.delivery_timeout))
+    error = failure(acc.tick(CONFIG.delivery_timeout))
     assert error.code is Code.NOT_IN_TRANSACTION
     assert error.details["outcome"] == "not_written"
 
@@ -113,7 +113,7 @@ def test_what_is_given_up_of_a_transaction_is_not_written(is_late: bool) -> None
     fill(acc, 2)
     batches = sent(acc)
     batches[0].doubt()
-    late = SETTINGS.delivery_timeout
+    late = CONFIG.delivery_timeout
     effects = acc.tick(late) if is_late else acc.fail_all(refused(Code.TRANSACTION_ABORTED))
     assert resolved(effects) == batches
     for error in (failure([effect]) for effect in effects):

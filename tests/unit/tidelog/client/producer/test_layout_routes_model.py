@@ -12,7 +12,6 @@ import pytest
 from crc32c import crc32c
 
 from dataplane.replica.derived.producer_table import Duplicate, ProducerLimits, ProducerTable, Rejected
-from tests.unit.tidelog.client.producer.accumulators import SETTINGS
 from tidelog.client.producer.accumulator import (
     Acknowledged,
     Effect,
@@ -25,6 +24,7 @@ from tidelog.client.producer.batches import PendingBatch, ProducerSession
 from tidelog.client.producer.encoding import size_of
 from tidelog.client.producer.layout_routes import Moved, RoutedLayout, Routes, Split
 from tidelog.client.producer.partitioner import Partitioner
+from tidelog.client.producer.producer_config import ProducerConfig
 from tidelog.client.producer.runs import Run
 from wire.batch import BatchHeader
 from wire.error_details import EXPECTED_SEQUENCE, LEADER_EPOCH, VERSION
@@ -101,10 +101,10 @@ class Target:
     def __init__(self, partition: int, version: int, epoch: int) -> None:
         self.partition = partition
         self.version = version
-        self.core = PartitionAccumulator(f"s/{partition}", SETTINGS_OF_MODEL, epoch)
+        self.core = PartitionAccumulator(f"s/{partition}", CONFIG, epoch)
 
 
-SETTINGS_OF_MODEL = type(SETTINGS)(batch_bytes=130, delivery_timeout=1e9)
+CONFIG: ProducerConfig = ProducerConfig(batch_bytes=130, delivery_timeout_ms=24 * 3_600_000)
 
 
 class World:

@@ -1,0 +1,42 @@
+"""The options of producers and consumers are in one place; the keywords that programs give, and `help`, follow it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+
+from tidelog.client.base.options import options
+from tidelog.client.client import Client
+from tidelog.client.producer.producer_config import (
+    ProducerConfig,
+    ProducerOptions,
+    TransactionConfig,
+    TransactionOptions,
+)
+
+NOT_OF_TRANSACTIONS = {"acks", "durability", "confirm_timeout", "dedup"}
+
+
+@pytest.mark.parametrize(
+    ("config", "keywords", "refused"),
+    [
+        (ProducerConfig, ProducerOptions, set[str]()),
+        (TransactionConfig, TransactionOptions, NOT_OF_TRANSACTIONS),
+    ],
+)
+def test_each_option_is_a_keyword(config: type[Any], keywords: type[Any], refused: set[str]) -> None:
+    types = get_type_hints(config)
+    assert get_type_hints(keywords) == {name: types[name] for name in options(config) if name not in refused}
+
+
+@pytest.mark.parametrize(("call", "config"), [(Client.producer, TransactionConfig)])
+def test_help_shows_each_option_with_its_default_and_meaning(call: Callable[..., Any], config: type[Any]) -> None:
+    parameters = inspect.signature(call).parameters
+    for name, (option, meaning) in options(config).items():
+        assert parameters[name].default == option.default
+        assert meaning, f"{config.__name__} does not say what {name} is for"
+        assert f"- `{name}`: {meaning}" in " ".join((inspect.getdoc(call) or "").split())
+    assert not [name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD]
