@@ -24,6 +24,10 @@ from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
 from scripts.reference.docs_bounds import BOUNDS
 from scripts.reference.rules import Place, rules
+from tidelog.client.base.options import options
+from tidelog.client.consumer.consumer_config import ConsumerConfig
+from tidelog.client.group.subscription import GroupConfig
+from tidelog.client.producer.producer_config import ProducerConfig, TransactionConfig
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.operations.api_operations import OPERATIONS
@@ -61,6 +65,22 @@ def section(settings: type[Any]) -> Callable[[], str]:
         return _table(
             ("setting", "default", "meaning"),
             ((f"`{entry.name}`", _spelled(entry.default), meanings[entry.name]) for entry in fields(settings)),
+        )
+
+    return make
+
+
+def client_options(config: type[Any]) -> Callable[[], str]:
+    """Of what programs give to producers and consumers: the options that the class itself has, or spells anew."""
+
+    def make() -> str:
+        return _table(
+            ("option", "default", "meaning"),
+            (
+                (f"`{name}`", f"`{option.default!r}`", meaning)
+                for name, (option, meaning) in options(config).items()
+                if name in vars(config)["__annotations__"]
+            ),
         )
 
     return make
@@ -242,6 +262,10 @@ def message_rows(file: str, *names: str) -> Callable[[], str]:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
+    "producer-options": client_options(ProducerConfig),
+    "transaction-options": client_options(TransactionConfig),
+    "consumer-options": client_options(ConsumerConfig),
+    "group-options": client_options(GroupConfig),
     "api-operations": api_operations,
     "error-details": error_details,
     "stream-settings": stream_settings,

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.subscriptions import check
 from tidelog.client.base.read_positions import AtOffset
+from tidelog.client.consumer.consumer_config import ConsumerConfig
 from tidelog.client.consumer.fetched_ahead import Answer
-from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
-from tidelog.client.consumer.reading_options import Order
+from tidelog.client.consumer.fetcher import PartitionFetcher
 from tidelog.client.consumer.subscription_state import (
     AssignedPartition,
     AssignedStream,
@@ -41,7 +41,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.state = SubscriptionState()
-        self.streams = [AssignedStream(name, Order.KEY) for name in ("s", "t")]
+        self.streams = [AssignedStream(name, "key") for name in ("s", "t")]
         self.room: list[AssignedPartition] = []
         for stream in self.streams:
             stream.on_room = self.room.append
@@ -62,7 +62,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         return self.state.assign(stream.of(partition), stream)
 
     def _begin(self, partition: int, offset: int) -> None:
-        self.state.begin(self.assigned[partition], PartitionFetcher("s/0", AtOffset(offset), None, FetchSettings()))
+        self.state.begin(self.assigned[partition], PartitionFetcher("s/0", AtOffset(offset), None, ConsumerConfig()))
         self.left[partition].clear()
         if self.out is not None and self.out[0] == partition:
             self.out = None

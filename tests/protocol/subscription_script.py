@@ -31,9 +31,9 @@ from tests.datadriven import Command, ScriptError
 from tests.subscriptions import check
 from tidelog.client.base.read_positions import AtOffset
 from tidelog.client.cluster.metadata_cache import PartitionMetadata, StreamMetadata
+from tidelog.client.consumer.consumer_config import ConsumerConfig
 from tidelog.client.consumer.fetched_ahead import Answer
-from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
-from tidelog.client.consumer.reading_options import Order
+from tidelog.client.consumer.fetcher import PartitionFetcher
 from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream, SubscriptionState
 from wire.batch import BatchBuilder, RecordBatch
 from wire.layouts import NOT_REPORTED, Layout
@@ -44,7 +44,7 @@ from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, StreamName
 class SubscriptionScript:
     def __init__(self) -> None:
         self._state = SubscriptionState()
-        self._stream = AssignedStream("s", Order.KEY)
+        self._stream = AssignedStream("s", "key")
         self._state.open(self._stream)
         self._now = 100.0
         self._shown: dict[AssignedPartition, str] = {}
@@ -97,7 +97,7 @@ class SubscriptionScript:
         stop = AtOffset(int(options["stop"])) if "stop" in options else None
         incarnation = self._stream.incarnation_of(int(number)) or 0
         at = AtOffset(int(options.get("at", 0)))
-        fetcher = PartitionFetcher(f"s/{number}", at, stop, FetchSettings(), partition_incarnation=incarnation)
+        fetcher = PartitionFetcher(f"s/{number}", at, stop, ConsumerConfig(), partition_incarnation=incarnation)
         self._state.begin(self._of(number), fetcher)
 
     def _revoke(self, command: Command) -> list[str]:

@@ -9,12 +9,13 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from ssl import SSLContext
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack, cast, runtime_checkable
 
 from tidelog.client.admin.copied_stream import CopiedStream, CopyRequest, copy_stream
 from tidelog.client.admin.stream_admin import Admin, EnsuredStream, PartitionChanges
@@ -28,17 +29,17 @@ from tidelog.client.base.arguments import (
     shown,
 )
 from tidelog.client.base.exceptions import Closed, NoServer, UnknownStream, WrongIncarnation, typed
+from tidelog.client.base.options import takes
 from tidelog.client.base.read_positions import Anchor, AtOffset, AtTime, Moment, Start, Stop, timestamp_ns
 from tidelog.client.base.records import K, V
-from tidelog.client.base.serialization import Deserializers
 from tidelog.client.cluster.controller_api import Api
 from tidelog.client.cluster.coordinator_link import OF_TRANSACTIONS, CoordinatorLink
 from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata, stream_name
 from tidelog.client.consumer.consumer import Consumer
-from tidelog.client.consumer.fetcher import FetchSettings
+from tidelog.client.consumer.consumer_config import ConsumerConfig, ConsumerOptions
+from tidelog.client.consumer.follower_sources import FollowerSources
 from tidelog.client.consumer.offset_lookup import OffsetLookup, Span, StreamExtents
-from tidelog.client.consumer.reading_options import FollowerSources, ReadFrom, checked_order, reading_options
 from tidelog.client.consumer.stream_reading import ANSWER_OVERHEAD, set_sources
 from tidelog.client.group.group_admin import GroupAdmin
 from tidelog.client.group.group_consumer import GroupConsumer
@@ -288,6 +289,7 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
 
     # Records
 
+    @takes(ConsumerConfig)
     def consume(
         self,
         stream: str,
@@ -295,67 +297,32 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         start: Start = "earliest",
         stop: Stop = None,
         partitions: Iterable[int] | None = None,
-        order: Literal["partition", "key"] = "partition",
-        max_bytes: int = 1 << 20,
-        prefetch_bytes: int = 16 << 20,
-        read_from: Literal["leader", "follower", "nearest"] = "leader",
-        rack: str | None = None,
-        on_gap: Literal["raise", "skip"] | None = None,
-        on_out_of_range: Literal["earliest", "latest", "fail"] | None = None,
-        read_uncommitted: bool = False,
-        key_deserializer: Callable[[bytes], K] | None = None,
-        value_deserializer: Callable[[bytes], V] | None = None,
+        **options: Unpack[ConsumerOptions[K, V]],
     ) -> Consumer[K, V]:
         """A consumer of committed records: `async for record in …`, or `async for batch in ….batches()`.
 
         `start` and `stop` (exclusive; None = go on for ever) are spelled as `tidelog.client.base.read_positions` says:
         "earliest", "latest" (as a start the newest record, as a stop the end of the committed records now), "new", an
         offset, {partition: offset} for every partition read (as `Consumer.positions`, which goes on where another
-        consumer stopped), a datetime or AtTime(ns). `max_bytes` bounds one answer, `prefetch_bytes` the bytes fetched
-        ahead of the caller. Records of a partition come in offset order; partitions come as they answer. Where all
-        partitions are read, and not to the end that they have now, those that a repartition makes are read, too, each
-        from its beginning. `order`: with "key", the records of each key come in the order in which they were written,
-        also where a repartition has taken the key to another partition: that one is read on when the first one was read
-        to its end (`Consumer.waiting`). `read_from`:
-        "leader", or "follower" = from an in-sync follower, which takes load off the leader and may be some milliseconds
-        behind it; while none serves, from the leader; or "nearest" = from the leader or an in-sync follower in the same
-        `rack` (a name that brokers are given, too, such as that of a zone), from the leader while none serves there.
-        The records are the same. `on_gap`: the reaction when retention has removed the next record before it was read.
-        "raise" OffsetOutOfRange, or "skip" the removed records: that is told in the log and counted in
-        `Consumer.missed`. None: raise where reading starts at an offset, skip where it starts at a word or a time.
-        `on_out_of_range`: where to start in place of an offset below the start or above the end of the committed log,
-        which the log tells; or "fail" with OffsetOutOfRange. None: below it is a gap, above it waits for the log to
-        grow (but is refused with the stop "latest"). `read_uncommitted`: hand out the records of transactions that are
-        open or were aborted, too, and none waits for a transaction. `key_deserializer`, `value_deserializer`: called
-        with the bytes of each key and value that is not None, for `Record.key` and `Record.value`; `batches()` gives
-        bytes. What they raise is raised where the record is taken, as DeserializationFailed, which names the record;
-        the position stays at it.
+        consumer stopped), a datetime or AtTime(ns). Records of a partition come in offset order; partitions come as
+        they answer. Where all partitions are read, and not to the end that they have now, those that a repartition
+        makes are read, too, each from its beginning.
         """
         self._check_open()
-        source, near, gap, reset = reading_options(read_from, rack, on_gap, on_out_of_range)
+        config: ConsumerConfig[K, V] = ConsumerConfig(**options)
         if isinstance(partitions, (str, bytes)) or not isinstance(partitions, (Iterable, NoneType)):
             raise bad(f"partitions={partitions!r} is no list of partitions, such as [0, 2]")
-        check_whole("max_bytes", max_bytes, 1, 1 << 30)
-        check_whole("prefetch_bytes", prefetch_bytes, 1, 1 << 40)
-        check_flag("read_uncommitted", read_uncommitted)
         return Consumer(
             self._transport,
             self._subjects,
             self._metadata,
             self._lookup,
             stream_name(stream),
+            config,
             start=start,
             stop=stop,
             partitions=partitions,
-            prefetch_bytes=prefetch_bytes,
-            settings=FetchSettings(max_bytes=max_bytes, read_uncommitted=read_uncommitted),
-            read_from=source,
-            rack=near,
-            on_gap=gap,
-            on_out_of_range=reset,
             spread=next(self._numbers),
-            order=checked_order(order),
-            deserializers=Deserializers(key_deserializer, value_deserializer),
             started=self._consumers,
         )
 
@@ -440,9 +407,9 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._check_open()
         for name, value in (("partition", partition), ("start_offset", start_offset), ("end_offset", end_offset)):
             check_whole(name, value, 0, _MAX_OFFSET)
-        check_whole("max_bytes", max_bytes, 1, 1 << 30)
-        check_flag("read_uncommitted", read_uncommitted)
-        source, near, _, _ = reading_options(read_from, rack, None, None)
+        config: ConsumerConfig[Any, Any] = ConsumerConfig(
+            max_bytes=max_bytes, read_uncommitted=read_uncommitted, read_from=read_from, rack=rack
+        )
         layout = await self._metadata.get(stream)
         if not _is_same_life(layout, partition, stream_incarnation, partition_incarnation):
             layout = await self._metadata.refresh(stream)
@@ -453,14 +420,12 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
                 Code.WRONG_INCARNATION,
                 f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
             )
-        settings = FetchSettings(
-            max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD), read_uncommitted=read_uncommitted
-        )
+        config = replace(config, max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
         start, end = AtOffset(start_offset), AtOffset(end_offset)
-        reader = self._lookup.reader(layout, partition, start, end, settings)
-        if source is not ReadFrom.LEADER:
+        reader = self._lookup.reader(layout, partition, start, end, config)
+        if read_from != "leader":
             sources = reader.fetcher.followers = FollowerSources((), next(self._numbers))
-            set_sources(sources, near, layout, layout.partitions[partition])
+            set_sources(sources, rack, layout, layout.partitions[partition])
         while answer := await reader.read():
             if on_position is not None:
                 on_position(answer.end)

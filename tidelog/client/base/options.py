@@ -1,5 +1,7 @@
-"""Options of producers and consumers. Each is one field of a frozen dataclass, which has its type, default and check; the
-docstring of the class says in a list what each is for. `help` and the tables of docs/ are made of that."""
+"""Options of producers and consumers.
+
+Each is one field of a frozen dataclass, which has its type, default and check. The docstring of the class lists the
+meaning of each. `help` and the tables of docs/ are made of that."""
 
 from __future__ import annotations
 

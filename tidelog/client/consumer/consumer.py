@@ -15,9 +15,8 @@ from tidelog.client.base.records import Batch, K, Record, V
 from tidelog.client.base.serialization import Deserializers
 from tidelog.client.cluster.lifetime import Started
 from tidelog.client.cluster.metadata_cache import MetadataCache
-from tidelog.client.consumer.fetcher import FetchSettings
+from tidelog.client.consumer.consumer_config import ConsumerConfig
 from tidelog.client.consumer.offset_lookup import OffsetLookup
-from tidelog.client.consumer.reading_options import OnGap, OnOutOfRange, Order, ReadFrom
 from tidelog.client.consumer.stream_reading import StreamReading
 from tidelog.client.consumer.subscription_state import AssignedPartition, SubscriptionState
 from wire.errors import Code
@@ -47,47 +46,24 @@ class Consumer(Generic[K, V]):
         metadata: MetadataCache,
         lookup: OffsetLookup,
         stream: StreamName,
+        config: ConsumerConfig[K, V],
         *,
         start: Start,
         stop: Stop,
         partitions: Iterable[int] | None,
-        prefetch_bytes: int,
-        settings: FetchSettings,
-        read_from: ReadFrom,
-        rack: str | None,
-        on_gap: OnGap | None,
-        on_out_of_range: OnOutOfRange | None,
         spread: int,
-        order: Order,
-        deserializers: Deserializers[K, V],
         started: Started[Any],
     ) -> None:
-        """`spread` differs from consumer to consumer: they read from different followers. `rack`: None = any. `on_gap`:
-        None = raise in a partition that starts at an offset, which asks for exactly these records; skip anywhere else.
-        `on_out_of_range`: None = a start below the log is a gap, one above its end waits."""
+        """`spread` differs from consumer to consumer: they read from different followers."""
         self._stream = stream
         self._metadata = metadata
         self._lookup = lookup
-        self._read_uncommitted = settings.read_uncommitted
+        self._read_uncommitted = config.read_uncommitted
         self._start = start
         self._stop = stop
         self._partitions = None if partitions is None else tuple(partitions)
-        self._state = SubscriptionState(deserializers.read)
-        self._reading = StreamReading(
-            transport,
-            subjects,
-            metadata,
-            stream,
-            self._state,
-            prefetch_bytes=prefetch_bytes,
-            settings=settings,
-            read_from=read_from,
-            rack=rack,
-            on_gap=on_gap,
-            on_out_of_range=on_out_of_range,
-            spread=spread,
-            order=order,
-        )
+        self._state = SubscriptionState(Deserializers(config.key_deserializer, config.value_deserializer).read)
+        self._reading = StreamReading(transport, subjects, metadata, stream, self._state, config, spread=spread)
         self._assigned = self._reading.stream.partitions
         self._started = started
         self._starting = asyncio.Lock()

@@ -31,11 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tidelog.client.base.exceptions import CorruptBatch, OffsetOutOfRange, typed
 from tidelog.client.base.read_positions import AfterBytes, Anchor, AtOffset, AtTime, Position
-from tidelog.client.consumer.reading_options import FollowerSources
+from tidelog.client.consumer.consumer_config import ConsumerConfig
+from tidelog.client.consumer.follower_sources import FollowerSources
 from wire.batch import RecordBatch, iter_batches
 from wire.error_details import LEADER_EPOCH, LOG_START, OFFSET, whole_number
 from wire.errors import Code, CorruptData, TidelogError
@@ -50,24 +51,14 @@ from wire.partition_messages.replication import (
 from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Offset
 
+_BACKOFF = 0.01
+_GRACE = 0.3
+"""Seconds after _MAX_WAIT when a request is taken for lost; doubled each time that happens, up to _MAX_GRACE."""
 _LEAST_SHARE = 1 / 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSettings:
-    """Times in seconds, sizes in bytes."""
-
-    max_bytes: int = 1 << 20
-    """Most bytes of one answer; an answer holds at least one whole batch."""
-    max_wait: float = 0.5
-    """How long the leader holds a request that finds nothing."""
-    read_uncommitted: bool = False
-    """Records of open and of aborted transactions are wanted, too."""
-    grace: float = 0.3
-    """A request is taken for lost this long after `max_wait`; doubled each time that happens, up to `grace_max`."""
-    grace_max: float = 5.0
-    backoff: float = 0.01
-    backoff_max: float = 0.1
+_MAX_BACKOFF = 0.1
+_MAX_GRACE = 5.0
+_MAX_WAIT = 0.5
+"""Seconds for which the leader holds a request that finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,7 @@ class PartitionFetcher:
         name: str,
         start: Position | AfterBytes,
         stop: Position | None,
-        settings: FetchSettings,
+        config: ConsumerConfig[Any, Any],
         *,
         cluster_id: str = "",
         stream_incarnation: int = 0,
@@ -155,7 +146,7 @@ class PartitionFetcher:
         self._has_begun = False
         """Records were read, or skipped."""
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
-        self.settings = settings
+        self.config = config
         """May be replaced while reading: the next request is made by them."""
         self._cluster_id = cluster_id
         self._stream_incarnation = stream_incarnation
@@ -190,7 +181,7 @@ class PartitionFetcher:
             stream_incarnation=self._stream_incarnation,
             partition_incarnation=self.partition_incarnation,
             leader_epoch=self.leader_epoch,
-            read_uncommitted=self.settings.read_uncommitted,
+            read_uncommitted=self.config.read_uncommitted,
         )
         stop = self._stop_wanted
         if stop is not None and (not isinstance(stop, AtTime) or clock_ns >= stop.timestamp_ns):
@@ -198,17 +189,17 @@ class PartitionFetcher:
             # start.
             self._asked = "stop"
             _set_position(request, stop)
-            return Ask(request, self.settings.max_wait + self._grace)
+            return Ask(request, _MAX_WAIT + self._grace)
         if self.position is None:
             self._asked = "start"
             _set_position(request, self._start)
-            return Ask(request, self.settings.max_wait + self._grace)
+            return Ask(request, _MAX_WAIT + self._grace)
         self._asked = "records"
-        wait = self.settings.max_wait
+        wait = _MAX_WAIT
         if isinstance(stop, AtTime):
             wait = max(min(wait, (stop.timestamp_ns - clock_ns) / 1e9), 0.001)
         request.offset = self.position
-        request.max_bytes = max(int(self.settings.max_bytes * self._share), 1)
+        request.max_bytes = max(int(self.config.max_bytes * self._share), 1)
         request.max_wait_ms = max(int(wait * 1000), 1)
         request.last_record_epoch = self._last_record_epoch
         if self.followers is not None:
@@ -364,11 +355,11 @@ class PartitionFetcher:
 
     @property
     def _grace(self) -> float:
-        return min(self.settings.grace * 2.0 ** min(self._lost, 10), self.settings.grace_max)
+        return min(_GRACE * 2.0 ** min(self._lost, 10), _MAX_GRACE)
 
     def _back_off(self) -> float:
         self._setbacks += 1
-        return min(self.settings.backoff * 1.5 ** min(self._setbacks, 20), self.settings.backoff_max)
+        return min(_BACKOFF * 1.5 ** min(self._setbacks, 20), _MAX_BACKOFF)
 
 
 def _set_position(request: FetchRequest, position: Position | AfterBytes) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidelog.client.base.arguments import bad, shown, whole
 from tidelog.client.base.read_positions import AfterBytes, Anchor, AtTime, Moment, Position, check_known, timestamp_ns
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata
-from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.consumer.consumer_config import ConsumerConfig
+from tidelog.client.consumer.fetcher import PartitionFetcher
 from tidelog.client.consumer.partition_reader import PartitionReader
 from wire.layouts import Layout
 from wire.messaging.transport import Transport
@@ -90,7 +91,7 @@ class OffsetLookup:
         layout, chosen = await self._chosen(stream, None)
         while True:
             readers = [
-                self.reader(layout, partition, Anchor.NEW, None, FetchSettings(read_uncommitted=read_uncommitted))
+                self.reader(layout, partition, Anchor.NEW, None, ConsumerConfig(read_uncommitted=read_uncommitted))
                 for partition in chosen
             ]
             await asyncio.gather(*(reader.resolve() for reader in readers))
@@ -112,8 +113,8 @@ class OffsetLookup:
     ) -> dict[int, Span]:
         """`wanted`: by partition, an offset and a number of bytes."""
         layout, chosen = await self._chosen(stream, wanted)
-        settings = FetchSettings(read_uncommitted=read_uncommitted)
-        readers = [self.reader(layout, p, AfterBytes(*wanted[p]), None, settings) for p in chosen]
+        config: ConsumerConfig[Any, Any] = ConsumerConfig(read_uncommitted=read_uncommitted)
+        readers = [self.reader(layout, p, AfterBytes(*wanted[p]), None, config) for p in chosen]
         await asyncio.gather(*(reader.resolve() for reader in readers))
         return {p: _span(reader.fetcher) for p, reader in zip(chosen, readers, strict=True)}
 
@@ -156,8 +157,8 @@ class OffsetLookup:
         self, layout: StreamMetadata, partition: int, position: Position, read_uncommitted: bool
     ) -> tuple[int, int]:
         """The offset, and the end of the committed log by the same answer."""
-        settings = FetchSettings(read_uncommitted=read_uncommitted)
-        reader = self.reader(layout, partition, position, None, settings)
+        config: ConsumerConfig[Any, Any] = ConsumerConfig(read_uncommitted=read_uncommitted)
+        reader = self.reader(layout, partition, position, None, config)
         await reader.resolve()
         assert reader.fetcher.position is not None
         return reader.fetcher.position, reader.fetcher.committed_end
@@ -168,7 +169,7 @@ class OffsetLookup:
         partition: int,
         start: Position | AfterBytes,
         stop: Position | None,
-        settings: FetchSettings,
+        config: ConsumerConfig[Any, Any],
     ) -> PartitionReader:
         """A reader that reads from the leader."""
         known = layout.partitions[partition]
@@ -176,7 +177,7 @@ class OffsetLookup:
             f"{layout.name}/{partition}",
             start,
             stop,
-            settings,
+            config,
             cluster_id=layout.cluster_id,
             stream_incarnation=layout.incarnation,
             partition_incarnation=known.incarnation,

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
 from tidelog.client.base.arguments import bad
 from tidelog.client.base.exceptions import Closed, OffsetOutOfRange
@@ -34,9 +34,10 @@ from tidelog.client.base.read_positions import (
 from tidelog.client.cluster.lifetime import HomeLoop
 from tidelog.client.cluster.metadata_cache import MetadataCache, PartitionMetadata, StreamMetadata
 from tidelog.client.cluster.route_updates import RouteWatch
-from tidelog.client.consumer.fetcher import FetchSettings, PartitionFetcher
+from tidelog.client.consumer.consumer_config import ConsumerConfig
+from tidelog.client.consumer.fetcher import PartitionFetcher
+from tidelog.client.consumer.follower_sources import FollowerSources
 from tidelog.client.consumer.partition_reader import PartitionReader
-from tidelog.client.consumer.reading_options import FollowerSources, OnGap, OnOutOfRange, Order, ReadFrom
 from tidelog.client.consumer.subscription_state import (
     AHEAD,
     AssignedPartition,
@@ -103,15 +104,9 @@ class StreamReading:
         metadata: MetadataCache,
         stream: StreamName,
         state: SubscriptionState,
+        config: ConsumerConfig[Any, Any],
         *,
-        prefetch_bytes: int,
-        settings: FetchSettings,
-        read_from: ReadFrom,
-        rack: str | None,
-        on_gap: OnGap | None,
-        on_out_of_range: OnOutOfRange | None,
         spread: int,
-        order: Order = Order.PARTITION,
         progress: asyncio.Event | None = None,
     ) -> None:
         """As those of `Consumer`. `state` and `progress` may be shared with readings of other streams."""
@@ -120,18 +115,14 @@ class StreamReading:
         self._metadata = metadata
         self._stream = stream
         self._state = state
-        self._prefetch_bytes = prefetch_bytes
-        self._settings = settings
-        self._most_bytes = settings.max_bytes
-        self._read_from = read_from
-        self._rack = rack
-        if rack is not None:
+        self._config = config
+        self._shared = config
+        """The options with what each partition has of the bytes."""
+        if config.rack is not None:
             metadata.need_racks(stream)
-        self._on_gap = on_gap
-        self._on_out_of_range = on_out_of_range
         self._spread = spread
         self.progress = asyncio.Event() if progress is None else progress
-        self.stream = AssignedStream(stream, order)
+        self.stream = AssignedStream(stream, config.order)
         self.stream.on_room = self._on_room
         state.open(self.stream)
         self.on_layout: Callable[[], object] = _nothing
@@ -174,7 +165,7 @@ class StreamReading:
 
     async def begin(self, start: Start, stop: StopPosition, partitions: Iterable[int] | None) -> None:
         """Returns once the positions are known and fetching has begun. Raises as `Consumer.start`."""
-        if partitions is None or self.stream.order is Order.KEY:
+        if partitions is None or self.stream.order == "key":
             await self._watch()
         layout = await self._metadata.refresh(self._stream)
         self._learn(layout)
@@ -200,7 +191,7 @@ class StreamReading:
     async def add(self, assigned: AssignedPartition, start: Position, stream: StreamMetadata) -> None:
         """Reads this partition too, of the incarnation of the stream that is read already. Returns once its start is
         known. Raises as `seek`."""
-        if self.stream.order is Order.KEY:
+        if self.stream.order == "key":
             await self._watch()
         self._learn(stream)
         (position,) = (await self._within(stream, {assigned.number: start})).values()
@@ -220,11 +211,11 @@ class StreamReading:
     def share_prefetch(self, partitions: int) -> None:
         """`prefetch_bytes` are for so many partitions together."""
         room = self._transport.max_payload - ANSWER_OVERHEAD
-        share = max(self._prefetch_bytes // (AHEAD * partitions), MIN_ANSWER_BYTES)
-        self._settings = replace(self._settings, max_bytes=min(self._most_bytes, share, room))
+        share = max(self._config.prefetch_bytes // (AHEAD * partitions), MIN_ANSWER_BYTES)
+        self._shared = replace(self._config, max_bytes=min(self._config.max_bytes, share, room))
         for assigned in self.stream.partitions.values():
             if assigned.fetcher is not None:
-                assigned.fetcher.settings = self._settings
+                assigned.fetcher.config = self._shared
 
     async def _look_up(self, readers: Iterable[PartitionReader]) -> None:
         """Returns once the starts and stops of `readers` are known."""
@@ -246,7 +237,7 @@ class StreamReading:
         """`starts` with another position for each offset outside of its partition's committed log, if
         `on_out_of_range` says so. Raises OffsetOutOfRange if it says to fail."""
         given = {partition: start for partition, start in starts.items() if isinstance(start, AtOffset)}
-        if self._on_out_of_range is None or not given:
+        if self._config.on_out_of_range is None or not given:
             return starts
         logs = {partition: self._reader(layout, partition, Anchor.EARLIEST, Anchor.LATEST) for partition in given}
         await self._look_up(logs.values())
@@ -261,15 +252,14 @@ class StreamReading:
             is_below = start.offset < first
             there = f"offset {start.offset} is {'below' if is_below else 'above'} the committed log of {log.name},"
             there += f" {first} to {end}"
-            if self._on_out_of_range is OnOutOfRange.FAIL:
+            if self._config.on_out_of_range == "fail":
                 raise OffsetOutOfRange(
                     Code.OFFSET_BEFORE_LOG if is_below else Code.OFFSET_AHEAD,
                     f"{there}: start in it, or say where else (on_out_of_range)",
                     [LOG_START.of(first), END.of(end)],
                 )
-            _log.warning("%s: reading starts at its %s", there, self._on_out_of_range.value)
-            is_latest = self._on_out_of_range is OnOutOfRange.LATEST
-            instead[partition] = Anchor.NEW if is_latest else Anchor.EARLIEST
+            _log.warning("%s: reading starts at its %s", there, self._config.on_out_of_range)
+            instead[partition] = Anchor.NEW if self._config.on_out_of_range == "latest" else Anchor.EARLIEST
         return {**starts, **instead}
 
     def _reader(
@@ -285,26 +275,26 @@ class StreamReading:
         the program gave it; None: `start`."""
         known = layout.partitions[partition]
         followers = None
-        if self._read_from is not ReadFrom.LEADER:
+        if self._config.read_from != "leader":
             followers = FollowerSources((), self._spread + partition)
-            set_sources(followers, self._rack, layout, known)
+            set_sources(followers, self._config.rack, layout, known)
         fetcher = PartitionFetcher(
             f"{self._stream}/{partition}",
             start,
             stop,
-            self._settings,
+            self._shared,
             cluster_id=layout.cluster_id,
             stream_incarnation=layout.incarnation,
             partition_incarnation=known.incarnation,
             leader_epoch=known.leader_epoch,
             followers=followers,
-            skips_gaps=_skips_gaps(self._on_gap, asked or start),
+            skips_gaps=_skips_gaps(self._config.on_gap, asked or start),
         )
         return PartitionReader(fetcher, self._transport, self._subjects, self._stream, partition, self._refresh)
 
     def _fetch_from(self, assigned: AssignedPartition, reader: PartitionReader) -> None:
         """Begins the partition with a reader that has looked its start up."""
-        reader.fetcher.settings = self._settings
+        reader.fetcher.config = self._shared
         self._state.begin(assigned, reader.fetcher)
         self._go_on(assigned, reader)
 
@@ -331,7 +321,7 @@ class StreamReading:
         One offset for all partitions may be too much for some; an offset given for each partition may not. Where
         `on_out_of_range` chooses, this was looked at before.
         """
-        if self._on_out_of_range is not None:
+        if self._config.on_out_of_range is not None:
             return
         refusal: OffsetOutOfRange | None = None
         for partition, reader in readers.items():
@@ -427,7 +417,7 @@ class StreamReading:
         """A batch has this partitioning version, which the metadata do not know: asks for them. In the order of keys,
         returns when they know it, or have not for a while, since somebody may have invented it."""
         stream = self.stream
-        if stream.order is Order.PARTITION:
+        if stream.order == "partition":
             assigned.accepted_version = version
             await self._look_once()
             return
@@ -476,7 +466,7 @@ class StreamReading:
                 continue
             fetcher.on_metadata(known.leader_epoch)
             if fetcher.followers is not None:
-                set_sources(fetcher.followers, self._rack, layout, known)
+                set_sources(fetcher.followers, self._config.rack, layout, known)
         self._learn(layout)
 
     async def _watch(self) -> None:
@@ -575,8 +565,8 @@ class StreamReading:
         self.progress.set()
 
 
-def _skips_gaps(wanted: OnGap | None, start: Position) -> bool:
-    return wanted is OnGap.SKIP if wanted is not None else not isinstance(start, AtOffset)
+def _skips_gaps(on_gap: str | None, start: Position) -> bool:
+    return on_gap == "skip" if on_gap is not None else not isinstance(start, AtOffset)
 
 
 def _starts(start: Start, partitions: Iterable[int] | None, layout: StreamMetadata) -> dict[int, Position]:

@@ -44,9 +44,9 @@ from tidelog.client.base.exceptions import DeserializationFailed
 from tidelog.client.base.read_positions import Position
 from tidelog.client.base.records import Batch, Record
 from tidelog.client.cluster.metadata_cache import StreamMetadata
+from tidelog.client.consumer.consumer_config import Order
 from tidelog.client.consumer.fetched_ahead import Answer, FetchedAnswer, Read
 from tidelog.client.consumer.fetcher import PartitionFetcher
-from tidelog.client.consumer.reading_options import Order
 from wire.batch import RecordBatch
 from wire.internal_records.group_records import StreamPartition
 from wire.layouts import NOT_REPORTED, KeyOrder
@@ -367,7 +367,7 @@ class AssignedStream:
         """Whether batches of this partitioning version can be handed out, and give no reason to ask for metadata."""
         if self.metadata is None or self.key_order is None or version <= assigned.accepted_version:
             return True
-        if self.order is Order.PARTITION:
+        if self.order == "partition":
             return version <= self.metadata.partitioning_version
         return version <= self.key_order.known_version(assigned.number)
 
@@ -668,7 +668,7 @@ class SubscriptionState:
     def look(self, stream: AssignedStream, numbers: Collection[int] | None = None) -> None:
         """Sets the limits of these partitions (None: of all) anew, after others were read on, or committed."""
         order = stream.key_order
-        if stream.order is not Order.KEY or order is None or not (stream.limited or stream.has_other_layouts):
+        if stream.order != "key" or order is None or not (stream.limited or stream.has_other_layouts):
             return
         for number in stream.partitions if numbers is None else numbers:
             found = order.waits_for(number, lambda source: self._read_to(stream, source))

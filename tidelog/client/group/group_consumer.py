@@ -22,14 +22,14 @@ from typing import Any, Generic, NamedTuple, Self
 
 from tidelog.client.base.arguments import bad, check_number, check_text, check_whole
 from tidelog.client.base.exceptions import BadRequest, Closed
-from tidelog.client.base.read_positions import Anchor, AtTime
+from tidelog.client.base.read_positions import AtTime
 from tidelog.client.base.records import Batch, K, Record, V
+from tidelog.client.base.serialization import Deserializers
 from tidelog.client.cluster.coordinator_link import CoordinatorLink
 from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache
 from tidelog.client.consumer.consumer import MOST_SECONDS
 from tidelog.client.consumer.offset_lookup import OffsetLookup
-from tidelog.client.consumer.reading_options import Order
 from tidelog.client.consumer.stream_reading import StreamReading
 from tidelog.client.consumer.subscription_state import AssignedPartition, Phase, SubscriptionState
 from tidelog.client.group.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
@@ -37,12 +37,11 @@ from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.group_partitions import GroupPartitions
 from tidelog.client.group.group_session import GroupSession, session_clock
 from tidelog.client.group.membership import MemberSettings
-from tidelog.client.group.subscription import Listeners, Name, checked_name, checked_names
+from tidelog.client.group.subscription import GroupConfig, Name, checked_name, checked_names
 from wire.errors import Code
 from wire.internal_records.group_records import StreamPartition
 from wire.messaging.transport import Transport
 from wire.subjects import Subjects
-from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
@@ -90,43 +89,38 @@ class GroupConsumer(Generic[K, V]):
         metadata: MetadataCache,
         link: CoordinatorLink,
         lookup: OffsetLookup,
-        *,
         settings: MemberSettings,
-        start: Anchor,
-        order: Order,
-        auto_commit_interval: float | None,
-        listeners: Listeners,
-        state: SubscriptionState,
-        make_reading: Callable[[StreamName, asyncio.Event], StreamReading],
+        config: GroupConfig[K, V],
+        *,
+        spread: int,
         started: Started[Any],
         clock: Callable[[], float] = session_clock,
     ) -> None:
-        """`auto_commit_interval` None: commits are the program's. `order`: of the readings, too."""
+        """`spread` differs from consumer to consumer: they read from different followers."""
         self._settings = settings
-        self._order = order
+        self._config = config
         self._transport = transport
         self._subjects = subjects
         self._metadata = metadata
         self._link = link
         self._lookup = lookup
-        self._auto_commit_interval = auto_commit_interval
         self._started = started
         self._clock = clock
         self._stopwatch: Callable[[], float] = time.monotonic
         """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
         while the machine sleeps."""
-        self._state = state
-        self._progress = asyncio.Event()
+        state = self._state = SubscriptionState(Deserializers(config.key_deserializer, config.value_deserializer).read)
+        progress = self._progress = asyncio.Event()
         """There may be records to hand out, or something to raise."""
         self._partitions = GroupPartitions(
-            lambda stream: make_reading(stream, self._progress),
+            lambda stream: StreamReading(
+                transport, subjects, metadata, stream, state, config, spread=spread, progress=progress
+            ),
             state,
-            self._progress,
+            progress,
             metadata,
-            start=start,
-            auto_commit=auto_commit_interval is not None,
+            config=config,
             commit_timeout=min(COMMIT_TIMEOUT, settings.rebalance_timeout / 2),
-            listeners=listeners,
         )
         self._session: GroupSession | None = None
         self._commits: GroupCommits | None = None
@@ -248,8 +242,8 @@ class GroupConsumer(Generic[K, V]):
                 clock=self._clock,
             )
             commits = self._commits = GroupCommits(self._link, session, self.group, self._state, self._progress)
-            if self._order is Order.KEY:
-                soon = None if self._auto_commit_interval is None else self._partitions.commit_soon.set
+            if self._config.order == "key":
+                soon = self._partitions.commit_soon.set if self._config.auto_commit else None
                 starts = self._lookup.beginnings
                 self._gate = GroupGate(self.group, self._state, self._progress, commits, soon, starts)
             self._partitions.serve(session, commits, self._gate)
@@ -258,8 +252,9 @@ class GroupConsumer(Generic[K, V]):
             except BaseException:
                 await self._close()
                 raise
-            if self._auto_commit_interval is not None:
-                self._tasks.append(asyncio.create_task(self._commit_again_and_again(self._auto_commit_interval)))
+            if self._config.auto_commit:
+                interval = self._config.auto_commit_interval
+                self._tasks.append(asyncio.create_task(self._commit_again_and_again(interval)))
             if self._gate is not None:
                 self._tasks.append(asyncio.create_task(self._gate.run()))
 
@@ -309,7 +304,7 @@ class GroupConsumer(Generic[K, V]):
         """As `commit` takes them. What it returns commits them as a part of a transaction; None: there is nothing to
         commit. Raises BadRequest where commits are automatic; NotAssigned where records were handed out of a partition
         that has gone since; and as `commit`."""
-        if self._auto_commit_interval is not None:
+        if self._config.auto_commit:
             raise bad(
                 f"this consumer of group {self.group!r} commits by itself, whether a transaction is committed or not;"
                 " subscribe with auto_commit=False"

@@ -30,7 +30,7 @@ from tidelog.client.group.group_commits import GroupCommits, Mark
 from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.group_session import GroupSession
 from tidelog.client.group.membership import Partitions
-from tidelog.client.group.subscription import GroupListeners, Listeners, Name
+from tidelog.client.group.subscription import GroupConfig, GroupListeners, Name
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.protobuf.groups_pb2 import CommittedOffset
@@ -49,8 +49,8 @@ _Life = tuple[str, int]
 
 class GroupPartitions:
     """A `Holder`. `make_reading` makes a reading of a stream into `state`, which sets `progress`, as this does: there
-    may be records to hand out, or something to raise. `start`: of partitions of which nothing is committed.
-    `commit_timeout`: seconds for the commit of partitions that are given up."""
+    may be records to hand out, or something to raise. `commit_timeout`: seconds for the commit of partitions that are
+    given up."""
 
     def __init__(
         self,
@@ -59,19 +59,16 @@ class GroupPartitions:
         progress: asyncio.Event,
         metadata: MetadataCache,
         *,
-        start: Anchor,
-        auto_commit: bool,
+        config: GroupConfig[Any, Any],
         commit_timeout: float,
-        listeners: Listeners,
     ) -> None:
         self._make_reading = make_reading
         self._state = state
         self._progress = progress
         self._metadata = metadata
-        self._start = start
-        self._auto_commit = auto_commit
+        self._config = config
         self._commit_timeout = commit_timeout
-        self.listeners = GroupListeners(listeners, progress.set)
+        self.listeners = GroupListeners(config, progress.set)
         self._readings: dict[_Life, StreamReading] = {}
         self._beginning: dict[AssignedPartition, asyncio.Task[None]] = {}
         """Tasks that begin partitions."""
@@ -185,7 +182,7 @@ class GroupPartitions:
         for assigned in leaving:
             self._cease(assigned)
         await self._announce_revoked(leaving)
-        if self._auto_commit:
+        if self._config.auto_commit:
             await self._commits.try_to_commit(self._commits.marks(), timeout)
 
     async def aclose(self) -> None:
@@ -237,7 +234,7 @@ class GroupPartitions:
                     if committed is not None and not _is_of_life(committed, stream):
                         assigned.committed = committed = None
                     start = assigned.start or (None if committed is None else AtOffset(committed.offset))
-                    start = start or await _first_start(of, stream, self._start, self._commits)
+                    start = start or await _first_start(of, stream, Anchor(self._config.start), self._commits)
                     await self._read(assigned, start, stream)
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
@@ -284,7 +281,7 @@ class GroupPartitions:
 
     async def _give_up(self, partitions: list[AssignedPartition]) -> None:
         await self._announce_revoked(partitions)
-        if self._auto_commit:
+        if self._config.auto_commit:
             await self._commits.try_to_commit(self._commits.marks(_leaving(partitions)), self._commit_timeout)
         given = _leaving(partitions)
         self._drop(given)

@@ -7,12 +7,24 @@ from asyncio import Lock
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
-from tidelog.client.base.arguments import bad, check_number, check_text, check_texts, check_whole, shown, whole
+from tidelog.client.base.arguments import (
+    bad,
+    check_choice,
+    check_number,
+    check_text,
+    check_texts,
+    check_whole,
+    shown,
+    whole,
+)
 from tidelog.client.base.exceptions import typed
-from tidelog.client.base.read_positions import Anchor
+from tidelog.client.base.options import option
+from tidelog.client.base.records import K, V
 from tidelog.client.cluster.metadata_cache import stream_name
+from tidelog.client.consumer.consumer_config import ConsumerConfig, ConsumerOptions, Order
 from tidelog.client.group.membership import MemberSettings
 from wire.errors import TidelogError
 from wire.internal_records.group_records import StreamPartition, check_group_name
@@ -24,15 +36,6 @@ Listener: TypeAlias = Callable[[set[Name]], Awaitable[object] | object]
 
 _MAX_PATTERN = 128
 _MAX_OFFSET = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
-    """The program's functions."""
-
-    on_assigned: Listener | None = None
-    on_revoked: Listener | None = None
-    on_lost: Listener | None = None
 
 
 def checked_name(name: Name) -> Name:
@@ -56,23 +59,80 @@ def checked_names(offsets: Mapping[Name, int]) -> dict[Name, int]:
     return checked
 
 
-def checked_listeners(**given: Listener | None) -> Listeners:
-    for name, listener in given.items():
-        if listener is not None and not callable(listener):
-            raise bad(f"{name}={shown(listener)} is no function; give one that takes a set of (stream, partition)")
-    return Listeners(**given)
+def _check_listener(name: str, listener: object) -> None:
+    if not callable(listener):
+        raise bad(f"{name}={shown(listener)} is no function; give one that takes a set of (stream, partition)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig(ConsumerConfig[K, V]):
+    """Options of a member of a consumer group. Those that are not in this list are as those of a consumer.
+
+    - `order`: with "key", the records of each key come in the order in which they were written, over all members, also
+      where a repartition has taken the key to another partition: that one is read on when the group has committed the
+      first one to its end (`GroupConsumer.waiting`). "partition": such partitions are read beside the others.
+    - `on_gap`: the reaction when retention has removed the next records: "skip" them, which the log tells, or "raise"
+      OffsetOutOfRange.
+    - `on_out_of_range`: where to go on in place of a committed offset that lies outside of the log, which the log
+      tells; or "fail" with OffsetOutOfRange.
+    - `start`: where a partition begins of which the group has committed nothing, spelled as in `consume`; one that a
+      repartition has made begins with its first record where the group has committed something in those that its keys
+      come from.
+    - `auto_commit`: what is finished is committed every `auto_commit_interval` seconds, when partitions go, and at the
+      end; else by `commit` alone.
+    - `auto_commit_interval`: seconds between two automatic commits.
+    - `session_timeout`: seconds after which a member that is not heard is removed. It hands out nothing for longer
+      without hearing from the coordinator, so no two members have a partition, even where one was stopped.
+    - `rebalance_timeout`: seconds that a member has to finish the records that it holds of a partition that goes to
+      another one.
+    - `max_poll_interval`: seconds between two calls for records. A member that takes longer leaves, and its next call
+      raises UnknownMember; the call after that joins anew.
+    - `on_assigned`: a function or coroutine function that gets a set of (stream, partition) before these are read;
+      `seek` there says where.
+    - `on_revoked`: the same when partitions go, after their last records and with a last chance to commit.
+    - `on_lost`: the same when others may have them already.
+    """
+
+    order: Order = option("key", partial(check_choice, choices=get_args(Order)))
+    on_gap: Literal["raise", "skip"] | None = option("skip", partial(check_choice, choices=("raise", "skip")))
+    on_out_of_range: Literal["earliest", "latest", "fail"] | None = option(
+        "earliest", partial(check_choice, choices=("earliest", "latest", "fail"))
+    )
+    start: Literal["earliest", "latest", "new"] = option(
+        "earliest", partial(check_choice, choices=("earliest", "latest", "new"))
+    )
+    auto_commit: bool = option(default=True)
+    auto_commit_interval: float = option(5.0, partial(check_number, low=0.01, high=3600))
+    session_timeout: float = option(45.0, partial(check_number, low=1, high=3600))
+    rebalance_timeout: float = option(60.0, partial(check_number, low=1, high=3600))
+    max_poll_interval: float = option(300.0, partial(check_number, low=0.1, high=7 * 24 * 3600))
+    on_assigned: Listener | None = option(None, _check_listener)
+    on_revoked: Listener | None = option(None, _check_listener)
+    on_lost: Listener | None = option(None, _check_listener)
+
+
+class GroupOptions(ConsumerOptions[K, V], total=False):
+    """The keywords of `Client.subscribe` besides those that say of which group it is a member, and of which streams."""
+
+    start: Literal["earliest", "latest", "new"]
+    auto_commit: bool
+    auto_commit_interval: float
+    session_timeout: float
+    rebalance_timeout: float
+    max_poll_interval: float
+    on_assigned: Listener | None
+    on_revoked: Listener | None
+    on_lost: Listener | None
 
 
 def member_settings(
+    config: GroupConfig[Any, Any],
     *,
     group: str,
     streams: str | Iterable[str],
     patterns: str | Iterable[str],
     instance_id: str | None,
     client: str,
-    session_timeout: float,
-    rebalance_timeout: float,
-    max_poll_interval: float,
 ) -> MemberSettings:
     """Raises BadName, BadRequest."""
     names = tuple(dict.fromkeys(stream_name(name) for name in _texts("streams", streams, "['orders']")))
@@ -82,9 +142,6 @@ def member_settings(
             raise bad(f"the pattern {mask!r:.200} is not 1 to {_MAX_PATTERN} printable characters, such as 'orders-*'")
     if not names and not masks:
         raise bad("no stream to subscribe to was given; name streams or patterns")
-    check_number("session_timeout", session_timeout, 1, 3600)
-    check_number("rebalance_timeout", rebalance_timeout, 1, 3600)
-    check_number("max_poll_interval", max_poll_interval, 0.1, 7 * 24 * 3600)
     try:
         name = check_group_name(group)
         instance = "" if instance_id is None else check_name(instance_id, "instance id")
@@ -96,18 +153,10 @@ def member_settings(
         patterns=masks,
         instance=instance,
         client=client,
-        session_timeout=float(session_timeout),
-        rebalance_timeout=float(rebalance_timeout),
-        max_poll_interval=float(max_poll_interval),
+        session_timeout=float(config.session_timeout),
+        rebalance_timeout=float(config.rebalance_timeout),
+        max_poll_interval=float(config.max_poll_interval),
     )
-
-
-def group_start(text: str) -> Anchor:
-    """Where a partition begins of which nothing is committed. Raises BadRequest."""
-    try:
-        return Anchor(text)
-    except ValueError:
-        raise bad(f"start={text!r} is none of 'earliest', 'latest' and 'new'") from None
 
 
 def _texts(name: str, given: str | Iterable[str], example: str) -> list[str]:
@@ -128,8 +177,8 @@ class GroupListeners:
     """Calls the program's functions: on_assigned, on_revoked, on_lost. One runs at a time, in the order in which they
     are due. What one raises, the program's next call raises. `on_raised` is called when there is something to raise."""
 
-    def __init__(self, listeners: Listeners, on_raised: Callable[[], object]) -> None:
-        self._listeners = listeners
+    def __init__(self, config: GroupConfig[Any, Any], on_raised: Callable[[], object]) -> None:
+        self._config = config
         self._on_raised = on_raised
         self.one_at_a_time = Lock()
         """The caller of one of the three holds it."""
@@ -137,13 +186,13 @@ class GroupListeners:
         self._raised: BaseException | None = None
 
     async def assigned(self, partitions: Iterable[StreamPartition]) -> None:
-        await self._call(self._listeners.on_assigned, partitions)
+        await self._call(self._config.on_assigned, partitions)
 
     async def revoked(self, partitions: Iterable[StreamPartition]) -> None:
-        await self._call(self._listeners.on_revoked, partitions)
+        await self._call(self._config.on_revoked, partitions)
 
     async def lost(self, partitions: Iterable[StreamPartition]) -> None:
-        await self._call(self._listeners.on_lost, partitions)
+        await self._call(self._config.on_lost, partitions)
 
     def check_not_calling(self) -> None:
         """Raises BadRequest where the program's function is what calls, or a task or thread that it has begun, for

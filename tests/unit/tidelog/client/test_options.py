@@ -10,6 +10,8 @@ import pytest
 
 from tidelog.client.base.options import options
 from tidelog.client.client import Client
+from tidelog.client.consumer.consumer_config import ConsumerConfig, ConsumerOptions
+from tidelog.client.group.subscription import GroupConfig, GroupOptions
 from tidelog.client.producer.producer_config import (
     ProducerConfig,
     ProducerOptions,
@@ -23,6 +25,8 @@ NOT_OF_TRANSACTIONS = {"acks", "durability", "confirm_timeout", "dedup"}
 @pytest.mark.parametrize(
     ("config", "keywords", "refused"),
     [
+        (ConsumerConfig, ConsumerOptions, set[str]()),
+        (GroupConfig, GroupOptions, set[str]()),
         (ProducerConfig, ProducerOptions, set[str]()),
         (TransactionConfig, TransactionOptions, NOT_OF_TRANSACTIONS),
     ],
@@ -32,7 +36,10 @@ def test_each_option_is_a_keyword(config: type[Any], keywords: type[Any], refuse
     assert get_type_hints(keywords) == {name: types[name] for name in options(config) if name not in refused}
 
 
-@pytest.mark.parametrize(("call", "config"), [(Client.producer, TransactionConfig)])
+@pytest.mark.parametrize(
+    ("call", "config"),
+    [(Client.consume, ConsumerConfig), (Client.producer, TransactionConfig), (Client.subscribe, GroupConfig)],
+)
 def test_help_shows_each_option_with_its_default_and_meaning(call: Callable[..., Any], config: type[Any]) -> None:
     parameters = inspect.signature(call).parameters
     for name, (option, meaning) in options(config).items():

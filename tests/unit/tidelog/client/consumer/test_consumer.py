@@ -449,7 +449,7 @@ async def test_a_follower_that_comes_into_sync_is_read_from(
     replicated: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, broker, client = replicated
-    monkeypatch.setattr("tidelog.client.consumer.reading_options.REST_NS", 0)
+    monkeypatch.setattr("tidelog.client.consumer.follower_sources.REST_NS", 0)
     (partition,) = broker.streams["s"]["partitions"]
     partition["isr"] = ["b1"]
     async with client.consume("s", stop=101, read_from="follower") as consumer:
@@ -487,7 +487,7 @@ async def test_the_leader_is_read_from_while_the_nearest_replica_does_not_serve(
 async def test_a_rack_that_becomes_known_is_read_from(replicated: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new controller knows the racks once brokers have answered it."""
     _, broker, client = replicated
-    monkeypatch.setattr("tidelog.client.consumer.reading_options.REST_NS", 0)
+    monkeypatch.setattr("tidelog.client.consumer.follower_sources.REST_NS", 0)
     async with client.consume("s", stop=101, read_from="nearest", rack="west") as consumer:
         reading = asyncio.create_task(numbers(consumer))
         broker.streams["s"]["racks"] = {"b2": "west"}

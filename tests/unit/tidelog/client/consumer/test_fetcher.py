@@ -7,8 +7,9 @@ import pytest
 from tests.unit.wire.test_errors import MALFORMED
 from tidelog.client.base.exceptions import CorruptBatch, LogTruncated, MessageTooLarge, OffsetOutOfRange, UnknownStream
 from tidelog.client.base.read_positions import Anchor, AtOffset, AtTime, Position
-from tidelog.client.consumer.fetcher import Deliver, FetchSettings, PartitionFetcher, Raise, Skip, Wait
-from tidelog.client.consumer.reading_options import REST_NS, FollowerSources
+from tidelog.client.consumer.consumer_config import ConsumerConfig
+from tidelog.client.consumer.fetcher import Deliver, PartitionFetcher, Raise, Skip, Wait
+from tidelog.client.consumer.follower_sources import REST_NS, FollowerSources
 from wire.batch import BatchBuilder, control_batch, emptied, parse_header
 from wire.errors import Code, TidelogError
 from wire.partition_messages.replication import encode_header
@@ -18,7 +19,7 @@ NOW = 1_000
 
 
 def fetcher(start: Position, stop: Position | None = None) -> PartitionFetcher:
-    return PartitionFetcher("s/0", start, stop, FetchSettings(), leader_epoch=1)
+    return PartitionFetcher("s/0", start, stop, ConsumerConfig(), leader_epoch=1)
 
 
 def batch(base: int, count: int, epoch: int = 1) -> bytes:
@@ -185,7 +186,7 @@ class TestRefusals:
         )
 
     def test_one_that_skips_gaps_goes_on_at_the_start_and_names_the_missed_offsets(self) -> None:
-        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, ConsumerConfig(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         f.on_answer(answer(), looked_up(0))
         f.next_request(NOW)
@@ -196,7 +197,7 @@ class TestRefusals:
         assert (request.offset, request.last_record_epoch) == (40, 0)
 
     def test_what_goes_after_a_gap_was_skipped_is_missed_too(self) -> None:
-        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f = PartitionFetcher("s/0", Anchor.EARLIEST, None, ConsumerConfig(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         f.on_answer(answer(), looked_up(0))
         f.next_request(NOW)
@@ -207,7 +208,7 @@ class TestRefusals:
         assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "60"})) == Skip(40, 60)
 
     def test_records_behind_the_stop_are_not_missed(self) -> None:
-        f = PartitionFetcher("s/0", AtOffset(3), AtOffset(10), FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f = PartitionFetcher("s/0", AtOffset(3), AtOffset(10), ConsumerConfig(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         assert f.on_error(TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": "40"})) == Skip(3, 10)
         assert f.is_done
@@ -215,7 +216,7 @@ class TestRefusals:
     @pytest.mark.parametrize("log_start", ["?", "3", "2", ""])
     def test_a_log_start_that_is_no_gap_is_an_error(self, log_start: str) -> None:
         """Else it would ask for the same offset for ever."""
-        f = PartitionFetcher("s/0", AtOffset(3), None, FetchSettings(), leader_epoch=1, skips_gaps=True)
+        f = PartitionFetcher("s/0", AtOffset(3), None, ConsumerConfig(), leader_epoch=1, skips_gaps=True)
         f.next_request(NOW)
         refusal = TidelogError(Code.OFFSET_BEFORE_LOG, "below", {"log_start": log_start})
         assert isinstance(raised(f.on_error(refusal)), OffsetOutOfRange)
@@ -288,7 +289,7 @@ B, C = BrokerId("b"), BrokerId("c")
 def reading_from_followers(start: Position | None = None, stop: Position | None = None) -> PartitionFetcher:
     """Of b and c, in that order; from offset 0 unless said otherwise."""
     followers = FollowerSources((B, C), 0)
-    return PartitionFetcher("s/0", start or AtOffset(0), stop, FetchSettings(), leader_epoch=1, followers=followers)
+    return PartitionFetcher("s/0", start or AtOffset(0), stop, ConsumerConfig(), leader_epoch=1, followers=followers)
 
 
 class TestFollowers:
@@ -399,9 +400,9 @@ class TestFollowers:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_every_request_says_whether_what_is_not_committed_is_wanted(wanted: bool) -> None:
-    settings = FetchSettings(read_uncommitted=wanted)
+    config: ConsumerConfig = ConsumerConfig(read_uncommitted=wanted)
     for start in (Anchor.EARLIEST, Anchor.NEW, AtOffset(3)):
-        fetcher = PartitionFetcher("s/0", start, None, settings, leader_epoch=1)
+        fetcher = PartitionFetcher("s/0", start, None, config, leader_epoch=1)
         assert fetcher.next_request(0).request.read_uncommitted is wanted
 
 

@@ -16,7 +16,6 @@ from tidelog.client.base.exceptions import BadRequest, OffsetOutOfRange
 from tidelog.client.base.read_positions import AtTime
 from tidelog.client.consumer import stream_reading
 from tidelog.client.consumer.consumer import Consumer
-from tidelog.client.consumer.reading_options import Order
 from tidelog.client.consumer.subscription_state import DOUBT, AssignedStream
 from wire.errors import CLUSTER_HEADER
 from wire.types import StreamName
@@ -223,7 +222,7 @@ async def test_older_metadata_do_not_take_layouts_back_at_once(cluster: Cluster)
     before = await client._metadata.refresh("s")
     broker.repartition("s", 2)
     after = await client._metadata.refresh("s")
-    stream = AssignedStream("s", Order.KEY)
+    stream = AssignedStream("s", "key")
     assert stream.learn(after, 100.0)
     assert not stream.learn(before, 101.0), "a broker that lags behind sent it"
     assert stream.metadata is after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.client.consumer.reading_options import REST_NS, FollowerSources
+from tidelog.client.consumer.follower_sources import REST_NS, FollowerSources
 from wire.types import BrokerId
 
 B, C = BrokerId("b"), BrokerId("c")
