@@ -41,14 +41,17 @@ def public(module: ModuleType) -> dict[str, Any]:
 def members(kind: type) -> Iterator[tuple[str, Any]]:
     """Methods and properties that users may call, also those of its bases here."""
     seen = set()
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("tidelog", "wire"):
-            continue
+    for base in _own(kind):
         for name, member in vars(base).items():
             is_callable = inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
             if not name.startswith("_") and is_callable and name not in seen:
                 seen.add(name)
                 yield name, member
+
+
+def _own(kind: type) -> list[type]:
+    """The class and its bases in this project."""
+    return [base for base in kind.__mro__ if base.__module__.partition(".")[0] in ("tidelog", "wire")]
 
 
 def build(folder: Path) -> None:
@@ -66,11 +69,11 @@ def build(folder: Path) -> None:
 
 
 def _hide_constructor(kind: type) -> None:
-    for name in ("__init__", "__new__"):
-        if name in vars(kind):
-            constructor = getattr(kind, name)
+    for base in _own(kind):
+        for name in {"__init__", "__new__"} & vars(base).keys():
+            constructor = getattr(base, name)
             constructor.__doc__ = "@private"
-            constructor.__module__ = kind.__module__  # where pdoc evaluates the annotations of a NamedTuple's
+            constructor.__module__ = base.__module__  # where pdoc evaluates the annotations of a NamedTuple's
 
 
 def _is_error(found: object) -> bool:

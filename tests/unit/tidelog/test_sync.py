@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -53,15 +54,22 @@ def world() -> Iterator[World]:
 )
 def test_every_public_name_is_there_with_its_arguments(kind: type) -> None:
     same = getattr(tidelog, kind.__name__)
-    names = {name: each for cls in reversed(same.__mro__[:-1]) for name, each in vars(cls).items()}
+    names, here = all_names(same), all_names(kind)
     wanted = {OTHER_NAMES.get(name, name) for name in names if not name.startswith("_")}
-    assert wanted == {name for name in vars(kind) if not name.startswith("_")}
+    assert wanted == {name for name in here if not name.startswith("_")}
     for name in wanted & set(names):
-        one, other = names[name], vars(kind)[name]
+        one, other = names[name], here[name]
         assert isinstance(one, property) == isinstance(other, property), name
+        if isinstance(one, property):
+            assert get_type_hints(one.fget)["return"] == other.__orig_class__.__args__[0], name
+            assert inspect.getdoc(other) == inspect.getdoc(one)
         if inspect.isfunction(one):
             assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
             assert inspect.getdoc(other) == inspect.getdoc(one) or name in {"batches", "close"}
+
+
+def all_names(kind: type) -> dict[str, Any]:
+    return {name: each for cls in reversed(kind.__mro__[:-1]) for name, each in vars(cls).items()}
 
 
 def test_every_class_that_waits_is_there() -> None:

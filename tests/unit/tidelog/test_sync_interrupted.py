@@ -23,7 +23,7 @@ import tidelog
 from tests.unit.tidelog.client.fake_broker import FakeBroker, make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.fake_transactions import FakeTransactions
-from tidelog import loop_thread, sync
+from tidelog import facade, loop_thread, sync
 from tidelog.loop_thread import LoopThread
 from wire.operations.api_operations import GROUP_COORDINATOR
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning",  # an alarm within a finalizer
 )
 
-HERE = {sync.__file__, loop_thread.__file__}
+HERE = {facade.__file__, loop_thread.__file__, sync.__file__}
 COUNT = 30
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from asyncio import Lock
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -180,8 +180,10 @@ class GroupListeners:
     def __init__(self, config: GroupConfig[Any, Any], on_raised: Callable[[], object]) -> None:
         self._config = config
         self._on_raised = on_raised
-        self.one_at_a_time = Lock()
+        self.one_at_a_time = asyncio.Lock()
         """The caller of one of the three holds it."""
+        self.in_threads = False
+        """Functions that are no coroutine functions are called in threads of their own."""
         self._is_calling = False
         self._raised: BaseException | None = None
 
@@ -217,7 +219,10 @@ class GroupListeners:
         self._is_calling = True
         before = _within.set(_within.get() | {self})
         try:
-            result = listener(names)
+            if self.in_threads and not inspect.iscoroutinefunction(listener):
+                result = await asyncio.to_thread(listener, names)
+            else:
+                result = listener(names)
             if inspect.isawaitable(result):
                 await result
         except Exception as error:  # noqa: BLE001 - it is the program's, which hears of it
