@@ -463,13 +463,10 @@ def _loss_by_damage(chosen: BrokerId, damage: op.Damage, named: str) -> str:
     return f"records from offset {sound} to {known - 1}{beyond} are given up; {kept}"
 
 
-def metadata_form(
-    state: ClusterState, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]
-) -> Steps[op.StreamRoutes]:
-    """Leaders, ISRs and incarnations, with which a client reaches each partition, and racks; all of it as of the
-    generation in which it begins. `labels`: of each broker's last probe answer."""
+def routes_form(state: ClusterState, stream: Stream) -> Steps[op.StreamRoutes]:
+    """Leaders, ISRs and incarnations, with which a client reaches each partition; as of the generation in which it
+    begins."""
     partitions: list[op.PartitionRoute] = []
-    racks: dict[str, str] = {}
     form: op.StreamRoutes = {
         "name": stream.name,
         "subject": stream.subject,
@@ -483,9 +480,7 @@ def metadata_form(
         "config": stream.settings.to_strings(),
         "generation": state.generation,
         "partitions": partitions,
-        "racks": racks,
     }
-    replicas: set[BrokerId] = set()
     yield _OF_STREAM
     for piece in pieces(sorted(stream.partitions.items()), _PIECE):
         partitions += [
@@ -500,12 +495,27 @@ def metadata_form(
             }
             for number, partition in piece
         ]
-        replicas.update(replica for _, partition in piece for replica in partition.replicas)
         yield len(piece)
-    for replica in sorted(replicas):
-        if (rack := labels.get(replica, {}).get(RACK_LABEL)) is not None:
-            racks[replica] = rack
     return form
+
+
+def metadata_form(
+    state: ClusterState, broker: BrokerId, stream: Stream, labels: Mapping[BrokerId, Mapping[str, str]]
+) -> Steps[op.Topology]:
+    """The topology of one stream as the controller `broker` knows it, with racks. `labels`: of each broker's last probe
+    answer."""
+    routes = yield from routes_form(state, stream)
+    replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
+    yield len(stream.partitions)
+    return {
+        "cluster_id": state.cluster_id,
+        "generation": routes["generation"],
+        "home_broker": broker,
+        "streams": [routes],
+        "too_large": [],
+        "next": None,
+        "racks": {each: rack for each in replicas if (rack := labels.get(each, {}).get(RACK_LABEL)) is not None},
+    }
 
 
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:

@@ -331,9 +331,10 @@ class Admin:
         return await self._describe(request.name)
 
     @handles(op.METADATA)
-    async def stream_metadata(self, request: op.MetadataRequest) -> op.StreamRoutes:
+    async def stream_metadata(self, request: op.MetadataRequest) -> op.Topology:
         state = self._context.state
-        return await in_turns(metadata_form(state, find_stream(state, request.stream), self._labels()))
+        stream = find_stream(state, request.stream)
+        return await in_turns(metadata_form(state, self._context.broker_id, stream, self._labels()))
 
     @handles(op.PRODUCER_INIT)
     async def init_producer(self, _: op.Nothing) -> op.ProducerIdentity:

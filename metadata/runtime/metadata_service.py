@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -195,10 +195,6 @@ class MetadataService:
     @property
     def namespace(self) -> Namespace:
         return self._controller.namespace
-
-    def labels(self) -> Mapping[BrokerId, Mapping[str, str]]:
-        """The labels of the brokers in their last answers to this controller."""
-        return self._controller.labels()
 
     async def wait_registered(self) -> None:
         """Returns when this process is registered and its partitions are handed over."""

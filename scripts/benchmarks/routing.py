@@ -39,6 +39,8 @@ from tidelog.nats.nats_server import EmbeddedNatsServer
 from tidelog.server.broker_process import raise_limit
 from tidelog.server.devcluster import DevCluster
 from tidelog.server.routing.pushes import Pushes
+from tidelog.server.routing.topology_pages import TopologyPages
+from wire.errors import TidelogError
 from wire.operations.api_operations import METADATA
 from wire.protobuf import metadata_pb2 as pb
 from wire.subjects import Subjects
@@ -98,8 +100,9 @@ class _Controller:
 
     def __init__(self, connection: NatsConnection, streams: int) -> None:
         self.state = ClusterState()
+        self._pages = TopologyPages(self.state, "b1", SUBJECTS, lambda: 0, connection.max_payload)
         loop = asyncio.get_running_loop()
-        self.pushes = _TimedPushes(BrokerId("b1"), self.state, connection, SUBJECTS, dict, loop.time)
+        self.pushes = _TimedPushes(BrokerId("b1"), self.state, connection, SUBJECTS, self._pages.routes, loop.time)
         self.apply(
             begin_controller_epoch=pb.BeginControllerEpoch(
                 controller="b1", life_id="b1", cluster_id="bench", rules=RULES
@@ -129,6 +132,7 @@ class _Controller:
     def apply(self, **body: Any) -> Outcome:
         outcome = self.state.apply(pb.Command(**body).SerializeToString())
         outcome.raise_for_refusal()
+        self._pages.on_changes(outcome.changes)
         self.pushes.observe(outcome.changes)
         return outcome
 
@@ -345,10 +349,11 @@ async def _publish_until_known(watcher: NatsClient, leader: str) -> tuple[float,
             await asyncio.sleep(ASK_EVERY)
         failed = time.perf_counter()
         while True:
-            with suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError):
+            with suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError, TidelogError):
                 question = METADATA.encode_request("bench")
                 answer = await watcher.request(SUBJECTS.api("metadata", "bench"), question, timeout=0.5)
-                if json.loads(answer.data).get("partitions", [{}])[0].get("leader") not in (leader, None):
+                (stream,) = METADATA.decode_answer(answer.data, answer.headers)["streams"]
+                if stream["partitions"][0]["leader"] not in (leader, None):
                     return failed, time.perf_counter()
             await asyncio.sleep(ASK_EVERY)
 

@@ -139,7 +139,7 @@ def forget_pushes(client: tidelog.Client) -> None:
     async def nothing(*_: object) -> None:
         """Of what it does in a client of today."""
 
-    updates = client._metadata._updates
+    updates = client._metadata.updates
     updates._subscribe = nothing  # type: ignore[method-assign, assignment]
     updates._report = nothing  # type: ignore[method-assign]
 

@@ -174,7 +174,7 @@ class BrokerRuntime:
             self.metadata.state,
             public,
             needs.subjects,
-            self.metadata.labels,
+            self._routing.pages.routes,
             needs.loop.time,
             needs.work_time,
         )

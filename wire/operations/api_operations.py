@@ -300,14 +300,30 @@ class StreamRoutes(TypedDict):
     config: dict[str, str]
     generation: int
     partitions: list[PartitionRoute]
+
+
+class Topology(TypedDict):
+    cluster_id: str
+    generation: int
+    """The generation of the state that the broker had applied when it began the answer."""
+    home_broker: str
+    """The broker that answers. It takes the client's reports of adoption (`wire.operations.adoption_report`)."""
+    streams: list[StreamRoutes]
+    """By name, ascending; those that were asked for and do not exist there are missing."""
+    too_large: list[str]
+    """Streams of this page whose routes NATS cannot carry in a message. `max_payload` of its server has to be raised.
+    """
+    next: str | None
+    """Ask again with it as `after`: there are more. None: that was all."""
     racks: NotRequired[dict[str, str]]
-    """The racks of the replicas that have one, by broker, as they last said."""
+    """The racks of the replicas that have one, by broker, as they last said: in answers of the controller, which alone
+    knows them."""
 
 
 METADATA = Operation(
     name="metadata",
     request=MetadataRequest,
-    answer=StreamRoutes,
+    answer=Topology,
     help="leaders, ISRs and incarnations, with which a client reaches each partition of a stream",
     writes=False,
     stream="stream",

@@ -16,10 +16,10 @@ finds no listener, or is refused, and the client asks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import Final
 
 from wire.errors import Code
-from wire.operations.api_operations import StreamRoutes
+from wire.operations.api_operations import Topology
 from wire.operations.operation import Operation
 
 MAX_STREAMS_ASKED: Final = 1000
@@ -37,22 +37,6 @@ class TopologyRequest:
     """Streams whose names are greater than this one: `next` of the page before."""
     limit: int = 100
     """Streams of one answer, at most MAX_PAGE; it has fewer where NATS carries no more in a message."""
-
-
-class Topology(TypedDict):
-    cluster_id: str
-    generation: int
-    """The generation of the state that the broker had applied when it began the answer."""
-    home_broker: str
-    """The broker that answers. It takes the client's reports of adoption (`wire.operations.adoption_report`)."""
-    streams: list[StreamRoutes]
-    """By name, ascending; those that were asked for and do not exist there are missing. `racks` is left out, which the
-    controller alone knows."""
-    too_large: list[str]
-    """Streams of this page whose routes NATS cannot carry in a message. `max_payload` of its server has to be raised.
-    """
-    next: str | None
-    """Ask again with it as `after`: there are more. None: that was all."""
 
 
 TOPOLOGY = Operation(

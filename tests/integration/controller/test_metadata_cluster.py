@@ -88,7 +88,7 @@ class MetadataCluster:
 
     async def moved_from(self, broker: str) -> None:
         async def moved() -> bool:
-            known = await self.api("metadata", stream="flights")
+            known = (await self.api("metadata", stream="flights"))["streams"][0]
             return all(partition["leader"] not in (None, broker) for partition in known["partitions"])
 
         await until(moved, f"leaders other than {broker}")
@@ -133,14 +133,14 @@ async def test_the_whole_group_killed_comes_back_with_its_state(cluster: Metadat
     await cluster.api("stream.create", name="flights", subject="flights", partitions=2, replication_factor=3, config={})
     await cluster.api("stream.create", name="gone", subject="gone", partitions=1, replication_factor=1, config={})
     await cluster.api("stream.delete", name="gone")
-    before = await cluster.api("metadata", stream="flights")
+    before = (await cluster.api("metadata", stream="flights"))["streams"][0]
     for broker in cluster.raft:
         await cluster.kill(broker)
     for broker in cluster.raft:
         await cluster.start(broker)
     for broker in cluster.raft:
         await cluster.registered(broker)
-    after = await cluster.api("metadata", stream="flights")
+    after = (await cluster.api("metadata", stream="flights"))["streams"][0]
     assert [stream["name"] for stream in (await cluster.api("stream.list"))["streams"]] == ["flights"]
     assert after["incarnation"] == before["incarnation"]
     for old, new in zip(before["partitions"], after["partitions"], strict=True):
@@ -177,7 +177,7 @@ async def test_a_long_loss_of_nats_ends_no_broker(cluster: MetadataCluster, nats
         (b["id"], True, b["incarnation"]) for b in before
     ]
     await asyncio.sleep(3)
-    known = await cluster.api("metadata", stream="flights")
+    known = (await cluster.api("metadata", stream="flights"))["streams"][0]
     assert [(p["leader"], p["leader_epoch"]) for p in known["partitions"]] == [
         (p["leader"], p["leader_epoch"]) for p in form["partitions"]
     ]

@@ -21,7 +21,8 @@ from tests.integration.rig.command_line import command
 from tests.integration.rig.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
 from wire.operations.adoption_report import ADOPT
-from wire.operations.stream_routes import TOPOLOGY, Topology
+from wire.operations.api_operations import Topology
+from wire.operations.stream_routes import TOPOLOGY
 from wire.subjects import Subjects
 from wire.types import BrokerId
 

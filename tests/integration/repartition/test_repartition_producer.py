@@ -92,7 +92,7 @@ async def test_producers_keep_the_order_of_keys_while_partitions_come_and_go(
     subscribe = RouteUpdates._subscribe
 
     async def unless_deaf(updates: RouteUpdates, *given: object) -> None:
-        if updates is not clients[-1]._metadata._updates:
+        if updates is not clients[-1]._metadata.updates:
             await subscribe(updates, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RouteUpdates, "_subscribe", unless_deaf)

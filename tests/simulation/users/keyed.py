@@ -57,7 +57,7 @@ class KeyedProducer:
             if is_deaf:
                 nats.deafen(self.connection, f".push.{clients.stream}")
             self.client = Client(self.connection, subjects, server="nats://simulated", name=self.process.name)
-            updates = self.client._metadata._updates
+            updates = self.client._metadata.updates
             self._applied = updates.applied
             updates.applied = self._look_at_applied  # type: ignore[method-assign]
             self.process.create_task(self._live())

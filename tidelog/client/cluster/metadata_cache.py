@@ -8,17 +8,17 @@ one answer; when the last call that waits for it gives up, the request is cancel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tidelog.client.base.exceptions import WrongIncarnation, typed
 from tidelog.client.cluster.controller_api import Api
-from tidelog.client.cluster.route_updates import RouteUpdates, RouteWatch
+from tidelog.client.cluster.route_updates import RouteUpdates
 from wire.errors import Code, TidelogError
 from wire.layouts import KeyOrder, Layout
 from wire.messaging.transport import Transport
-from wire.operations.api_operations import METADATA, StreamDescription, StreamRoutes
+from wire.operations.api_operations import METADATA, StreamDescription, StreamRoutes, Topology
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionState, StreamName
@@ -65,7 +65,7 @@ class StreamMetadata:
     """The racks of the replicas that have one."""
 
     @classmethod
-    def of(cls, routes: StreamRoutes, cluster_id: str) -> StreamMetadata:
+    def of(cls, routes: StreamRoutes, cluster_id: str, racks: Mapping[BrokerId, str]) -> StreamMetadata:
         """Returns the metadata in `routes`. Raises TidelogError(INTERNAL) for routes that no broker makes."""
         layouts = _layouts(routes)
         return cls(
@@ -91,7 +91,7 @@ class StreamMetadata:
                 for route in sorted(routes["partitions"], key=lambda route: route["partition"])
                 if route["partition"] < layouts[-1].partitions or route["state"] != PartitionState.ACTIVE.value
             },
-            racks={BrokerId(broker): rack for broker, rack in routes.get("racks", {}).items()},
+            racks=racks,
         )
 
     @property
@@ -144,7 +144,7 @@ class MetadataCache:
         incarnation has not applied the creation yet."""
         self._asking: dict[tuple[StreamName, bool], _Asking] = {}
         """Requests by stream, and whether the controller is to answer."""
-        self._updates = RouteUpdates(api, transport, subjects, self._on_push)
+        self.updates = RouteUpdates(api, transport, subjects, self._on_push)
         self._pushed: set[StreamName] = set()
         """Streams whose known metadata came by a push."""
         self._with_racks: set[StreamName] = set()
@@ -152,16 +152,8 @@ class MetadataCache:
         self._checks: dict[StreamName, asyncio.Task[None]] = {}
         """Checks of pushes that only the controller can judge."""
 
-    async def watch(self, stream: StreamName, on_routes: Callable[[StreamMetadata], object]) -> RouteWatch:
-        """Calls `on_routes` with the stream's metadata whenever they were pushed or fetched. A watch that begins before
-        the first `get` misses no change. Its owner sets `applied` to the generation in use, which brokers get."""
-        return await self._updates.watch(stream, on_routes)
-
-    def end_watch(self, watch: RouteWatch) -> None:
-        self._updates.end(watch)
-
     def close(self) -> None:
-        self._updates.close()
+        self.updates.close()
         for check in self._checks.values():
             check.cancel()
 
@@ -224,36 +216,40 @@ class MetadataCache:
         self._created.pop(stream, None)
 
     async def _ask(self, name: StreamName, of_controller: bool) -> StreamMetadata:
-        found = None if of_controller else await self._ask_any(name)
+        answer = None if of_controller else await self.updates.ask(name)
+        found = None if answer is None else self._believed(name, answer)
         if found is None:
             try:
-                routes = await self._api.call(METADATA, name)
+                found = self._read(name, await self._api.call(METADATA, name))
             except TidelogError as error:
                 if not error.retriable:
                     self._known.pop(name, None)
                 raise
-            found = StreamMetadata.of(routes, self._api.cluster_id)
         self._known[name] = found
         self._pushed.discard(name)
-        self._updates.tell(name, found)
+        self.updates.tell(name, found)
         return found
 
-    async def _ask_any(self, name: StreamName) -> StreamMetadata | None:
-        """Returns the metadata that some broker has applied. None: none answers, or it is behind; the controller is
-        asked."""
-        routes = await self._updates.ask(name)
+    def _believed(self, name: StreamName, answer: Topology) -> StreamMetadata | None:
+        """Returns the metadata in the answer of some broker. None: it is behind; the controller is asked."""
         known = self._known.get(name)
-        if (
-            routes is None
-            or routes["incarnation"] < self._created.get(name, 0)
-            or (known is not None and routes["routing_generation"] < known.routing_generation)
-        ):
-            return None
         try:
-            found = StreamMetadata.of(routes, self._api.cluster_id)
+            found = self._read(name, answer)
         except TidelogError:
             return None
-        return found if known is None else replace(found, racks=found.racks or known.racks)
+        is_older = known is not None and found.routing_generation < known.routing_generation
+        return None if is_older or found.incarnation < self._created.get(name, 0) else found
+
+    def _read(self, name: StreamName, answer: Topology) -> StreamMetadata:
+        """Returns the metadata in an answer; with the known racks, if it has none. Raises TidelogError(INTERNAL)."""
+        known = self._known.get(name)
+        racks = {} if known is None else known.racks
+        if "racks" in answer:
+            racks = {BrokerId(broker): rack for broker, rack in answer["racks"].items()}
+        for routes in answer["streams"]:
+            if routes["name"] == name:
+                return StreamMetadata.of(routes, self._api.cluster_id, racks)
+        raise TidelogError(Code.INTERNAL, f"the answer has no routes of stream {name!r}")
 
     # Keeps R68.
     def _on_push(self, name: StreamName, routes: StreamRoutes) -> None:
@@ -262,18 +258,18 @@ class MetadataCache:
         if known is None:
             return
         try:
-            pushed = StreamMetadata.of(routes, self._api.cluster_id)
+            pushed = StreamMetadata.of(routes, self._api.cluster_id, known.racks)
         except TidelogError:
-            self._updates.dropped_pushes += 1
+            self.updates.dropped_pushes += 1
             return
         if not _is_sound(pushed) or pushed.incarnation < known.incarnation:
-            self._updates.dropped_pushes += 1
+            self.updates.dropped_pushes += 1
         elif pushed.incarnation > known.incarnation:
             self._check(name)
         elif pushed.routing_generation > known.routing_generation:
-            self._known[name] = replace(pushed, racks=pushed.racks or known.racks)
+            self._known[name] = pushed
             self._pushed.add(name)
-            self._updates.tell(name, self._known[name])
+            self.updates.tell(name, pushed)
         elif name in self._pushed and pushed.routing_generation < known.routing_generation:
             self._check(name)  # either the push or the known metadata are old, or forged
 

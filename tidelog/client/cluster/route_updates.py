@@ -1,13 +1,14 @@
-"""Updates of a client's routes: pushes, the topology from any broker, and reports of the applied generations.
+"""Updates of a client's routes: pushes, the topology from any broker, looks at it every LOOK_EVERY seconds, and
+reports of the applied generations.
 
     brokers --push--> RouteUpdates --> MetadataCache --> watches: producers, consumers
                                                             │ the generation each of them has applied
     home broker <--report of adoption, after each change and every few seconds--┘
 
 Nothing here has to work. Where pushes do not come, or this login may not subscribe to them, a leader with newer routes
-refuses a request, and the metadata are asked for. Pushes may be forged, so that little is believed of them:
-`MetadataCache` takes a push of the same cluster and the same incarnation of the stream, and fetched metadata replace
-pushed ones.
+refuses a request, and the metadata are asked for; what no refusal shows is found by the next look. Pushes may be
+forged, so that little is believed of them: `MetadataCache` takes a push of the same cluster and the same incarnation of
+the stream, and fetched metadata replace pushed ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.messaging.transport import NO_RESPONDERS, Message, Subscription, Transport
 from wire.operations import json_codec
 from wire.operations.adoption_report import ADOPT, MAX_STREAMS, REPORT_INTERVAL_S
-from wire.operations.api_operations import StreamRoutes
+from wire.operations.api_operations import StreamRoutes, Topology
 from wire.operations.stream_routes import TOPOLOGY
 from wire.subjects import Subjects
 from wire.types import BrokerId, StreamName
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 MAX_WATCHED: Final = MAX_STREAMS
 """Streams whose pushes a client subscribes to; routes of others change after refusals."""
 MAX_PUSH_BYTES: Final = 4 << 20
+LOOK_EVERY = 15.0
+"""Seconds between two looks at the routes of a stream, since pushes may be lost."""
 PUSH_GAP: Final = 0.05
 """Seconds between two pushes of a stream that are decoded; of those that come between, only the newest is decoded."""
 _ASK_TIMEOUT = 1.0
@@ -48,8 +51,17 @@ class RouteWatch:
     stream: StreamName
     on_routes: Callable[[Any], object]
     """Called with the stream's metadata whenever they were pushed or fetched."""
+    look: Callable[[], object]
+    """Called every LOOK_EVERY seconds: asks for the metadata."""
     applied: int = 0
     """The routing generation in use; set by the watching producer or consumer."""
+    subscribing: asyncio.Task[None] | None = None
+    """The task that subscribes to pushes; None: there are too many subscriptions already."""
+
+    async def subscribed(self) -> None:
+        """Returns when the client is subscribed to pushes, if that is possible, or after _SUBSCRIBE_TIMEOUT."""
+        if self.subscribing is not None:
+            await asyncio.wait([self.subscribing], timeout=_SUBSCRIBE_TIMEOUT)
 
 
 @dataclass(slots=True)
@@ -93,9 +105,9 @@ class RouteUpdates:
 
     # Pushes
 
-    async def watch(self, stream: StreamName, on_routes: Callable[[Any], object]) -> RouteWatch:
-        """Watches the stream from now on. Returns when it is subscribed to pushes, if that is possible."""
-        watch = RouteWatch(stream, on_routes)
+    def watch(self, stream: StreamName, on_routes: Callable[[Any], object], look: Callable[[], object]) -> RouteWatch:
+        """Watches the stream from now on. A watch that begins before the metadata are asked for misses no change."""
+        watch = RouteWatch(stream, on_routes, look)
         watched = self._watched.get(stream)
         if watched is None:
             watched = self._watched[stream] = _Watched()
@@ -104,12 +116,8 @@ class RouteUpdates:
         watched.watches[watch] = None
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report())
-        if watched.subscribing is not None:
-            try:
-                await asyncio.wait([watched.subscribing], timeout=_SUBSCRIBE_TIMEOUT)
-            except asyncio.CancelledError:
-                self.end(watch)
-                raise
+            self._spawn(self._look())
+        watch.subscribing = watched.subscribing
         return watch
 
     def end(self, watch: RouteWatch) -> None:
@@ -195,8 +203,8 @@ class RouteUpdates:
 
     # The topology
 
-    async def ask(self, stream: StreamName) -> StreamRoutes | None:
-        """Returns the routes that some broker has applied. None: no broker answers, or it does not know the stream."""
+    async def ask(self, stream: StreamName) -> Topology | None:
+        """Returns the routes of the stream that some broker has applied, if it knows it. None: no broker answers."""
         if not self._api.cluster_id:
             return None  # the API has to find out the cluster first
         message = await self._request(self._subjects.topology(stream), TOPOLOGY.encode_request(streams=[stream]))
@@ -210,7 +218,16 @@ class RouteUpdates:
             return None
         if self._home is None:  # it is kept, because another broker would remember an old report of this client
             self._home = BrokerId(answer["home_broker"])
-        return next((routes for routes in answer["streams"] if routes["name"] == stream), None)
+        return answer
+
+    async def _look(self) -> None:
+        """Lets the watches of each stream look every LOOK_EVERY seconds, one stream after the other, for ever."""
+        while True:
+            streams = tuple(self._watched.values()) or (_Watched(),)
+            for watched in streams:
+                await asyncio.sleep(LOOK_EVERY / len(streams))
+                for watch in tuple(watched.watches):
+                    watch.look()
 
     # Reports
 

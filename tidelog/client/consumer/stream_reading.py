@@ -60,10 +60,6 @@ _log = logging.getLogger(__name__)
 ANSWER_OVERHEAD = 1024
 """Bytes of a message that an answer needs besides its batches."""
 MIN_ANSWER_BYTES = 16 << 10
-LOOK_EVERY = 15.0
-"""Seconds between two requests for the metadata, which are pushed as well."""
-LOOK_SOON = 0.25
-"""The same, while a partition waits for another whose cutover is not known."""
 VERSION_TIMEOUT = 5.0
 """Seconds for which metadata may not know the version of a batch. The broker that answers may be that far behind."""
 _LOOK_AGAIN = 0.1
@@ -139,7 +135,6 @@ class StreamReading:
         """Tasks that look positions up."""
         self._coming: set[asyncio.Task[None]] = set()
         """Tasks that begin partitions that a repartition has made."""
-        self._watching: asyncio.Task[None] | None = None
         self._route_watch: RouteWatch | None = None
         self._refresh_task: asyncio.Task[None] | None = None
         self._version_timeout = VERSION_TIMEOUT
@@ -370,13 +365,13 @@ class StreamReading:
     async def aclose(self) -> None:
         self._is_closed = True
         if self._route_watch is not None:
-            self._metadata.end_watch(self._route_watch)
+            self._metadata.updates.end(self._route_watch)
         tasks = [
             *self._looking_up,
             *self._coming,
             *(fetch.task for fetch in self._fetches.values()),
             *self._ended,
-            *(task for task in (self._refresh_task, self._watching) if task is not None),
+            *(() if self._refresh_task is None else (self._refresh_task,)),
         ]
         for task in tasks:
             task.cancel()
@@ -414,8 +409,9 @@ class StreamReading:
             self.progress.set()
 
     async def _learn_version(self, assigned: AssignedPartition, version: int) -> None:
-        """A batch has this partitioning version, which the metadata do not know: asks for them. In the order of keys,
-        returns when they know it, or have not for a while, since somebody may have invented it."""
+        """A batch has this partitioning version, which the metadata do not know, or not with all cutovers: asks for
+        them. In the order of keys, returns when they know it, or have not for a while, since somebody may have invented
+        it."""
         stream = self.stream
         if stream.order == "partition":
             assigned.accepted_version = version
@@ -433,6 +429,8 @@ class StreamReading:
             await asyncio.sleep(_LOOK_AGAIN)
             if stream.knows_version(assigned, version):
                 return
+        if assigned.lacks_cutover:
+            return  # its limit holds the batch back
         self._version_timeout = 0.0
         assigned.accepted_version = version
         _log.warning(
@@ -470,21 +468,10 @@ class StreamReading:
         self._learn(layout)
 
     async def _watch(self) -> None:
-        """Follows the layouts from now on."""
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._look_again_and_again())
-            self._route_watch = await self._metadata.watch(self._stream, self._on_routes)
-            if self._is_closed:
-                self._metadata.end_watch(self._route_watch)
-
-    async def _look_again_and_again(self) -> None:
-        clock = asyncio.get_running_loop().time
-        looked_at = clock()
-        while True:
-            await asyncio.sleep(LOOK_SOON)
-            if clock() >= looked_at + LOOK_EVERY or self.stream.lacks_cutover:
-                looked_at = clock()
-                self._refresh()
+        """Follows the layouts from now on. The first call returns when pushes are subscribed to."""
+        if self._route_watch is None:
+            self._route_watch = self._metadata.updates.watch(self._stream, self._on_routes, self._refresh)
+            await self._route_watch.subscribed()
 
     def _on_routes(self, layout: StreamMetadata) -> None:
         """Metadata were pushed, or another user of them has asked for them."""
@@ -497,14 +484,12 @@ class StreamReading:
 
     def _learn(self, layout: StreamMetadata) -> None:
         effects = self._state.learn(self.stream, layout, asyncio.get_running_loop().time())
-        if self._route_watch is not None and self.stream.metadata is not None:
-            self._route_watch.applied = self.stream.metadata.routing_generation
         for effect in effects:
             match effect:
                 case Stop(assigned):
                     self.end(assigned)
-                    if self._watching is None:  # look now and then: it may be made anew, or not be gone
-                        self._watching = asyncio.create_task(self._look_again_and_again())
+                    if self._route_watch is None:  # it may be made anew, or not be gone
+                        self._route_watch = self._metadata.updates.watch(self._stream, self._on_routes, self._refresh)
                 case Resume(assigned):
                     self._resume(assigned)
                 case MadeAnew(assigned):
@@ -515,6 +500,8 @@ class StreamReading:
                     pass
                 case _:
                     assert_never(effect)
+        if self._route_watch is not None and self.stream.metadata is not None:
+            self._route_watch.applied = self.stream.metadata.routing_generation
         if LayoutChanged() in effects:
             self.on_layout()
             self.progress.set()

@@ -241,6 +241,12 @@ class AssignedPartition:
         return sum(answer.takes_room for answer in self.fetched) < AHEAD
 
     @property
+    def lacks_cutover(self) -> bool:
+        """Whether it has to wait for another partition whose cutover is not known yet. A leader stores no batch that
+        names the new layout before it knows these cutovers."""
+        return self.limit is not None and NOT_REPORTED in self.limit.sources.values()
+
+    @property
     def has_records(self) -> bool:
         """Whether a record that was fetched is left, also if it may not be handed out at present."""
         return any(answer.has_more(self.last if answer is self._head else None) for answer in self.fetched)
@@ -364,12 +370,13 @@ class AssignedStream:
         return self.metadata is not None and len(self.metadata.layouts) > 1
 
     def knows_version(self, assigned: AssignedPartition, version: int) -> bool:
-        """Whether batches of this partitioning version can be handed out, and give no reason to ask for metadata."""
+        """Whether batches of this partitioning version give no reason to ask for metadata."""
         if self.metadata is None or self.key_order is None or version <= assigned.accepted_version:
             return True
         if self.order == "partition":
             return version <= self.metadata.partitioning_version
-        return version <= self.key_order.known_version(assigned.number)
+        is_held = assigned.lacks_cutover and version == self.key_order.newest
+        return version <= self.key_order.known_version(assigned.number) and not is_held
 
     @property
     def waiting(self) -> dict[AssignedPartition, Mapping[StreamPartition, int]]:
@@ -380,11 +387,6 @@ class AssignedStream:
             for assigned in self.limited
             if assigned.limit is not None and (assigned.position or 0) >= assigned.limit.offset
         }
-
-    @property
-    def lacks_cutover(self) -> bool:
-        """Whether a partition waits for another one whose cutover is not known yet."""
-        return any(NOT_REPORTED in sources.values() for sources in self.waiting.values())
 
     def on_group_committed(self, number: int, incarnation: int, offset: int) -> None:
         """The group has committed that incarnation of a partition up to `offset`, or its log begins there."""

@@ -186,7 +186,8 @@ class Producer(Generic[K, V]):
 
     async def _begin(self) -> None:
         if self._watch is None:
-            self._watch = await self._metadata.watch(self._stream, self._on_routes)
+            self._watch = self._metadata.updates.watch(self._stream, self._on_routes, self._upkeep.check_layout)
+            await self._watch.subscribed()
         layout = await self._metadata.refresh(self._stream)
         if is_internal(self._stream, layout.subject, self._subjects):
             raise bad(f"stream {self._stream!r} is Tidelog's own, and takes records from brokers only")
@@ -485,7 +486,7 @@ class Producer(Generic[K, V]):
 
     def _end_watch(self) -> None:
         if self._watch is not None:
-            self._metadata.end_watch(self._watch)
+            self._metadata.updates.end(self._watch)
             self._watch = None
 
     # Taking records

@@ -4,7 +4,7 @@
     a new controller: all streams, newest change first --REPEATED_PER_S--> published, while nothing is due
 
 A stream that changes several times before its turn is published once, in its newest state. Changes that do not concern
-routing, such as ISRs, settings and racks, move no `routing_generation` and are not pushed. Pushes get a bounded share
+routing, such as ISRs and settings, move no `routing_generation` and are not pushed. Pushes get a bounded share
 of the loop's time (`tidelog.nats.pace`) and MAX_BYTES_PER_S. A push that NATS does not take at the moment stays due.
 
 nats-server reads nothing more of a connection while it delivers a message to thousands. So after WINDOW pushes one to
@@ -26,12 +26,10 @@ from time import thread_time
 
 from metadata.cluster.model import Changes, Stream
 from metadata.commands.cluster_state import ClusterState
-from metadata.controller.descriptions import metadata_form
 from tidelog.nats.pace import Pace
 from wire.errors import CLUSTER_HEADER, TidelogError
 from wire.internal_streams import is_internal
 from wire.messaging.transport import Transport
-from wire.operations.json_codec import encoding
 from wire.subjects import Subjects
 from wire.turns import Steps, in_turns
 from wire.types import BrokerId, Generation, StreamName
@@ -100,7 +98,7 @@ class DuePushes:
 
 
 class Pushes:
-    """See the module. `labels`: the newest labels of the brokers. `now`: the loop's time."""
+    """See the module. `routes` encodes the routes of a stream. `now`: the loop's time."""
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class Pushes:
         state: ClusterState,
         transport: Transport,
         subjects: Subjects,
-        labels: Callable[[], Mapping[BrokerId, Mapping[str, str]]],
+        routes: Callable[[Stream], Steps[bytes]],
         now: Callable[[], float],
         work_time: Callable[[], float] = thread_time,
     ) -> None:
@@ -116,7 +114,7 @@ class Pushes:
         self._state = state
         self._transport = transport
         self._subjects = subjects
-        self._labels = labels
+        self._routes = routes
         self._now = now
         self._pace = Pace(now, work_time)
         self._due = DuePushes()
@@ -210,7 +208,7 @@ class Pushes:
             self._due.published(name, None)
             return True
         try:
-            body = await in_turns(self._encoded(self._state.streams[name]))
+            body = await in_turns(self._routes(self._state.streams[name]))
             if not self._is_controller:
                 return True
             headers = {CLUSTER_HEADER: self._state.cluster_id}
@@ -227,10 +225,6 @@ class Pushes:
         if generation == self._generation(name):  # a stream that has changed meanwhile stays due
             self._due.published(name, generation)
         return True
-
-    def _encoded(self, stream: Stream) -> Steps[bytes]:
-        form = yield from metadata_form(self._state, stream, self._labels())
-        return (yield from encoding(form))
 
     async def _delivered(self) -> None:
         """Returns when NATS has delivered all pushes, or after WINDOW_S."""

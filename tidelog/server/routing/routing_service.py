@@ -56,7 +56,7 @@ class RoutingRequests:
         """Streams that are being repartitioned."""
         self.unqueued = 0
         """Requests dropped because their queue was full."""
-        self._pages = TopologyPages(
+        self.pages = TopologyPages(
             metadata.state,
             metadata.broker_id,
             subjects,
@@ -95,7 +95,7 @@ class RoutingRequests:
 
     def observe(self, changes: Changes) -> None:
         """Takes the changes of an applied command, or of a snapshot."""
-        self._pages.on_changes(changes)
+        self.pages.on_changes(changes)
         for name in {*changes.repartitioned, *(key.stream for key in changes.gone)}:
             stream = self._metadata.state.streams.get(name)
             if stream is not None and stream.repartition is not None:
@@ -136,8 +136,8 @@ class RoutingRequests:
                 " ask again, another broker may answer",
                 [RETRY_AFTER_MS.of(int(1000 * RETRY_AFTER_S))],
             )
-        self._pages.max_payload = self._transport.max_payload
-        return await self._pages.page(message.data)
+        self.pages.max_payload = self._transport.max_payload
+        return await self.pages.page(message.data)
 
     async def _tell_stream(self, message: Message) -> bytes:
         """Returns the routes of the stream that the subject names, for which NATS has let the client ask."""

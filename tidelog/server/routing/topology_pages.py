@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from metadata.cluster.model import Changes, Stream
 from metadata.commands.cluster_state import ClusterState
-from metadata.controller.descriptions import metadata_form
+from metadata.controller.descriptions import routes_form
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
 from wire.operations import json_codec
@@ -73,7 +73,7 @@ class TopologyPages:
             if len(streams) + len(too_large) >= request.limit:
                 following = last
                 break
-            routes = yield from self._routes(stream)
+            routes = yield from self.routes(stream)
             yield 1
             if HEAD_BYTES + len(routes) > self.max_payload:
                 too_large.append(name)
@@ -112,13 +112,13 @@ class TopologyPages:
         # One name more than the page has shows whether there are more.
         return self._names[first : first + request.limit + 1]
 
-    def _routes(self, stream: Stream) -> Steps[bytes]:
-        """Returns `StreamRoutes` without racks, encoded."""
+    def routes(self, stream: Stream) -> Steps[bytes]:
+        """Returns `StreamRoutes`, encoded."""
         kept, generation = self._kept.get(stream.name), self._state.generation
         if kept is None:
             self._newest[stream.name] = own = object()
-            form = yield from metadata_form(self._state, stream, {})
-            rest = {key: value for key, value in form.items() if key not in ("generation", "racks")}
+            form = yield from routes_form(self._state, stream)
+            rest = {key: value for key, value in form.items() if key != "generation"}
             kept = (yield from json_codec.encoding(rest))[:-1]
             if self._newest.get(stream.name) is own:  # the stream has not changed meanwhile
                 del self._newest[stream.name]

@@ -10,7 +10,7 @@ import pytest
 from metadata.cluster.model import Partition
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller import Phase
-from metadata.controller.descriptions import describe_form, metadata_form
+from metadata.controller.descriptions import describe_form, routes_form
 from metadata.controller.leader_rebalancing import SHORTEST_PAUSE_S
 from metadata.raft.types import MAX_COMMAND_BYTES
 from tests.turns import finished
@@ -377,7 +377,7 @@ def test_a_stream_has_a_partitioner_for_its_life(controller: Controller, asked: 
     assert controller.cluster.apply(create(controller, partitioner=asked)).code is None
     state = controller.cluster.state
     stream = state.streams[StreamName("t")]
-    assert finished(metadata_form(state, stream, {}))["partitioner"] == made
+    assert finished(routes_form(state, stream))["partitioner"] == made
     assert finished(describe_form(stream, {}, {}))["partitioner"] == made
     again = ClusterState()
     again.restore(state.snapshot())

@@ -27,7 +27,7 @@ async def test_a_new_stream_reaches_its_replicas_and_is_described_with_progress(
         assert sorted(partition["leader"] for partition in form["partitions"]) == ["a", "b", "c"]
         await until(lambda: all(len(broker.views) == 3 for broker in world.brokers.values()))
         assert (await world.api("stream.list"))["streams"][0]["name"] == "s"
-        known = await world.api("metadata", stream="s")
+        known = (await world.api("metadata", stream="s"))["streams"][0]
         assert [partition["leader_epoch"] for partition in known["partitions"]] == [1, 1, 1]
         assert await world.api("stream.delete", name="s") == {}
         await until(lambda: all(len(broker.gone) == 3 for broker in world.brokers.values()))

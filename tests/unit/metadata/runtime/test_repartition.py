@@ -45,7 +45,7 @@ async def test_a_stream_grows_and_keys_go_to_all_of_it() -> None:
         assert (status["phase"], status["done"], status["of"], status["waiting"]) == ("cutover", 3, 3, [])
         assert (status["adopted"], status["adoption_timeout_s"]) == (None, 30.0)
         assert status["done_for_s"] is not None
-        routes = await world.api("metadata", stream="s")
+        routes = (await world.api("metadata", stream="s"))["streams"][0]
         assert [layout["partitions"] for layout in routes["layouts"]] == [3, 6]
         form = await world.api("cluster.status")
         assert [each["stream"] for each in form["repartitions"]] == ["s"]

@@ -24,7 +24,7 @@ from wire.error_details import LAST_OFFSET, VERSION
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.layouts import NOT_REPORTED
 from wire.messaging.transport import Message
-from wire.operations.api_operations import OPERATIONS, StreamDescription
+from wire.operations.api_operations import OPERATIONS, StreamDescription, Topology
 from wire.partition_messages.append import decode_append
 from wire.partition_messages.replication import encode_header
 from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, FetchRequest
@@ -89,13 +89,16 @@ class FakeBroker:
         self.silent: set[str] = set()
         self.asked: list[str | None] = []
         """The replica asked for records or positions; None: the leader."""
+        self.racks: dict[str, str] = {}
         self.streams_made = 0
         self.producers_made = 0
         self.producer_keys = producer_keys(CLUSTER)
         self.identity: tuple[int, int] | None = None
         self._waiting: list[tuple[tuple[str, int], FetchRequest, str, asyncio.TimerHandle]] = []
         self._api: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "metadata": lambda body: self._stream(body["stream"]),
+            "metadata": lambda body: blank(
+                Topology, cluster_id=CLUSTER, home_broker="b1", streams=[self._stream(body["stream"])], racks=self.racks
+            ),
             "stream.create": self._create,
             "stream.delete": self._delete,
             "stream.list": lambda _: {

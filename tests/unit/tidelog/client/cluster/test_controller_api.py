@@ -290,7 +290,7 @@ async def test_impossible_requests_are_refused_before_they_are_sent(cluster: Clu
 
 async def test_metadata_requests_that_come_together_share_an_answer(cluster: Cluster) -> None:
     transport, broker, client = cluster
-    seen = answer(transport, "metadata", broker.streams["s"])
+    seen = answer(transport, "metadata", broker._api["metadata"]({"stream": "s"}))
     layouts = await asyncio.gather(*(client.metadata("s") for _ in range(20)))
     assert len(seen) == 1
     assert list(layouts[0].partitions) == [0, 1]

@@ -49,8 +49,7 @@ class Brokers:
         self.asked.append(names)
         known = [self.told or self.broker.streams[name] for name in names if name in self.broker.streams]
         answer = {"cluster_id": CLUSTER, "generation": 9, "home_broker": self.home, "too_large": [], "next": None}
-        told = [{key: value for key, value in routes.items() if key != "racks"} for routes in known]
-        self._answer(message, {**answer, "streams": told})
+        self._answer(message, {**answer, "streams": known})
 
     def _on_report(self, message: Message) -> None:
         self.reports.append(json.loads(message.data))
@@ -79,6 +78,15 @@ async def test_a_producer_goes_by_a_pushed_layout_before_anything_is_refused(bro
         receipt = await producer.send(b"1", key=b"k")
         assert receipt.partition == crc32c(b"k") % 5
     assert [request.partitioning_version for request, _ in broker.appends] == [1, 2]
+
+
+async def test_a_lost_push_is_made_good_by_the_next_look(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.02)
+    async with brokers.client.producer("three") as producer, brokers.client.producer("s"):
+        await producer.send(b"0", key=b"k")
+        brokers.broker.repartition("three", 5)
+        await until(lambda: producer._routes.newest.version == 2)
+        await until(lambda: brokers.reports[-1]["streams"].get("three") == 101)
 
 
 async def test_pushes_are_subscribed_to_before_the_stream_is_asked_for(brokers: Brokers) -> None:
@@ -113,7 +121,7 @@ async def test_pushes_are_subscribed_to_before_the_stream_is_asked_for(brokers: 
 async def test_a_push_that_cannot_be_of_the_stream_changes_nothing(brokers: Brokers, forged: dict[str, Any]) -> None:
     heard: list[StreamMetadata] = []
     cache = brokers.client._metadata
-    await cache.watch(S, heard.append)
+    await cache.updates.watch(S, heard.append, lambda: None).subscribed()
     known = await cache.get("three")
     brokers.push(**{"routing_generation": 50, **forged})
     await delivered()
@@ -123,7 +131,7 @@ async def test_a_push_that_cannot_be_of_the_stream_changes_nothing(brokers: Brok
 
 async def test_a_later_life_of_the_stream_is_asked_for(brokers: Brokers) -> None:
     cache = brokers.client._metadata
-    await cache.watch(S, lambda _: None)
+    await cache.updates.watch(S, lambda _: None, lambda: None).subscribed()
     known = await cache.get("three")
     brokers.push(incarnation=known.incarnation + 9, routing_generation=50)
     await delivered()
@@ -133,7 +141,7 @@ async def test_a_later_life_of_the_stream_is_asked_for(brokers: Brokers) -> None
 
 async def test_a_fetched_answer_takes_the_place_of_a_pushed_one(brokers: Brokers) -> None:
     cache = brokers.client._metadata
-    await cache.watch(S, lambda _: None)
+    await cache.updates.watch(S, lambda _: None, lambda: None).subscribed()
     await cache.get("three")
     brokers.push(routing_generation=1 << 60)
     await delivered()
@@ -143,7 +151,7 @@ async def test_a_fetched_answer_takes_the_place_of_a_pushed_one(brokers: Brokers
 
 async def test_a_push_that_contradicts_an_invented_one_leads_to_the_controller(brokers: Brokers) -> None:
     cache = brokers.client._metadata
-    await cache.watch(S, lambda _: None)
+    await cache.updates.watch(S, lambda _: None, lambda: None).subscribed()
     await cache.get("three")
     brokers.push(routing_generation=1 << 60)
     await delivered()
@@ -177,7 +185,7 @@ async def test_routes_are_asked_of_any_broker_once_the_cluster_is_known(brokers:
 
 
 async def test_the_controller_is_asked_by_the_program_and_for_racks(brokers: Brokers) -> None:
-    brokers.broker.streams["three"]["racks"] = {"b1": "east"}
+    brokers.broker.racks = {"b1": "east"}
     client = brokers.client
     for _ in range(2):
         assert (await client.metadata("three")).racks == {"b1": "east"}
@@ -257,15 +265,14 @@ async def test_a_client_that_reads_and_writes_no_more_says_so(brokers: Brokers) 
 
 async def test_a_report_waits_for_the_one_who_goes_by_the_oldest_routes(brokers: Brokers) -> None:
     cache = brokers.client._metadata
-    slow = await cache.watch(S, lambda _: None)
-    fast = await cache.watch(S, lambda _: None)
+    slow, fast = (cache.updates.watch(S, lambda _: None, lambda: None) for _ in range(2))
     await cache.get("three")
     slow.applied, fast.applied = 3, 8
-    assert cache._updates.applied() == {"three": 3}
+    assert cache.updates.applied() == {"three": 3}
     slow.applied = 0
-    assert cache._updates.applied() == {}
-    cache.end_watch(slow)
-    assert cache._updates.applied() == {"three": 8}
+    assert cache.updates.applied() == {}
+    cache.updates.end(slow)
+    assert cache.updates.applied() == {"three": 8}
 
 
 async def test_a_change_that_comes_while_a_report_is_on_its_way_is_reported_at_once(
@@ -317,7 +324,7 @@ async def test_many_pushes_at_once_are_decoded_a_few_times(brokers: Brokers, mon
     monkeypatch.setattr(route_updates, "PUSH_GAP", 0.01)
     heard: list[int] = []
     cache = brokers.client._metadata
-    await cache.watch(S, lambda told: heard.append(told.routing_generation))
+    await cache.updates.watch(S, lambda told: heard.append(told.routing_generation), lambda: None).subscribed()
     await cache.get("three")
     for generation in range(2, 200):
         brokers.push(routing_generation=generation)

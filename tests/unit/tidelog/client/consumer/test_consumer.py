@@ -469,7 +469,7 @@ async def test_a_follower_that_comes_into_sync_is_read_from(
 )
 async def test_the_nearest_replica_is_read_from(replicated: Cluster, rack: str, asked: set[str]) -> None:
     _, broker, client = replicated
-    broker.streams["s"]["racks"] = {"b1": "east", "b2": "west", "b3": "north", "b4": "west"}
+    broker.racks = {"b1": "east", "b2": "west", "b3": "north", "b4": "west"}
     for _ in range(3):
         found = await numbers(client.consume("s", stop="latest", read_from="nearest", rack=rack))
         assert found == list(range(100))
@@ -478,7 +478,7 @@ async def test_the_nearest_replica_is_read_from(replicated: Cluster, rack: str, 
 
 async def test_the_leader_is_read_from_while_the_nearest_replica_does_not_serve(replicated: Cluster) -> None:
     _, broker, client = replicated
-    broker.streams["s"]["racks"] = {"b1": "east", "b2": "west", "b3": "north"}
+    broker.racks = {"b1": "east", "b2": "west", "b3": "north"}
     broker.followers["b2"] = TidelogError(Code.UNAVAILABLE, "is not in sync")
     assert await numbers(client.consume("s", stop="latest", read_from="nearest", rack="west")) == list(range(100))
     assert of_followers(broker) == {"b2"}
@@ -490,7 +490,7 @@ async def test_a_rack_that_becomes_known_is_read_from(replicated: Cluster, monke
     monkeypatch.setattr("tidelog.client.consumer.follower_sources.REST_NS", 0)
     async with client.consume("s", stop=101, read_from="nearest", rack="west") as consumer:
         reading = asyncio.create_task(numbers(consumer))
-        broker.streams["s"]["racks"] = {"b2": "west"}
+        broker.racks = {"b2": "west"}
         async with asyncio.timeout(30):
             while "b2" not in broker.asked:  # noqa: ASYNC110 - a list is no event
                 await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import CLUSTER, Cluster, FakeBroker
 from tidelog.client.base.exceptions import BadRequest, OffsetOutOfRange
 from tidelog.client.base.read_positions import AtTime
+from tidelog.client.cluster import route_updates
 from tidelog.client.consumer import stream_reading
 from tidelog.client.consumer.consumer import Consumer
 from tidelog.client.consumer.subscription_state import DOUBT, AssignedStream
@@ -23,8 +24,7 @@ from wire.types import StreamName
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.02)
 
 
 def seed(broker: FakeBroker, partition: int, count: int, stream: str = "three") -> None:
@@ -81,7 +81,7 @@ async def test_what_was_removed_of_a_new_partition_before_it_was_read_is_missed(
 async def test_a_batch_of_a_later_version_is_looked_up_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 600)
     _, broker, client = cluster
     async with client.consume("three") as consumer:
         broker.repartition("three", 4)
@@ -104,7 +104,7 @@ async def test_what_ends_at_the_present_end_picks_nothing_up(cluster: Cluster) -
 
 
 async def test_up_to_a_time_new_partitions_count(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 600)
     _, broker, client = cluster
     seed(broker, 0, 3)
     async with client.consume("three", stop=AtTime(1000)) as consumer:
@@ -191,7 +191,9 @@ async def test_batches_come_in_order_too(cluster: Cluster) -> None:
         assert [batch.partition async for batch in consumer.batches()] == [0, 1]
 
 
-async def test_a_cutover_that_is_not_told_yet_is_waited_for(cluster: Cluster) -> None:
+async def test_a_cutover_that_is_not_told_yet_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of the new layout shows that it will be known soon."""
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 600)
     _, broker, client = cluster
     seed(broker, 0, 5, "s")
     broker.repartition("s", 2, told=False)
@@ -273,7 +275,7 @@ async def test_partitions_that_are_gone_have_nothing_left_to_read(cluster: Clust
 
 
 async def test_a_push_tells_of_new_partitions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 600)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 600)
     transport, broker, client = cluster
     async with client.consume("three") as consumer:
         broker.repartition("three", 4)

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.group.members_world import World, take, until
-from tidelog.client.consumer import stream_reading
+from tidelog.client.cluster import route_updates
 from tidelog.client.group import group_gate, group_partitions
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
@@ -28,8 +28,7 @@ from wire.types import StreamName
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """With the stream `s` of two partitions, and five records in each."""
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.02)
     monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
     monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.01)
     transport, broker, client = make()

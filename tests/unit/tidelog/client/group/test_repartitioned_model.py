@@ -29,6 +29,7 @@ from tests.unit.tidelog.client.group.members_world import World
 from tidelog.client.base.exceptions import NotAssigned
 from tidelog.client.base.records import Record
 from tidelog.client.client import Client
+from tidelog.client.cluster import route_updates
 from tidelog.client.consumer import stream_reading
 from tidelog.client.consumer.subscription_state import AssignedStream, SubscriptionState
 from tidelog.client.group import group_gate, group_session
@@ -211,8 +212,7 @@ def ran(seed: int, *, alone: bool = False) -> Scenario:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_session, "LEAVE_TIMEOUT", 0.2)
-    monkeypatch.setattr(stream_reading, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(stream_reading, "LOOK_SOON", 0.01)
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.05)
     monkeypatch.setattr(stream_reading, "_LOOK_AGAIN", 0.01)
     monkeypatch.setattr(group_gate, "ASK_EVERY", 0.01)
     monkeypatch.setattr(group_gate, "_LOOK_EVERY", 0.02)

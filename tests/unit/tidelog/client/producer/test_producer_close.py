@@ -139,7 +139,7 @@ async def test_what_did_not_start_or_was_never_started_is_not_kept_by_the_client
     await asyncio.sleep(0)
     gc.collect()
     assert [made() for made in left if made() is not None] == []
-    assert not client._metadata._updates._watched
+    assert not client._metadata.updates._watched
 
 
 async def test_a_member_that_did_not_learn_the_cluster_is_not_kept_and_can_join_later(

@@ -204,7 +204,7 @@ async def test_a_repartition_waits_for_a_transaction_that_is_open_and_for_no_oth
 
         async def told() -> bool:
             now = await client._metadata.refresh("three")
-            return client._metadata._updates.applied() == {"three": now.routing_generation}
+            return client._metadata.updates.applied() == {"three": now.routing_generation}
 
         await producer.begin()
         await producer.send("three", b"a", key=b"k")

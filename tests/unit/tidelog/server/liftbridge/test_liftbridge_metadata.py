@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from grpc import StatusCode
 
-from metadata.controller.descriptions import metadata_form
+from metadata.controller.descriptions import routes_form
 from tests.turns import finished
 from tests.unit.metadata.cluster_bench import CLUSTER_ID, Cluster
 from tidelog.client.cluster.metadata_cache import StreamMetadata
@@ -46,7 +46,7 @@ class Controller:
     async def metadata(self, name: str) -> StreamMetadata:
         self.asked += 1
         state = self._cluster.state
-        return StreamMetadata.of(finished(metadata_form(state, state.streams[StreamName(name)], {})), CLUSTER_ID)
+        return StreamMetadata.of(finished(routes_form(state, state.streams[StreamName(name)])), CLUSTER_ID, {})
 
 
 class Producer:
@@ -82,7 +82,7 @@ class World:
     async def target(self, partition: int, *, known: int, expected: int = 0) -> int:
         """Where a record for `partition` goes, by a producer that knows `known` partitions."""
         layout = StreamMetadata.of(
-            finished(metadata_form(self.cluster.state, self.cluster.state.streams[STREAM], {})), CLUSTER_ID
+            finished(routes_form(self.cluster.state, self.cluster.state.streams[STREAM])), CLUSTER_ID, {}
         )
         place = Place(cast("Any", Producer(known)), layout)
         request = pb.PublishRequest(stream="s", partition=partition, expectedOffset=expected)

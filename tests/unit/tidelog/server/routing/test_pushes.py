@@ -13,10 +13,10 @@ from tests.fake_nats import FakeTransport, Hub
 from tests.unit.metadata.cluster_bench import CLUSTER_ID, Cluster
 from tidelog.server.routing import pushes
 from tidelog.server.routing.pushes import DuePushes, Pushes
+from tidelog.server.routing.topology_pages import TopologyPages
 from wire.errors import CLUSTER_HEADER
 from wire.internal_streams import GROUPS
 from wire.messaging.transport import Message
-from wire.notation import RACK_LABEL
 from wire.operations import json_codec
 from wire.operations.api_operations import StreamRoutes
 from wire.subjects import Subjects
@@ -31,14 +31,16 @@ class World:
         self.cluster = Cluster("a", "b", "c")
         self.transport = FakeTransport(Hub())
         loop = asyncio.get_running_loop()
-        labels = {BrokerId("a"): {RACK_LABEL: "north"}}
+        pages = TopologyPages(self.cluster.state, "a", Subjects(), lambda: 0, 1 << 20)
+        self.on_changes = pages.on_changes
         self.pushes = Pushes(
-            BrokerId("a"), self.cluster.state, self.transport, Subjects(), lambda: labels, loop.time, lambda: 0.0
+            BrokerId("a"), self.cluster.state, self.transport, Subjects(), pages.routes, loop.time, lambda: 0.0
         )
 
     def applied(self, *outcomes: Outcome) -> None:
         for outcome in outcomes:
             assert outcome.code is None, outcome.message
+            self.on_changes(outcome.changes)
             self.pushes.observe(outcome.changes)
 
     def create(self, name: str, partitions: int = 1) -> None:
@@ -78,7 +80,6 @@ async def test_a_push_has_the_routes_and_names_the_cluster(world: World) -> None
     assert headers == {CLUSTER_HEADER: CLUSTER_ID}
     assert routes["routing_generation"] == world.cluster.state.streams[StreamName("s")].routing_generation
     assert [partition["leader"] for partition in routes["partitions"]] == ["a", "a"]
-    assert routes.get("racks") == {"a": "north"}
 
 
 async def test_what_moves_no_routes_is_not_pushed(world: World) -> None:
@@ -290,13 +291,13 @@ async def test_a_stream_that_changes_while_its_routes_are_encoded_is_pushed_agai
     world.pushes.on_controller(True)
     assert await world.quiet() == ["s"]
     began = asyncio.Event()
-    encoded = world.pushes._encoded
+    encoded = world.pushes._routes
 
     def noted(stream: Stream) -> Steps[bytes]:
         began.set()
         return encoded(stream)
 
-    world.pushes._encoded = noted  # type: ignore[method-assign]
+    world.pushes._routes = noted
     world.applied(world.cluster.die("a"))
     async with asyncio.timeout(PATIENCE_S):
         await began.wait()

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from metadata.cluster.model import Outcome
-from metadata.controller.descriptions import metadata_form
+from metadata.controller.descriptions import routes_form
 from tests.turns import finished
 from tests.unit.metadata.cluster_bench import CLUSTER_ID, Cluster
 from tidelog.server.routing.topology_pages import HEAD_BYTES, TopologyPages
 from wire.errors import Code, TidelogError
 from wire.internal_streams import GROUPS
 from wire.operations import json_codec
-from wire.operations.stream_routes import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TOPOLOGY, Topology
+from wire.operations.api_operations import Topology
+from wire.operations.stream_routes import MAX_PAGE, MAX_STREAMS_ASKED, MAX_TOPOLOGY_REQUEST_BYTES, TOPOLOGY
 from wire.subjects import Subjects
 from wire.turns import LOOKS
 from wire.types import StreamName
@@ -52,12 +53,12 @@ class Pages:
         return found
 
 
-async def test_routes_are_those_of_the_controllers_operation_without_racks() -> None:
+async def test_routes_are_those_of_the_controllers_operation() -> None:
     world = Pages()
     world.create("s", partitions=3)
     page = await world.ask()
-    form = finished(metadata_form(world.cluster.state, world.cluster.state.streams[StreamName("s")], {}))
-    assert page["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
+    form = finished(routes_form(world.cluster.state, world.cluster.state.streams[StreamName("s")]))
+    assert page["streams"] == [form]
     assert (page["cluster_id"], page["generation"], page["home_broker"]) == (
         CLUSTER_ID,
         world.cluster.state.generation,
@@ -89,8 +90,8 @@ async def test_a_change_is_in_the_next_answer_and_so_is_the_generation() -> None
         assert outcome.code is None
         world.pages.on_changes(outcome.changes)
         page = await world.ask(streams=["s"])
-        form = finished(metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {}))
-        assert page["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
+        form = finished(routes_form(cluster.state, cluster.state.streams[StreamName("s")]))
+        assert page["streams"] == [form]
         assert page["generation"] == cluster.state.generation
 
 
@@ -111,8 +112,8 @@ async def test_steps_of_a_repartition_are_in_the_next_answer() -> None:
         outcome = step()
         assert outcome.code is None
         world.pages.on_changes(outcome.changes)
-        form = finished(metadata_form(cluster.state, cluster.state.streams[StreamName("s")], {}))
-        assert (await world.ask())["streams"] == [{key: value for key, value in form.items() if key != "racks"}]
+        form = finished(routes_form(cluster.state, cluster.state.streams[StreamName("s")]))
+        assert (await world.ask())["streams"] == [form]
 
 
 async def test_pages_go_on_where_the_one_before_ended() -> None:
