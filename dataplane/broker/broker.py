@@ -27,6 +27,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -39,8 +40,10 @@ from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.leading.publish_gaps import PublishGaps
-from dataplane.broker.replica import Replica
+from dataplane.broker.replica import DamageCounters, Replica
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter, counts
+from dataplane.broker.roles.request_prologue import RequestCounters
 from dataplane.broker.upkeep.compaction_job import Compaction
 from dataplane.broker.upkeep.housekeeping import Housekeeping, SnapshotJob
 from dataplane.broker.upkeep.hw_checkpoints import HighWatermarkCheckpoints
@@ -75,6 +78,19 @@ _log = logging.getLogger(__name__)
 
 OF_REPLICA: Final = 4
 """Looks that a replica takes which is told."""
+
+
+@dataclass
+class DiskCounters(Counters):
+    times_full: int = counter(
+        "times",
+        "the disk became too full for records: leaderships and ISR memberships were given up",
+    )
+    times_disk_hung: int = counter(
+        "times",
+        "a sync did not return for longer than `replica_max_lag_time`: the same; more than once is a disk"
+        " to be replaced",
+    )
 
 
 class ReplicaNews:
@@ -196,7 +212,7 @@ class Broker:
         self._closed = False
         for replica in replicas:
             self._add(replica)
-            context.counters.damage_found += int(replica.is_damaged)
+            context.the(DamageCounters).damage_found += int(replica.is_damaged)
 
     # ------------------------------------------------------------------ life
     async def start(self) -> None:
@@ -359,7 +375,7 @@ class Broker:
         try:
             notification.ParseFromString(message.data)
         except DecodeError as e:
-            self.context.counters.bad_requests += 1
+            self.context.the(RequestCounters).bad_requests += 1
             _log.warning("dropped a notification that does not decode: %s", e)
             return
         replica = self._by_name.get((notification.stream, notification.partition))
@@ -378,11 +394,11 @@ class Broker:
     def _on_room(self, room: Room) -> None:
         is_full = room is Room.FULL
         if is_full:
-            self.context.counters.times_full += 1
+            self.context.the(DiskCounters).times_full += 1
         self._news.tell(lambda replica: replica.on_space(is_full))
 
     def _on_disk(self, hangs: bool) -> None:
-        self.context.counters.times_disk_hung += int(hangs)
+        self.context.the(DiskCounters).times_disk_hung += int(hangs)
         self._news.tell(lambda replica: replica.on_disk(hangs))
 
     # ------------------------------------------------------------------ status
@@ -479,7 +495,7 @@ class Broker:
             "leaders": leaders,
             "failed": sorted(failed),
             "damaged": sorted(damaged),
-            "counters": self.context.counters.as_dict(),
+            "counters": counts(self.context),
             "bytes_on_disk": bytes_on_disk,
             "traffic": self.context.traffic.report(self.context.now()),
             "publish_gaps": self._gaps.status(),

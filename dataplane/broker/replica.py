@@ -26,7 +26,7 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,9 @@ from dataplane.broker.leading.leader_driver import LeaderDriver, begin_leader_ep
 from dataplane.broker.reading.damaged_replica import DamagedReplica
 from dataplane.broker.reading.readable_role import ConsumerListener
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.id_keeper import IdKeeper
-from dataplane.broker.roles.role import Role, RoleSetup
+from dataplane.broker.roles.role import Role, RoleCounters, RoleSetup
 from dataplane.broker.upkeep.housekeeping import Visit
 from dataplane.broker.upkeep.hw_checkpoints import CheckpointDue
 from dataplane.log.partition_log import LogConfig, PartitionLog
@@ -113,6 +114,12 @@ def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, 
         key, damage.sound_end, damage.known_end, mode.value, damage.reason,
     )  # fmt: skip
     return report
+
+
+@dataclass
+class DamageCounters(Counters):
+    damage_found: int = counter("logs", "logs that were found [damaged](operations.md#damage), at a start or later")
+    damage_repaired: int = counter("logs", "damaged logs that were repaired")
 
 
 class Replica:
@@ -281,7 +288,7 @@ class Replica:
         if effects:
             self.history.tell(f"its log is damaged: {reason}", context.now())
             _log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
-            context.counters.damage_found += 1
+            context.the(DamageCounters).damage_found += 1
         self._run(effects, context)
 
     def fail(self, reason: str, context: BrokerContext) -> None:
@@ -351,7 +358,7 @@ class Replica:
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
             self.key, context.broker, effect.reason, self.history,
         )  # fmt: skip
-        context.counters.withdrawals += 1
+        context.the(RoleCounters).withdrawals += 1
         context.metadata.withdraw(
             Withdrawal(
                 key=self.key,
@@ -512,7 +519,7 @@ class Replica:
         )
         self._on_quarantined(report)
         self._high_watermark = partition_log.high_watermark
-        context.counters.damage_repaired += 1
+        context.the(DamageCounters).damage_repaired += 1
 
     def _on_quarantined(self, report: dict[str, Any]) -> None:
         self._quarantined = [*self._quarantined, report][-MAX_EVENTS:]

@@ -19,7 +19,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import dataplane.broker.broker  # noqa: F401 - with it all features declare their counters
 from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.broker.roles.counters import declared_counters
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
 from scripts.reference.docs_bounds import BOUNDS
@@ -84,6 +86,12 @@ def client_options(config: type[Any]) -> Callable[[], str]:
         )
 
     return make
+
+
+def counters() -> str:
+    return _table(
+        ("counter", "it counts", "unit"), ((f"`{name}`", meaning, unit) for name, unit, meaning in declared_counters())
+    )
 
 
 def api_operations() -> str:
@@ -272,6 +280,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),
     "storage-settings": section(StorageSettings),
+    "counters": counters,
     "append-request": field_rows("AppendRequest"),
     "client-messages": message_rows("tidelog.proto", "AppendResponse", "FetchRequest"),
     "group-messages": message_rows(

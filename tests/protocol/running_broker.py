@@ -18,7 +18,7 @@ from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.roles.broker_context import BrokerContext
-from dataplane.broker.roles.role import RoleSetup
+from dataplane.broker.roles.role import RoleCounters, RoleSetup
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.group_commit import QuickSyncable, Syncable
 from dataplane.replica.leader.leader import Leader
@@ -493,9 +493,9 @@ def told_drivers(replicas: ReplicaSet) -> tuple[type[LeaderDriver], type[Followe
                 replicas.carries_out(self.context.broker, effect, partial(super()._run, [effect]))
 
         def _append(self, high_watermark: Offset) -> None:
-            refused = self.context.counters.refused_no_space
+            refused = self.context.the(RoleCounters).refused_no_space
             super()._append(high_watermark)
-            if self.context.counters.refused_no_space > refused:
+            if self.context.the(RoleCounters).refused_no_space > refused:
                 replicas.tell(self.context.broker, "no room for what came")
 
     return ToldLeader, ToldFollower

@@ -710,7 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a full disk is taken for a broken disk",
-        (FollowerDriver._append, "self.context.counters.refused_no_space += 1", 'self.fail("full")'),
+        (FollowerDriver._append, "self.context.the(RoleCounters).refused_no_space += 1", 'self.fail("full")'),
         rules=("R38",),
         scenario="full disks",
     ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
@@ -19,7 +20,8 @@ from dataplane.broker.following.leader_answers import (
 )
 from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.reading.readable_role import ReadableRole
-from dataplane.broker.roles.role import RoleSetup
+from dataplane.broker.roles.counters import Counters, counter
+from dataplane.broker.roles.role import RoleCounters, RoleSetup
 from dataplane.log.storage.group_commit import SMALL_BYTES
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.replica.consumers import ConsumerFetch
@@ -53,6 +55,18 @@ CACHED_BYTES = 16 << 20
 another follower, asks for them when this replica leads next. More memory is better spent on the logs that are led."""
 
 _T = TypeVar("_T")
+
+
+@dataclass
+class FollowerCounters(Counters):
+    leader_reports: int = counter("times", "leaders that were reported to the controller because they did not answer")
+    losses_reported: int = counter(
+        "times",
+        "leaders that were reported because they lack committed records which are here",
+    )
+    truncations: int = counter("times", "logs that were cut at a change of leader")
+    truncated_records: int = counter("records", "records that were cut off; they were not committed")
+    skip_ahead_total: int = counter("times", "logs that were begun anew at a leader's log start")
 
 
 class FollowerDriver(ReadableRole):
@@ -194,13 +208,13 @@ class FollowerDriver(ReadableRole):
         finally:
             self._batches = None
         if answer.error is not None and self.core.stopped is answer.error:
-            self.context.counters.answers_too_large += 1
+            self.context.the(RoleCounters).answers_too_large += 1
             if stopped is None:
                 _log.error("partition %s: nothing is copied from the leader: %s", self.view.key, answer.error.message)
         self.timer.schedule()
 
     def _note_bad_answer(self, error: CorruptData) -> None:
-        self.context.counters.bad_answers += 1
+        self.context.the(RoleCounters).bad_answers += 1
         _log.warning("partition %s: refused an answer of the leader: %s", self.view.key, error)
 
     def _finds_no_leader(self, message: Message, now: float) -> bool:
@@ -259,11 +273,11 @@ class FollowerDriver(ReadableRole):
                 case StartOver():
                     self.spawn(self._start_over())
                 case ReportLeader(report):
-                    self.context.counters.leader_reports += 1
+                    self.context.the(FollowerCounters).leader_reports += 1
                     self.context.metadata.report_leader(report)
                 case ReportLoss(loss):
                     assert isinstance(self.core.state, Diverged)
-                    self.context.counters.losses_reported += 1
+                    self.context.the(FollowerCounters).losses_reported += 1
                     _log.error("partition %s: %s", self.view.key, self.core.state.error.message)
                     self.context.metadata.report_loss(loss)
                 case ServeConsumer():
@@ -332,7 +346,7 @@ class FollowerDriver(ReadableRole):
         try:
             self.context.space.append(self.log, [data], headers)
         except NoSpace:  # the core hears of the disk from `on_space`, and asks for this again when there is room
-            self.context.counters.refused_no_space += 1
+            self.context.the(RoleCounters).refused_no_space += 1
             return
         except (LogDamaged, InvariantViolation) as e:
             self.fail(f"append failed: {e}")
@@ -375,8 +389,8 @@ class FollowerDriver(ReadableRole):
             return
         if end is None:
             return
-        self.context.counters.truncations += 1
-        self.context.counters.truncated_records += before - end
+        self.context.the(FollowerCounters).truncations += 1
+        self.context.the(FollowerCounters).truncated_records += before - end
         _log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
@@ -397,7 +411,7 @@ class FollowerDriver(ReadableRole):
                 )
             )
         except CorruptData as e:
-            context.counters.bad_answers += 1
+            context.the(RoleCounters).bad_answers += 1
             _log.warning("partition %s: refused the leader's state at offset %d: %s", self.view.key, effect.offset, e)
             if not self.ended:
                 self._run(self.core.on_bad_snapshot(context.now()))
@@ -408,7 +422,7 @@ class FollowerDriver(ReadableRole):
             return
         if start is None:
             return
-        context.counters.skip_ahead_total += 1
+        context.the(FollowerCounters).skip_ahead_total += 1
         _log.warning(
             "partition %s: the log ended at %d here and cannot go on as the leader's does; it begins anew at offset"
             " %d, with leader epochs %s and %d producers",

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.roles.role_answers import AppendReply
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
@@ -85,6 +86,7 @@ class AppendRequests:
         self._role = role
         self._context = role.context
         self._bounds = role.context.the(BoundsOfAll)
+        self._counters = role.context.the(PublishCounters)
         self._core = core
         self._appending = appending
         self._rules = appending.rules
@@ -166,7 +168,7 @@ class AppendRequests:
     def _queue_up(self, batch: ClientBatch) -> None:
         full = self._why_full(batch.size)
         if full is not None:
-            self._context.counters.dropped_decode_queue += 1
+            self._counters.dropped_decode_queue += 1
             self._refuse(
                 batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("decode_queue")])
             )
@@ -245,7 +247,7 @@ class AppendRequests:
                 batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("held_appends")])
             )
             return
-        self._context.counters.held_appends += 1
+        self._counters.held_appends += 1
         self._held.append((self._context.now() + min(HOLD_S, self._timeout(batch.request)), batch))
         self._count_held(batch.size)
         self._schedule()
@@ -323,7 +325,7 @@ class AppendRequests:
         self._core.quota.take(content.header.record_count, content.header.size, now)
         response = AppendResponse(base_offset=header.base_offset, leader_epoch=self._role.leader_epoch)
         if store.repeated:
-            self._context.counters.repeated_records += len(store.repeated)
+            self._counters.repeated_records += len(store.repeated)
             _name_originals(response, store.repeated)
         effects = self._await(batch, header.end_offset, response, now)
         self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
@@ -334,7 +336,7 @@ class AppendRequests:
             base_offset=answer.base, leader_epoch=self._role.leader_epoch, duplicate=answer.is_duplicate
         )
         if not answer.is_duplicate:
-            self._context.counters.repeated_records += len(answer.repeated)
+            self._counters.repeated_records += len(answer.repeated)
         _name_originals(response, answer.repeated)
         self._run(self._await(batch, answer.end, response, self._context.now()))
 
@@ -354,9 +356,9 @@ class AppendRequests:
                 except CorruptData as e:
                     self._refuse(batch, corrupt_batch(e))
                     return
-            self._context.counters.add(counter, count)
+            self._counters.add(counter, count)
         elif counter is not None:
-            self._context.counters.add(counter, 1)
+            self._counters.add(counter, 1)
             if counter != _BY_VERSION:
                 _log.warning("partition %s: refused a batch: %s", self._role.view.key, error)
         # A request that names its LeaderEpoch is stored by no other leader: the refusal is its outcome.

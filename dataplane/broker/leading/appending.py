@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, OpenBatch, envelope_waits, envelope_waits_for_all
 from dataplane.broker.leading.waiting_answers import ExpectationReply, WaitingAnswers
 from dataplane.broker.reading.readable_role import ReadableRole
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.id_keeper import IdKeeper
+from dataplane.broker.roles.role import RoleCounters
 from dataplane.broker.roles.role_answers import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
@@ -60,6 +63,51 @@ ENVELOPE_BYTES: Final = 2048
 """The same for an envelope."""
 
 
+@dataclass
+class PublishCounters(Counters):
+    records_in: int = counter("records", "records of clients that were stored by leaders here")
+    batches_in: int = counter("batches", "batches of clients that were stored by leaders here")
+    bytes_in: int = counter("bytes", "bytes of the batches that `batches_in` counts")
+    dropped_refused: int = counter(
+        "records",
+        "plain publishes that were not stored, by back-pressure, a read-only stream, want of a lease, or for another"
+        " reason without a counter; publishers without a reply subject are not told",
+    )
+    dropped_too_large: int = counter("records", "plain publishes and envelopes above the [bound](#bounds) of a record")
+    dropped_corrupt_envelope: int = counter("messages", "envelopes that do not decode")
+    dropped_corrupt_batch: int = counter("batches", "batches of clients that do not decode")
+    dropped_too_dense: int = counter(
+        "messages",
+        "batches of clients that say too much in too few bytes, and plain publishes and envelopes with too"
+        " many headers ([bounds](#bounds))",
+    )
+    dropped_bad_headers: int = counter("records", "plain publishes and envelopes whose headers nobody could read")
+    dropped_decode_queue: int = counter(
+        "batches",
+        "batches of clients that found too many waiting for the decoding thread",
+    )
+    dropped_over_quota: int = counter(
+        "records",
+        'plain publishes, and records of producers with `acks="none"`, above a [quota](security.md#quotas);'
+        " they are lost",
+    )
+    appends_over_quota: int = counter("batches", "batches of other producers above a quota, which are sent again")
+    repeated_records: int = counter(
+        "records",
+        "records that were not stored again, because one with their [message id](jetstream.md#ids) is in the log",
+    )
+    stale_partitioning_total: int = counter(
+        "batches",
+        "batches of producers that had not heard of a [repartition](routing.md), and were sent again to the"
+        " new partitions",
+    )
+    held_appends: int = counter(
+        "batches",
+        "batches that came before this broker had heard of a repartition, and waited",
+    )
+    unproven_appends: int = counter("batches", "batches under a producer id that is not proven to be the sender's own")
+
+
 class Appending:
     """One leader's publishes. `run` carries effects of the core out."""
 
@@ -68,6 +116,7 @@ class Appending:
     ) -> None:
         self._role = role
         self._context = role.context
+        self._counters = role.context.the(PublishCounters)
         self._log = role.log
         self._core = core
         self.run = run
@@ -163,7 +212,7 @@ class Appending:
         self.repetitions.stored(taken.ids, header)
         now, level = self._context.now(), self._level
         base, end = header.base_offset, header.end_offset
-        self._context.counters.repeated_records += taken.repeated
+        self._counters.repeated_records += taken.repeated
         effects: list[LeaderEffect] = []
         for runs in filter(None, (taken.replies, taken.repetitions)):
             token = BareReplies([(Offset(base + place), run) for place, run in runs], level.is_local)
@@ -181,7 +230,7 @@ class Appending:
 
     def _on_not_stored(self, taken: OpenBatch, error: TidelogError) -> None:
         """Nothing of the open batch is in the log."""
-        self._context.counters.dropped_refused += taken.batch.record_count + taken.repeated
+        self._counters.dropped_refused += taken.batch.record_count + taken.repeated
         for _, run in (*taken.replies, *taken.repetitions):
             self.refuse(run, error)
         for _, message, _ in taken.envelopes:
@@ -202,7 +251,7 @@ class Appending:
         try:
             self._context.space.append(self._log, parts, [header])
         except NoSpace as e:
-            self._context.counters.refused_no_space += 1
+            self._context.the(RoleCounters).refused_no_space += 1
             return TidelogError(Code.NO_SPACE, f"{self._context.broker} has no room for {self._role.view.key}: {e}")
         except LogDamaged as e:
             self._role.fail(f"append failed: {e}")
@@ -215,7 +264,7 @@ class Appending:
             now = self._context.now()
             self._role.traffic.on_in(batch.record_count, header.size, now)
             if not self.is_internal:
-                counters = self._context.counters
+                counters = self._counters
                 counters.batches_in += 1
                 counters.records_in += batch.record_count
                 counters.bytes_in += header.size
@@ -253,23 +302,23 @@ class Appending:
         )
 
     def on_refused(self, replies: Replies, error: TidelogError, count: int) -> None:
-        self._context.counters.add(_counter_of(error), count)
+        self._counters.add(_counter_of(error), count)
         _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, count, error)
         if self._role.view.config.reply_acks and not self._role.ended:
             self.refuse(replies, error)
 
     def on_envelope_refused(self, message: EnvelopeMessage, error: TidelogError) -> None:
-        self._context.counters.add(_counter_of(error), 1)
+        self._counters.add(_counter_of(error), 1)
         _log.warning("partition %s: dropped an envelope: %s", self._role.view.key, error)
         self._refuse_envelope(message, error)
 
     def on_denied(self, reply: bytes, refusal: Refuse) -> None:
         over_quota = is_over_quota(refusal.error)
-        self._context.counters.add("dropped_over_quota" if over_quota else "dropped_refused", 1)
+        self._counters.add("dropped_over_quota" if over_quota else "dropped_refused", 1)
         self._waiting.refuse(reply, refusal)
 
     def on_repetition(self, publisher: bytes | EnvelopeMessage | None, answer: AnswerWith) -> None:
-        self._context.counters.repeated_records += 1
+        self._counters.repeated_records += 1
         original = answer.repeated[0]
         if isinstance(publisher, bytes):
             token = BareReplies([(original, [publisher])], self._level.is_local, is_repetition=True, is_counted=True)

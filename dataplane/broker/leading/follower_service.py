@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from dataplane.broker.leading.appending import Appending
 from dataplane.broker.reading.readable_role import ReadableRole
+from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.log_errors import LogDamaged
 from dataplane.replica.leader.leader import Leader
@@ -159,7 +160,7 @@ class FollowerService:
     # Keeps R11.
     async def verify(self, offset: Offset, reason: str) -> None:
         """A follower refused the answer from `offset` on: read our own copy again, which may be damaged."""
-        self._context.counters.bad_answers += 1
+        self._context.the(RoleCounters).bad_answers += 1
         _log.warning("partition %s: a follower refused what lies at offset %d: %s", self._role.view.key, offset, reason)
         if offset >= self._log.log_end_offset:
             return

@@ -33,6 +33,7 @@ from dataplane.broker.leading.transaction_marks import TransactionMarks
 from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.reading.readable_role import ReadableRole
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.role import RoleSetup, RoleSubscriptions, Subscribe
 from dataplane.broker.roles.role_answers import LocalReply, MarkReply
 from dataplane.encryption.bodies import OVERHEAD
@@ -79,6 +80,12 @@ from wire.types import (
 )
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class LeaderCounters(Counters):
+    elections_won: int = counter("times", "leaderships that began here")
+    isr_proposals: int = counter("times", "changes of an ISR that leaders here asked for")
 
 
 class PlainSubjects:
@@ -288,7 +295,7 @@ class LeaderDriver(ReadableRole):
     async def start(self) -> None:
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
-        context.counters.elections_won += 1
+        context.the(LeaderCounters).elections_won += 1
         # Before the first publish is heard: a publisher that got no answer from the leader before sends it again.
         if not await IdLearning(self).learn(context.executor):
             return
@@ -538,7 +545,7 @@ class LeaderDriver(ReadableRole):
                 case Notify(replica):
                     self._notify(replica)
                 case ProposeIsr(change):
-                    self.context.counters.isr_proposals += 1
+                    self.context.the(LeaderCounters).isr_proposals += 1
                     # Without a controller the same change is proposed again every second.
                     if self._logged_proposal != (change.expected_epoch, change.new_isr):
                         self._logged_proposal = (change.expected_epoch, change.new_isr)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.replica.leader.partitioning import takes_plain
 from wire.internal_streams import is_of_internal
 from wire.operations.api_operations import PublishGap
@@ -29,6 +30,14 @@ _log = logging.getLogger(__name__)
 
 KEPT = 16
 """The newest gaps, to look at."""
+
+
+@dataclass
+class GapCounters(Counters):
+    publish_gaps: int = counter(
+        "times",
+        "times at which plain publishes may have been missed, because the connection was lost",
+    )
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class PublishGaps:
         gap = self._gaps[-1] if self._gaps and self._gaps[-1].ended_ns is None else None
         if not connected:
             if gap is None and (partitions := sum(map(self._is_published_to, self._led()))):
-                self._context.counters.publish_gaps += 1
+                self._context.the(GapCounters).publish_gaps += 1
                 self._gaps.append(Gap(self._context.time_ns(), None, partitions, "the connection was lost"))
         elif gap is not None:
             gap.ended_ns = self._context.time_ns()

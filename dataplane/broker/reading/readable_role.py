@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.request_prologue import Requests
-from dataplane.broker.roles.role import Role, RoleSetup
+from dataplane.broker.roles.role import Role, RoleCounters, RoleSetup
 from dataplane.broker.roles.role_answers import Answers, PeerAnswers
 from dataplane.encryption.bodies import BatchCipher
 from dataplane.log.partition_log import PartitionLog
@@ -60,6 +61,16 @@ MAX_SERVED_BYTES: Final = 16 << 20
 ANSWER_COST: Final = 8 << 10
 """Bytes that could be sent in the time that an answer takes, however small it is."""
 SERVED_RETRY_MS: Final = 20
+
+
+@dataclass
+class ReadCounters(Counters):
+    dropped_waiting_fetches: int = counter("requests", "consumers that found too many others waiting for records")
+    dropped_hot_reads: int = counter(
+        "requests",
+        "consumers that found too much sent to others in the same turn of the event loop",
+    )
+    dropped_cold_reads: int = counter("requests", "consumers that found too many others waiting for the disk")
 
 
 class ServingTurn:
@@ -222,7 +233,7 @@ class ReadableRole(Role):
             self._answer_reader(reader, offset, end)
             return
         if self._serving.is_over:
-            self.context.counters.dropped_hot_reads += 1
+            self.context.the(ReadCounters).dropped_hot_reads += 1
             self.answers.error(
                 inbox,
                 TidelogError(
@@ -282,7 +293,7 @@ class ReadableRole(Role):
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
         assert isinstance(effect.token, Reader)
         if effect.error.code is Code.BACKPRESSURE:
-            self.context.counters.dropped_waiting_fetches += 1
+            self.context.the(ReadCounters).dropped_waiting_fetches += 1
         self.answers.error(effect.token.inbox, effect.error)
 
     def _serve(self, effect: ServeConsumer) -> None:
@@ -355,7 +366,7 @@ class ReadableRole(Role):
         except TidelogError as error:
             refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")
             transport.publish(inbox, [refusal_body], headers=refusal.to_headers())
-            self.context.counters.answers_too_large += 1
+            self.context.the(RoleCounters).answers_too_large += 1
             self.log.swapping.has_too_large_batch = True
             if self._too_large_at != offset:
                 self._too_large_at = offset
@@ -412,7 +423,7 @@ class ReadableRole(Role):
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
         if len(self._cold_reads) >= MAX_COLD_READS:
             reading.close()
-            self.context.counters.dropped_cold_reads += 1
+            self.context.the(ReadCounters).dropped_cold_reads += 1
             self.answers.error(
                 inbox,
                 TidelogError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeVar
 
 from dataplane.broker.disk.disk_watch import DiskWatch
@@ -135,98 +135,6 @@ class OfBroker(Protocol):
 _Kind = TypeVar("_Kind", bound=OfBroker)
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts of dropped and refused messages, and of unusual steps. Each is logged as well, rate limited."""
-
-    records_in: int = 0
-    """Records of clients, as `batches_in` and `bytes_in`."""
-    batches_in: int = 0
-    bytes_in: int = 0
-    dropped_too_large: int = 0
-    dropped_corrupt_envelope: int = 0
-    dropped_corrupt_batch: int = 0
-    dropped_too_dense: int = 0
-    """Clients' batches that say too much in too few bytes, and plain publishes and envelopes with too many headers."""
-    dropped_bad_headers: int = 0
-    """Plain publishes and envelopes whose headers no reader could read."""
-    dropped_decode_queue: int = 0
-    """Clients' batches that found too many in front of the decoding thread."""
-    dropped_waiting_fetches: int = 0
-    """Consumers that found too many others waiting for records."""
-    dropped_hot_reads: int = 0
-    """Consumers that found too much sent to others in the same turn of the event loop."""
-    dropped_cold_reads: int = 0
-    """Consumers that found too many others waiting for the disk."""
-    dropped_refused: int = 0
-    """Plain publishes that could not be appended (back-pressure, read-only, lease)."""
-    repeated_records: int = 0
-    """Not stored again, because a record with their message id is in the log."""
-    dropped_over_quota: int = 0
-    """Plain publishes above a quota of their stream, and records of `.append` requests that want no answer."""
-    appends_over_quota: int = 0
-    """`.append` requests above one that are told so; clients send them again."""
-    stale_partitioning_total: int = 0
-    """`.append` requests that name an older partitioning version, or a partition that takes no records."""
-    held_appends: int = 0
-    """`.append` requests that waited until their partitioning version was applied here."""
-    unproven_appends: int = 0
-    """`.append` requests under a producer id that is not proven to be the sender's own."""
-    publish_gaps: int = 0
-    """Losses of the connection on which clients publish: see `dataplane.broker.leading.publish_gaps`."""
-    bad_requests: int = 0
-    requests_of_other_clusters: int = 0
-    """Clients' requests that name another cluster in this namespace."""
-    bad_answers: int = 0
-    answers_too_large: int = 0
-    """Answers that were larger than a message of NATS: a follower's, a consumer's, or one that came here as an error.
-    """
-    truncations: int = 0
-    truncated_records: int = 0
-    skip_ahead_total: int = 0
-    isr_proposals: int = 0
-    leader_reports: int = 0
-    losses_reported: int = 0
-    """Leaders that were reported because they lack committed records which are here."""
-    withdrawals: int = 0
-    elections_won: int = 0
-    housekeeping_failures: int = 0
-    segments_ended_by_age: int = 0
-    retention_segments: int = 0
-    """Removed because they had outlived their stream's limits."""
-    retention_bytes: int = 0
-    damage_found: int = 0
-    """Logs that were found damaged, at a start or later."""
-    damage_repaired: int = 0
-    scrubbed_bytes: int = 0
-    scrub_passes: int = 0
-    """Logs that were read to the end, without damage."""
-    refused_no_space: int = 0
-    """Publishes (a batch counts as one) and replicated batches that were not written for want of room."""
-    times_full: int = 0
-    """The disk became too full for records: leaderships and ISR memberships were given up."""
-    times_disk_hung: int = 0
-    """A sync did not return for longer than `replica_max_lag_time`: the same."""
-    evicted_segments: int = 0
-    evicted_bytes: int = 0
-    compaction_passes: int = 0
-    compaction_overtaken: int = 0
-    compaction_segments: int = 0
-    """Replaced by smaller ones."""
-    compaction_records: int = 0
-    """Removed: there is a newer one of their key."""
-    compaction_bytes: int = 0
-    """Given back."""
-    compaction_left_whole: int = 0
-    """Batches that compaction could not rewrite without making them larger; counted in each pass that meets them."""
-
-    def add(self, name: str, amount: int) -> None:
-        setattr(self, name, getattr(self, name) + amount)
-
-    def as_dict(self) -> dict[str, int]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
 @dataclass(slots=True, kw_only=True)
 class BrokerContext:
     broker: BrokerId
@@ -261,7 +169,6 @@ class BrokerContext:
     loop: asyncio.AbstractEventLoop
     time_ns: Callable[[], int]
     storage: StorageSettings = field(default_factory=StorageSettings)
-    counters: Counters = field(default_factory=Counters)
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
     """What clients send and are sent, without that of internal streams."""
     cluster_id: str = ""

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.role_answers import Answers, PeerAnswers
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message
@@ -37,6 +39,18 @@ ClientRequest: TypeAlias = AppendRequest | FetchRequest
 
 def _no_body() -> Buffer:
     return b""
+
+
+@dataclass
+class RequestCounters(Counters):
+    bad_requests: int = counter(
+        "messages",
+        "requests to replicas that do not decode, or that ask for what no request may",
+    )
+    requests_of_other_clusters: int = counter(
+        "messages",
+        "clients' requests that name another cluster in this namespace",
+    )
 
 
 class Requests:
@@ -105,7 +119,7 @@ class Requests:
     def is_for_another(self, request: ClientRequest) -> bool:
         """A leader of another cluster, or of a later life, shares the subject, and answers."""
         if request.cluster_id and request.cluster_id != self._context.cluster_id:
-            self._context.counters.requests_of_other_clusters += 1
+            self._context.the(RequestCounters).requests_of_other_clusters += 1
             return True
         return self.is_outlived(request)
 
@@ -129,6 +143,6 @@ class Requests:
         self._refuse_bad(kind, message, why, self._peer_answers)
 
     def _refuse_bad(self, kind: str, message: Message, why: str, answers: Answers | PeerAnswers) -> None:
-        self._context.counters.bad_requests += 1
+        self._context.the(RequestCounters).bad_requests += 1
         _log.warning("partition %s: dropped a bad request: the %s request %s", self._key, kind, why)
         answers.error(message.reply, TidelogError(Code.BAD_REQUEST, f"the {kind} request {why}"))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
 from dataplane.broker.roles.broker_context import BrokerContext
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
@@ -20,6 +21,27 @@ from dataplane.replica.traffic import TrafficMeter
 from wire.errors import InvariantViolation
 from wire.messaging.transport import BulkHandler, GuardedBulk, Message, MessageHandler, Subscription
 from wire.types import LeaderEpoch, Offset, PartitionView, Withdrawal
+
+
+@dataclass
+class RoleCounters(Counters):
+    bad_answers: int = counter(
+        "messages",
+        "answers of leaders that followers here refused, and answers of leaders here that a follower refused",
+    )
+    answers_too_large: int = counter(
+        "messages",
+        "answers that NATS does not carry ([max_payload](operations.md#the-size-of-messages))",
+    )
+    refused_no_space: int = counter(
+        "batches",
+        "publishes and replicated batches that were not written for want of room",
+    )
+    withdrawals: int = counter(
+        "times",
+        "replicas that failed, and left their ISR; more than a few an hour on a quiet cluster mean slow connections or"
+        " disks, as of `elections_won`, `isr_proposals`, `leader_reports`",
+    )
 
 
 class SyncRequests:
@@ -391,7 +413,7 @@ class Role(ABC):
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
             self.view.key, self.context.broker, reason, self.history,
         )  # fmt: skip
-        self.context.counters.withdrawals += 1
+        self.context.the(RoleCounters).withdrawals += 1
         self.context.metadata.withdraw(
             Withdrawal(key=self.view.key, broker=self.context.broker, expected_epoch=self.view.epoch, reason=reason)
         )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dataplane.broker.roles.counters import Counters, counter
 from dataplane.log.storage.files import is_no_space
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from wire.errors import CorruptData
@@ -35,6 +36,36 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NOTHING_PURGED = Offset(0)
+
+
+@dataclass
+class UpkeepCounters(Counters):
+    housekeeping_failures: int = counter("times", "jobs of the housekeeping that failed, and are tried again")
+    segments_ended_by_age: int = counter("segments", "newest segments that were ended for their age")
+    retention_segments: int = counter(
+        "segments",
+        "segments that were removed because they had outlived their stream's limits",
+    )
+    retention_bytes: int = counter("bytes", "bytes of the segments that `retention_segments` counts")
+    evicted_segments: int = counter("segments", "segments that were removed early, for want of room")
+    evicted_bytes: int = counter("bytes", "bytes of the segments that `evicted_segments` counts")
+    scrubbed_bytes: int = counter("bytes", "bytes of logs that were read again, to find damage")
+    scrub_passes: int = counter("logs", "logs that were read to the end without damage")
+    compaction_passes: int = counter("times", "passes of compaction that ended")
+    compaction_overtaken: int = counter(
+        "times",
+        "passes of compaction that were given up, because the log was cut meanwhile",
+    )
+    compaction_segments: int = counter("segments", "segments that compaction replaced by smaller ones")
+    compaction_records: int = counter(
+        "records",
+        "records that compaction removed, because there is a newer one of their key",
+    )
+    compaction_bytes: int = counter("bytes", "bytes that compaction gave back")
+    compaction_left_whole: int = counter(
+        "batches",
+        "batches that compaction could not rewrite without making them larger; counted in each pass that meets them",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +97,7 @@ class Progress:
     more: bool = False
     """There is more to do now."""
     counted: Mapping[str, int] = field(default_factory=dict)
-    """To be added to the counters of that name."""
+    """Name of one of `UpkeepCounters` -> what is added to it."""
     then: Callable[[], None] | None = None
     """To be called on the loop thread."""
 
@@ -154,7 +185,7 @@ class Housekeeping:
             try:
                 more = await self._visit(key, choose)
             except Exception:  # noqa: BLE001 - it is logged, and the other replicas are visited
-                self._context.counters.housekeeping_failures += 1
+                self._context.the(UpkeepCounters).housekeeping_failures += 1
                 _log.exception("partition %s: housekeeping met a bug; it is tried again", key)
                 more = []
             if more:
@@ -185,7 +216,7 @@ class Housekeeping:
         try:
             progress = await asyncio.shield(step)  # cancelled here, the step goes on, and `close` waits for it
             for name, amount in progress.counted.items():
-                context.counters.add(name, amount)
+                context.the(UpkeepCounters).add(name, amount)
             if progress.then is not None and not visit.stop.is_set():
                 progress.then()
             if (replica := self._replicas.get(visit.key)) is not None:
@@ -198,7 +229,7 @@ class Housekeeping:
                 _log.warning("partition %s: no room for %s; it is tried again: %s", visit.key, job.name, error)
                 context.space.look_soon()
             else:
-                context.counters.housekeeping_failures += 1
+                context.the(UpkeepCounters).housekeeping_failures += 1
                 _log.exception("partition %s: housekeeping: %s failed; it is tried again", visit.key, job.name)
             return False
         finally:
@@ -210,7 +241,7 @@ class Housekeeping:
         replica = self._replicas.get(visit.key)
         if replica is None or visit.stop.is_set():
             return  # closed meanwhile: its log takes no more writes
-        self._context.counters.housekeeping_failures += 1
+        self._context.the(UpkeepCounters).housekeeping_failures += 1
         if isinstance(error, CorruptData):
             replica.on_damage(f"{job.name}: {error}", self._context)
         else:

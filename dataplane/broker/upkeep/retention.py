@@ -25,7 +25,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-from dataplane.broker.upkeep.housekeeping import Progress
+from dataplane.broker.upkeep.housekeeping import Progress, UpkeepCounters
 from dataplane.log.segments.index import NO_TIMESTAMP
 from dataplane.log.segments.retention_limits import NS_PER_MS, Limits, expired, newest_record
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
@@ -117,8 +117,8 @@ class Eviction:
             if (replica := self._replicas.get(visit.key)) is not None:
                 replica.on_log_start()
         if segments:
-            context.counters.evicted_segments += segments
-            context.counters.evicted_bytes += freed
+            context.the(UpkeepCounters).evicted_segments += segments
+            context.the(UpkeepCounters).evicted_bytes += freed
             _log.warning(
                 "evicted the oldest %d segments, %d bytes, of %d partitions, for want of room; %d bytes were wanted",
                 segments, freed, len(touched), wanted,

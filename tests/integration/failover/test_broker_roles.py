@@ -23,7 +23,7 @@ from dataplane.broker.broker import Broker, open_replicas
 from dataplane.broker.disk.space_watch import SpaceWatch
 from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.broker.following.follower_driver import FollowerDriver
-from dataplane.broker.leading.appending import ENVELOPE_BYTES
+from dataplane.broker.leading.appending import ENVELOPE_BYTES, PublishCounters
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.broker.roles.broker_context import BrokerContext
@@ -329,7 +329,7 @@ async def test_publishes_while_a_log_cannot_be_written_to_are_counted(a: Node, c
         client.publish(SUBJECT, [b"plain"])
     await client.flush()
     await until(lambda: role.ended)
-    counters = a.context.counters
+    counters = a.context.the(PublishCounters)
     await until(lambda: counters.records_in + counters.dropped_refused == 10)
 
 
@@ -390,7 +390,7 @@ async def test_a_stream_acknowledged_by_its_leader_alone_promises_nothing_withou
         sync_done(durable_end)
 
     role._on_synced = synced  # type: ignore[method-assign]
-    counters = a.context.counters
+    counters = a.context.the(PublishCounters)
     with pytest.raises(TimeoutError):
         await publish(client, timeout=0.3)
     await until(lambda: not a.metadata.lease, "the sync")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from dataplane.broker.broker import DiskCounters
 from metadata.cluster.references import key_of
 from tests.simulation.invariants.base import Commit, Invariant, Scene
 from wire.errors import InvariantViolation
@@ -73,7 +74,7 @@ class ElectionsHaveCause(Invariant):
     def _check_its_disk(self, key: PartitionKey, olds: Mapping[PartitionKey, Partition]) -> None:
         old = olds.get(key)
         broker = self.brokers[old.leader].broker if old is not None and old.leader is not None else None
-        if broker is not None and not broker.context.counters.times_disk_hung:
+        if broker is not None and not broker.context.the(DiskCounters).times_disk_hung:
             self.broken(f"{key}: {old} lost its leader, whose disk has not hung")
 
     def _check(self, key: PartitionKey, olds: Mapping[PartitionKey, Partition]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dataplane.broker.following.follower_driver import FollowerDriver
+from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.storage.log_errors import LogDamaged
 from dataplane.replica.follower.follower_states import Reconciling
 from tests.unit.dataplane.broker.role_bench import EPOCH, Bench, Loop, view
@@ -53,7 +54,7 @@ async def test_a_batch_that_no_message_has_room_for_is_counted_and_logged(
         inbox, handler = list(bench.control.inboxes.items())[-1]
         handler(Message(inbox, encode_header(EPOCH, Offset(0)), headers=refusal.to_headers()))
         loop.run_to(loop.now + wait)
-    assert bench.context.counters.answers_too_large == 3
+    assert bench.context.the(RoleCounters).answers_too_large == 3
     assert role.core.stopped is not None
     assert role.core.stopped.message == refusal.message
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
@@ -77,7 +78,7 @@ async def test_a_refusal_whose_details_make_no_sense_is_asked_for_again_in_a_whi
     assert len(bench.control.sent) <= 2, "it asks at network speed"
     loop.run_to(loop.now + 0.3)
     assert len(bench.control.sent) in (2, 3)
-    assert bench.context.counters.bad_answers == (4 if code is Code.OFFSET_BEFORE_LOG else 0)
+    assert bench.context.the(RoleCounters).bad_answers == (4 if code is Code.OFFSET_BEFORE_LOG else 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert not role.ended
 
@@ -94,7 +95,7 @@ async def test_an_answer_about_epochs_whose_details_make_no_sense_changes_nothin
     refusal = {"Tidelog-Error": "FENCED_LEADER_EPOCH", "Tidelog-Leader-Epoch": text}
     handler(Message(inbox, b"", headers=refusal))
     assert role.core.state is state
-    assert bench.context.counters.bad_answers == 1
+    assert bench.context.the(RoleCounters).bad_answers == 1
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

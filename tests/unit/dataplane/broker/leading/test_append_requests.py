@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from dataplane.broker.leading.append_requests import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES_OF_ALL, AppendRequests
+from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll, ProducersOfAll
-from dataplane.broker.roles.broker_context import Counters
 from dataplane.replica.leader.append_rules import ClientBatch
 from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.replica_settings import ReplicaSettings
@@ -45,6 +45,7 @@ class Requests(AppendRequests):
         self.bugs: dict[str | None, Exception] = {}
         """By name of the batch: what appending it raises."""
         self.tasks: set[asyncio.Task[None]] = set()
+        self.counters = PublishCounters()
         self.bounds = BoundsOfAll(ProducersOfAll(0), Uncommitted(ReplicaSettings()))
         self.role = SimpleNamespace(
             ended=False,
@@ -54,8 +55,7 @@ class Requests(AppendRequests):
                 broker="b1",
                 loop=asyncio.get_running_loop(),
                 decoders=ThreadPoolExecutor(1),
-                counters=Counters(),
-                the=lambda _: self.bounds,
+                the=lambda kind: self.counters if kind is PublishCounters else self.bounds,
             ),
         )
         appending = SimpleNamespace(rules=None, admit=lambda _: None, record_limit=LIMIT_OF_RECORDS)
@@ -109,7 +109,7 @@ async def test_the_queue_is_bounded(requests: Requests) -> None:
     for number in range(MAX_QUEUED_BATCHES + 2):
         requests._take(received(str(number), heavy=True))
     assert requests.outcomes == [f"{MAX_QUEUED_BATCHES + more} BACKPRESSURE decode_queue" for more in (0, 1)]
-    assert requests.role.context.counters.dropped_decode_queue == 2
+    assert requests.counters.dropped_decode_queue == 2
     assert len(await requests.settled()) == MAX_QUEUED_BATCHES + 2
     requests._take(received("later", heavy=True))
     assert (await requests.settled())[-1] == "later 1000"

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver, begin_leader_epoch
 from dataplane.broker.replica import Replica
+from dataplane.broker.roles.request_prologue import RequestCounters
+from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.partition_log import LogConfig
 from dataplane.replica.replica_effects import ProposeIsr
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
@@ -156,7 +159,7 @@ async def test_an_answer_that_no_message_has_room_for_is_an_error_to_the_request
         assert error.code is Code.MESSAGE_TOO_LARGE
         assert f"what lies at offset 0 of {key}" in error.message
         assert "raise max_payload" in error.message
-    assert bench.context.counters.answers_too_large == 2
+    assert bench.context.the(RoleCounters).answers_too_large == 2
     await role.end("over")
 
 
@@ -284,7 +287,7 @@ async def test_of_appends_above_the_quota_records_are_dropped_where_nobody_is_to
         batch = builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
         request = b"".join(encode_append(AppendRequest(acks=AppendRequest.NONE), batch))
         bench.ingest.subscribed[subject](Message(subject, request, reply))
-    counters = bench.context.counters
+    counters = bench.context.the(PublishCounters)
     assert bench.log.log_end_offset == 5
     assert (counters.dropped_over_quota, counters.appends_over_quota) == ((0, 2) if reply else (10, 0))
     for told in (bench.context.traffic.report(bench.context.now()), role.traffic.report(bench.context.now())):
@@ -372,7 +375,7 @@ async def test_records_that_were_not_appended_are_refused_and_counted_at_the_end
     assert bench.log.log_end_offset == 1
     refused = [(to, code) for to, code, _ in refusals(bench) if to != "first"]
     assert refused == [(to, "OUTCOME_UNKNOWN") for to in ("id", "again", "envelope")]
-    assert bench.context.counters.dropped_refused == 23
+    assert bench.context.the(PublishCounters).dropped_refused == 23
 
 
 async def test_requests_of_another_clusters_clients_are_left_to_its_leader(bench: Bench) -> None:
@@ -393,7 +396,7 @@ async def test_requests_of_another_clusters_clients_are_left_to_its_leader(bench
         await turn()
         told = [subject for subject, _, _ in (*bench.control.sent, *bench.ingest.sent) if subject.startswith("inbox.")]
         assert len(told) == answers, cluster
-    assert bench.context.counters.requests_of_other_clusters == 3
+    assert bench.context.the(RequestCounters).requests_of_other_clusters == 3
     assert bench.log.log_end_offset == 2
     await role.end("over")
 

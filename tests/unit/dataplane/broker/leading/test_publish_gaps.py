@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.leading.publish_gaps import KEPT, PublishGaps
-from dataplane.broker.roles.broker_context import Counters
+from dataplane.broker.leading.publish_gaps import KEPT, GapCounters, PublishGaps
 from tests.views import KEY, A, partition_view
 from wire.subjects import Subjects
 from wire.types import PartitionView, StreamName
@@ -20,10 +19,10 @@ class Bench:
     def __init__(self) -> None:
         self.now = 1000
         self.led = self.streams(flights=3)
-        self.counters = Counters()
+        self.counters = GapCounters()
         self.ingest = SimpleNamespace(loss_reason="")
         context = SimpleNamespace(
-            time_ns=lambda: self.now, counters=self.counters, ingest=self.ingest, subjects=Subjects()
+            time_ns=lambda: self.now, the=lambda _: self.counters, ingest=self.ingest, subjects=Subjects()
         )
         self.gaps = PublishGaps(cast(Any, context), lambda: self.led)
 

@@ -11,6 +11,7 @@ import pytest
 
 from dataplane.broker.leading import append_requests
 from dataplane.broker.leading.append_requests import HOLD_S, MAX_HELD
+from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver, report_if_retired
 from dataplane.replica.leader.leadership import FollowerFetch
@@ -162,7 +163,7 @@ async def test_a_batch_of_an_older_version_is_not_stored_and_counted(scene: Scen
     await scene.sees(TOLD)
     token = scene.append(b"one", version=1)
     assert (scene.answer(token), scene.stamps) == ("STALE_PARTITIONING", [])
-    assert scene.bench.context.counters.stale_partitioning_total == 1
+    assert scene.bench.context.the(PublishCounters).stale_partitioning_total == 1
 
 
 @pytest.mark.parametrize("acks", [AppendRequest.LEADER, AppendRequest.NONE])
@@ -172,7 +173,7 @@ async def test_a_batch_of_an_older_version_is_not_stored_at_any_level(
     await scene.sees(AWAITED)
     scene.append(b"one", version=1, acks=acks)
     assert scene.stamps == []
-    assert scene.bench.context.counters.stale_partitioning_total == 1
+    assert scene.bench.context.the(PublishCounters).stale_partitioning_total == 1
 
 
 @pytest.mark.parametrize("state", [AWAITED, TOLD, LEAVES, LEFT, RETIRED])
@@ -223,7 +224,11 @@ async def test_a_batch_of_the_newest_version_is_held_until_the_cutover_is_told(s
     await scene.sees(TOLD)
     assert [scene.answer(first), scene.answer(second)] == ["0", "1"]
     assert scene.stamps == [(0, 2), (1, 2)]
-    assert (scene.bench.context.the(BoundsOfAll).bytes_held, scene.bench.context.counters.held_appends) == (0, 2)
+    context = scene.bench.context
+    assert (context.the(BoundsOfAll).bytes_held, context.the(PublishCounters).held_appends) == (
+        0,
+        2,
+    )
 
 
 async def test_a_batch_of_a_later_version_is_held_until_that_is_applied(scene: Scene) -> None:

@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 
 from dataplane.broker.leading import transaction_marks
+from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll, ProducersOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver, begin_leader_epoch
+from dataplane.broker.roles.request_prologue import RequestCounters
 from dataplane.encryption.keyring import Keyring
 from tests.tickets import add_proof_of, tickets
 from tests.unit.dataplane.broker.role_bench import Bench, view
@@ -113,7 +115,7 @@ async def test_a_transaction_is_written_and_ended(bench: Bench) -> None:
     assert header.marker is Marker.COMMIT
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (ONE, 1, 0)
     assert decode_control(data[at:]).type == ControlType.TRANSACTION_END
-    counters = bench.context.counters
+    counters = bench.context.the(PublishCounters)
     assert (counters.batches_in, counters.records_in) == (1, 1), "a marker is no record of a client"
     await role.end("over")
 
@@ -176,7 +178,7 @@ async def test_a_request_that_names_no_transaction_or_wants_no_answer_changes_no
     for inbox in ("ordinary", "negative", "beyond", "garbage"):
         assert told(bench, inbox) == [Code.BAD_REQUEST]
     assert bench.log.log_end_offset == 0
-    assert bench.context.counters.bad_requests == 4
+    assert bench.context.the(RequestCounters).bad_requests == 4
     handler = bench.control.subscribed[subject]
     role.begin_to_end("over")
     handler(Message(subject, EndTransactionRequest().SerializeToString(), "late"))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.upkeep.housekeeping import Visit
+from dataplane.broker.upkeep.housekeeping import UpkeepCounters, Visit
 from dataplane.broker.upkeep.retention import Eviction, oldest
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from wire.errors import CorruptData
@@ -99,8 +99,8 @@ def evict(*errors: Exception | None) -> tuple[int, list[list[str]]]:
     replicas = [FakeReplica(partition, error) for partition, error in enumerate(errors)]
 
     async def run() -> int:
-        counters = SimpleNamespace(evicted_segments=0, evicted_bytes=0)
-        context = SimpleNamespace(loop=asyncio.get_running_loop(), executor=None, counters=counters)
+        counters = UpkeepCounters()
+        context = SimpleNamespace(loop=asyncio.get_running_loop(), executor=None, the=lambda _: counters)
         return await Eviction(cast(Any, context), cast(Any, {each.key: each for each in replicas})).run(1000)
 
     return asyncio.run(run()), [each.met for each in replicas]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from dataplane.broker.disk.storage_settings import StorageSettings
-from dataplane.broker.roles.broker_context import Counters
-from dataplane.broker.upkeep.housekeeping import Housekeeping, Job, Progress, Visit
+from dataplane.broker.upkeep.housekeeping import Housekeeping, Job, Progress, UpkeepCounters, Visit
 from dataplane.log.storage.log_errors import LogDamaged
 from wire.stream_config import StreamConfig
 from wire.types import Incarnation, Offset, PartitionKey, StreamName
@@ -73,11 +72,12 @@ class FakeJob:
 class House:
     def __init__(self, *jobs: FakeJob, interval: float = LONG) -> None:
         self.executor = ThreadPoolExecutor(1)
+        counters = UpkeepCounters()
         self.context = SimpleNamespace(
             loop=asyncio.get_running_loop(),
             housekeeping=self.executor,
             storage=StorageSettings(housekeeping_interval=interval),
-            counters=Counters(),
+            the=lambda _: counters,
         )
         self.replicas = {key(n): FakeReplica(n) for n in range(3)}
         typed: list[Job] = list(jobs)
@@ -142,7 +142,7 @@ async def test_counts_are_added_and_the_rest_is_done_on_the_loop_thread() -> Non
     await house.until(lambda: len(threads) == 3)
     await house.until(lambda: all(replica.told for replica in house.replicas.values()))
     await house.close()
-    assert house.context.counters.retention_segments == 6
+    assert house.context.the(UpkeepCounters).retention_segments == 6
     assert set(threads) == {threading.get_ident()}
 
 
@@ -157,7 +157,7 @@ async def test_a_job_that_fails_stops_neither_the_others_nor_itself(caplog: pyte
     house.keeping.start()
     await house.until(lambda: failing.done.count(1) >= 2 and sound.done.count(1) >= 2)
     await house.close()
-    assert house.context.counters.housekeeping_failures >= 2
+    assert house.context.the(UpkeepCounters).housekeeping_failures >= 2
     assert "s/1: housekeeping: failing failed" in caplog.text
     assert not any(replica.failures for replica in house.replicas.values())
 
@@ -189,7 +189,7 @@ async def test_a_disk_that_fails_ends_the_replica() -> None:
     await house.until(lambda: bool(house.replicas[key(2)].failures))
     await house.close()
     assert house.replicas[key(2)].failures == ["work: no more writes"]
-    assert house.context.counters.housekeeping_failures == 1
+    assert house.context.the(UpkeepCounters).housekeeping_failures == 1
 
 
 class Blocking:
