@@ -297,15 +297,18 @@ class Syncer:
     def at_once(self, log: QuickSyncable) -> Offset | None:
         return None
 
-    def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> None:
+    def request(self, log: Syncable, done: Callable[[Offset | Exception], None]) -> bool:
         def run() -> tuple[str, Callable[[], object]]:
             served, self._waiting = self._waiting, []
             end = log.sync()
             return f"synced to {end}", lambda: [waiting(end) for waiting in served]
 
+        if done in self._waiting[-1:]:
+            return False
         self._waiting.append(done)
         if len(self._waiting) == 1:
             self._call(DiskCall("sync", run))
+        return True
 
 
 class Broker:

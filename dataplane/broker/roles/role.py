@@ -45,11 +45,8 @@ class RoleCounters(Counters):
 
 
 class SyncRequests:
-    """The fdatasyncs that one role asks for: at most two are out, one that runs, and one that has not begun and covers
-    all that is appended until it does.
-
-    `on_synced` is called with the durable end after each sync, `fail` with the reason why one has failed.
-    """
+    """The fdatasyncs that one role asks for: one at most in a turn of the loop. The `Syncer` joins the requests of
+    several turns. `on_synced` is called with the durable end after each sync, `fail` with the reason of a failure."""
 
     def __init__(
         self,
@@ -59,27 +56,21 @@ class SyncRequests:
         fail: Callable[[str], None],
     ) -> None:
         self.out = 0
-        """Syncs that were asked for and have not returned."""
+        """Calls of the `Syncer` that are to come."""
         self._context = context
         self._log = partition_log
         self._on_synced = on_synced
         self._fail = fail
         self._due = False
         """One is asked for at the end of this turn of the loop."""
-        self._missed = False
-        """A sync was asked for that none of the syncs that are out may cover."""
         self._stopped = False
 
     def request(self) -> None:
         """The sync begins at the end of this turn of the loop, after the messages of this turn have left."""
-        if self._due:
-            return
-        if self.out < 2:
-            self.out += 1
+        if not self._due:
             self._due = True
+            self.out += 1
             self._context.loop.call_soon(self._begin)
-        else:
-            self._missed = True
 
     def stop(self) -> None:
         """Results are no longer told."""
@@ -95,10 +86,10 @@ class SyncRequests:
         except LogDamaged as e:
             self._done(e)
             return
-        if durable_end is None:
-            self._context.syncer.request(self._log, self._done)
-        else:
+        if durable_end is not None:
             self._done(durable_end)
+        elif not self._context.syncer.request(self._log, self._done):
+            self.out -= 1
 
     def _done(self, result: Offset | Exception) -> None:
         self.out -= 1
@@ -112,12 +103,7 @@ class SyncRequests:
             self._fail(f"fdatasync failed: {result}")
             return
         # The log may have been cut and written anew since that sync.
-        durable_end = min(result, self._log.durable_end)
-        if self._missed and self.out == 0:
-            self._missed = False
-            if durable_end < self._log.log_end_offset:
-                self.request()
-        self._on_synced(durable_end)
+        self._on_synced(min(result, self._log.durable_end))
 
     def _again(self) -> None:
         if not self._stopped:

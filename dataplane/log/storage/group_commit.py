@@ -1,7 +1,7 @@
 """Group commit: one fdatasync serves every batch that waits for it, and only a quick one stands on the event loop.
 
-    request(log, done)     loop      done joins the callbacks that wait for `log`; the log is queued unless it is
-    already
+    request(log, done)     loop      done joins the callbacks that wait for `log`, unless it is one of them; the log is
+                                     queued unless it is already
                            worker    takes ALL that wait for the log, log.sync(), puts their outcome to the others
     done(durable end)      loop      or done(the exception); one call for all outcomes that are there by then
 
@@ -62,7 +62,7 @@ class QuickSyncable(Syncable, Protocol):
 class Syncer(Protocol):
     """The part of a `SyncScheduler` that a broker needs."""
 
-    def request(self, log: Syncable, done: Done) -> None: ...
+    def request(self, log: Syncable, done: Done) -> bool: ...
 
     def at_once(self, log: QuickSyncable) -> Offset | None: ...
 
@@ -121,8 +121,9 @@ class SyncScheduler:
         for thread in self._threads:
             thread.start()
 
-    def request(self, log: Syncable, done: Done) -> None:
-        """Syncs `log`, then calls `done` on the loop with its durable end, or with the exception.
+    def request(self, log: Syncable, done: Done) -> bool:
+        """Syncs `log`, then calls `done` on the loop with its durable end, or with the exception. Returns False where
+        `done` waits already for a sync that has not begun: that one call serves this request as well.
 
         Raises TidelogError(BACKPRESSURE) when too many wait for that log, TidelogError(UNAVAILABLE) once closed.
         """
@@ -134,12 +135,15 @@ class SyncScheduler:
                 self._waiting[log] = [done]
                 self._queue.append(log)
                 self._wake.notify()
+            elif done in waiting[-1:]:
+                return False
             elif len(waiting) < MAX_WAITING_PER_LOG:
                 waiting.append(done)
             else:
                 raise TidelogError(
                     Code.BACKPRESSURE, f"{len(waiting)} requests wait for the disk to sync one log; try again later"
                 )
+            return True
 
     @property
     def is_crowded(self) -> bool:

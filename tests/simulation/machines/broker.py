@@ -52,13 +52,16 @@ class SimSyncer:
         self._running: dict[Syncable, float] = {}
         """When the sync of that log began."""
 
-    def request(self, log: Syncable, done: Done) -> None:
+    def request(self, log: Syncable, done: Done) -> bool:
         waiting = self._waiting.get(log)
-        if waiting is not None:
+        if waiting is None:
+            self._waiting[log] = [done]
+            self._begin(log)
+        elif done in waiting[-1:]:
+            return False
+        else:
             waiting.append(done)
-            return
-        self._waiting[log] = [done]
-        self._begin(log)
+        return True
 
     @property
     def is_crowded(self) -> bool:

@@ -111,8 +111,11 @@ class Syncer:
     def at_once(self, log: QuickSyncable) -> Offset | None:
         return log.sync_small(1 << 20) if self.is_quick else None
 
-    def request(self, log: Syncable, done: Done) -> None:
+    def request(self, log: Syncable, done: Done) -> bool:
+        if done in self.asked[-1:]:
+            return False
         self.asked.append(done)
+        return True
 
 
 class Bench:

@@ -148,22 +148,25 @@ def test_a_sync_in_a_thread_is_told_when_it_is_done(loop: Loop, bench: Bench, ro
     assert role.synced == [1]
 
 
-def test_records_that_come_while_two_syncs_are_out_are_synced_after_them(
+def test_a_sync_that_has_not_begun_serves_what_comes_until_then_and_the_next_one_the_rest(
     loop: Loop, bench: Bench, role: Idle, batches: Batches
 ) -> None:
     bench.syncer.is_quick = False
-    for _ in range(3):
+
+    def append() -> None:
         batches.append(bench.log)
         role.wants_sync()
+        role.wants_sync()
         loop.turn()
-    assert len(bench.syncer.asked) == 2
-    bench.syncer.is_quick = True
-    bench.syncer.asked[0](Offset(0))
-    loop.turn()
-    assert bench.log.durable_end == 0
-    bench.syncer.asked[1](Offset(0))
-    loop.turn()
-    assert bench.log.durable_end == 3
+
+    append()
+    append()
+    begun, end = bench.syncer.asked.pop(), bench.log.sync()
+    append()
+    assert (end, len(bench.syncer.asked), role._syncs.out) == (2, 1, 2)
+    begun(end)
+    bench.syncer.asked.pop()(bench.log.sync())
+    assert (role.synced, role._syncs.out) == ([2, 3], 0)
 
 
 def test_a_sync_of_records_cut_meanwhile_is_told_up_to_the_present_durable_end(

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,20 @@ def test_requests_that_come_during_a_sync_share_the_next_one(scheduler: SyncSche
     assert (log.syncs, loop.posts) == (2, 2)
 
 
+def test_whoever_waits_already_is_called_once_for_all_of_its_requests(scheduler: SyncScheduler, loop: Loop) -> None:
+    log = SlowLog()
+    told: list[Offset | Exception] = []
+    assert scheduler.request(log, told.append)
+    assert log.begun.acquire(timeout=WAIT)
+    log.end = 1
+    assert [scheduler.request(log, told.append) for _ in range(3)] == [True, False, False], "the first one has begun"
+    for synced in ([0], [0, 1]):
+        log.may_end.release()
+        loop.run_one()
+        assert told == synced
+    assert log.syncs == 2
+
+
 def test_logs_do_not_wait_for_each_other(scheduler: SyncScheduler, loop: Loop) -> None:
     slow, quick = SlowLog(), SlowLog()
     done: list[str] = []
@@ -159,9 +174,9 @@ def test_too_many_requests_are_refused(scheduler: SyncScheduler, loop: Loop, mon
     scheduler.request(log, done.append)
     assert log.begun.acquire(timeout=WAIT)
     for _ in range(3):
-        scheduler.request(log, done.append)
+        scheduler.request(log, partial(done.append))
     with pytest.raises(TidelogError) as caught:
-        scheduler.request(log, done.append)
+        scheduler.request(log, partial(done.append))
     assert caught.value.code is Code.BACKPRESSURE
     log.may_end.release()
     loop.run_one()
@@ -177,7 +192,7 @@ def test_close_finishes_the_requested_syncs(loop: Loop) -> None:
     for log in logs:
         log.may_end.release(2)
         scheduler.request(log, done.append)
-        scheduler.request(log, done.append)
+        scheduler.request(log, partial(done.append))
     scheduler.close()
     while loop.posted:
         loop.run_one()
