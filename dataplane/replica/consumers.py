@@ -29,6 +29,7 @@ from dataplane.replica.derived.epochs import LeaderEpochCache
 from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.replica_refusals import before_log, fenced
 from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.replies import Reader
 from wire.error_details import LIMIT, OFFSET, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import LeaderEpoch, Offset, PartitionView
@@ -44,7 +45,7 @@ class ConsumerFetch:
     max_bytes: int
     max_wait: float
     last_record_epoch: LeaderEpoch
-    token: object
+    token: Reader
     client: str = ""
     """The client that asks, as far as its inbox tells."""
     read_uncommitted: bool = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dataplane.replica.replies import MoveRequest, ProduceToken, Reader
 from wire.errors import TidelogError
 from wire.types import BrokerId, CutoverReport, IsrChange, LeaderEpoch, LeaderReport, LossReport, Offset, PauseChange
 
@@ -64,7 +65,7 @@ class ReportCutover:
 class CompleteProduce:
     """An acknowledged publish is through (`error` None) or has ended otherwise."""
 
-    token: object
+    token: ProduceToken
     error: TidelogError | None = None
 
 
@@ -72,7 +73,7 @@ class CompleteProduce:
 class CompleteDrain:
     """The target of a planned move holds the whole log (`error` None), or leadership stays or ends otherwise."""
 
-    token: object
+    token: MoveRequest
     error: TidelogError | None = None
 
 
@@ -180,7 +181,7 @@ class ServeConsumer:
     """Answer a consumer with committed batches from `offset` on (none when `max_bytes` is 0), below `end`: the HW, or
     the last stable offset, as it asked."""
 
-    token: object
+    token: Reader
     offset: Offset
     max_bytes: int
     end: Offset
@@ -188,7 +189,7 @@ class ServeConsumer:
 
 @dataclass(frozen=True, slots=True)
 class RefuseConsumer:
-    token: object
+    token: Reader
     error: TidelogError
 
 

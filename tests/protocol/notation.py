@@ -16,10 +16,8 @@ from typing import assert_never
 
 from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.following.leader_answers import decode_snapshot_answer
-from dataplane.broker.leading.leader_driver import LeaderDriver, Mover
-from dataplane.broker.leading.waiting_answers import ExpectationReply
-from dataplane.broker.reading.readable_role import Reader
-from dataplane.broker.roles.role_answers import AppendReply, BareReplies, MarkReply, each_reply
+from dataplane.broker.leading.leader_driver import LeaderDriver
+from dataplane.broker.roles.role_answers import each_reply
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.damage import Quarantine
 from dataplane.replica.derived.epochs import EpochEntry
@@ -60,6 +58,17 @@ from dataplane.replica.replica_effects import (
     StartOver,
     Truncate,
     VerifyOwnCopy,
+)
+from dataplane.replica.replies import (
+    AppendReply,
+    BareReplies,
+    EnvelopeReply,
+    ExpectationReply,
+    LocalReply,
+    MarkReply,
+    MoveRequest,
+    ProduceToken,
+    Reader,
 )
 from tests.protocol.running_broker import CLIENT, HOLE, Asked, Broker, DiskCall, Message, Told, records_of, versions_of
 from wire.batch import iter_batches, verify_body
@@ -105,10 +114,8 @@ def asked_shown(asked: Asked | None) -> str:
     )
 
 
-def token_shown(token: object) -> str:
+def token_shown(token: ProduceToken | Reader | MoveRequest) -> str:
     match token:
-        case str():
-            return token
         case AppendReply(inbox=inbox, response=response):
             duplicate = f" (a duplicate of what is at {response.base_offset})" if response.duplicate else ""
             places = zip(response.repeated_records, response.original_offsets, strict=True)
@@ -126,10 +133,12 @@ def token_shown(token: object) -> str:
             return " ".join(reply.removeprefix(CLIENT) for reply in replies) + repeated
         case ExpectationReply(reply=reply):
             return reply.decode().removeprefix(CLIENT)
-        case Mover(move=move):
+        case MoveRequest(move=move):
             return f"move to {move.target}"
+        case EnvelopeReply() | LocalReply():
+            raise TypeError(f"no transcript has {token!r}")
         case _:
-            raise TypeError(f"unknown token {token!r}")
+            assert_never(token)
 
 
 def members_shown(change: IsrChange) -> str:

@@ -44,12 +44,12 @@ from dataplane.replica.replica_effects import (
     CompleteProduce,
     FollowerEffect,
     LeaderEffect,
-    RefuseConsumer,
     SendOffsetRequest,
     SendSnapshotRequest,
 )
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.cluster.references import ref_of
+from tests.protocol.notation import error_shown, token_shown
 from tests.protocol.running_broker import (
     CLIENT,
     DATA,
@@ -363,7 +363,7 @@ class ReplicaSet:
                 self.tell(broker, "silent")
             for error in answers:
                 if (error and error.code) != (effect.error and effect.error.code):
-                    self.tell(broker, RefuseConsumer(effect.token, error) if error else "ack")
+                    self.tell(broker, f"refuse {token_shown(effect.token)} {error_shown(error)}" if error else "ack")
 
     def acked_bare(self) -> None:
         """Bare publishes were acknowledged, in one write."""
@@ -378,7 +378,7 @@ class ReplicaSet:
         elif self._answers:
             self._answers[-1].append(error)
         elif error is not None:  # outside of an effect: the request was answered at once
-            self.tell(broker.name, RefuseConsumer(token, error))
+            self.tell(broker.name, f"refuse {token} {error_shown(error)}")
         elif message.headers and OFFSET_HEADER in message.headers:
             self.tell(broker.name, f"{token} {message.headers[OFFSET_HEADER]}")
 

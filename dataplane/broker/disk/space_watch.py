@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.log.partition_log import PartitionLog
@@ -209,6 +209,8 @@ class SpaceWatch:
                     self._spawn(self._in_executor(self._reserve.release))
                 case KeepReserve(size):
                     self._spawn(self._in_executor(partial(self._reserve.keep, size)))
+                case _:
+                    assert_never(effect)
 
     def _tell(self) -> None:
         """Look in a later turn of the loop, not inside the call that found the disk full."""

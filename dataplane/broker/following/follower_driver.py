@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
 from dataplane.broker.following.leader_answers import (
@@ -284,6 +284,8 @@ class FollowerDriver(ReadableRole):
                     self._serve(effect)
                 case RefuseConsumer():
                     self._refuse_reader(effect)
+                case _:
+                    assert_never(effect)
 
     def _send_fetch(self, effect: SendFetch) -> None:
         self.sequence = effect.sequence

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Final
 
 from dataplane.broker.leading.appending import PublishCounters
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
-from dataplane.broker.roles.role_answers import AppendReply
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
 from dataplane.replica.leader.append_rules import AnswerWith, ClientBatch, Hold, Refuse, Store, corrupt_batch
 from dataplane.replica.leader.partitioning import not_applied
 from dataplane.replica.leader.quota import is_over_quota
 from dataplane.replica.replica_effects import LeaderEffect
+from dataplane.replica.replies import AppendReply
 from wire.batch import HEADER_SIZE, parse_header, without_repetitions
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError

@@ -13,16 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.ingest import SEAL_BYTES, Ingest, OpenBatch, envelope_waits, envelope_waits_for_all
-from dataplane.broker.leading.waiting_answers import ExpectationReply, WaitingAnswers
+from dataplane.broker.leading.waiting_answers import WaitingAnswers
 from dataplane.broker.reading.readable_role import ReadableRole
 from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.broker.roles.role import RoleCounters
-from dataplane.broker.roles.role_answers import AppendReply, BareReplies, EnvelopeReply, LocalReply, Replies
 from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
 from dataplane.replica.leader.append_rules import (
@@ -41,6 +40,16 @@ from dataplane.replica.leader.quota import is_over_quota
 from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.replica_effects import LeaderEffect
 from dataplane.replica.replica_refusals import told_without_epoch
+from dataplane.replica.replies import (
+    AppendReply,
+    BareReplies,
+    EnvelopeReply,
+    ExpectationReply,
+    LocalReply,
+    MarkReply,
+    ProduceToken,
+    Replies,
+)
 from wire.batch import (
     HEADER_SIZE,
     BatchHeader,
@@ -48,7 +57,7 @@ from wire.batch import (
     EncodedBatch,
 )
 from wire.batch.encoded import RecordLimit
-from wire.errors import Code, TidelogError
+from wire.errors import Code, InvariantViolation, TidelogError
 from wire.internal_streams import is_of_internal
 from wire.messaging.transport import BulkHandler
 from wire.protobuf.tidelog_pb2 import Message as EnvelopeMessage
@@ -376,7 +385,7 @@ class Appending:
         self.run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
         self._role.timer.schedule()
 
-    def complete(self, token: object, error: TidelogError | None) -> None:
+    def complete(self, token: ProduceToken, error: TidelogError | None) -> None:
         match token:
             case ExpectationReply(reply, refusal):
                 self._waiting.waiting -= 1
@@ -401,8 +410,10 @@ class Appending:
                     self.answers.error(token.inbox, error)
             case LocalReply():
                 token.done(error or self._no_lease(self._level.is_local))
+            case MarkReply():
+                raise InvariantViolation("ends of transactions are completed by TransactionMarks")
             case _:
-                raise TypeError(f"unknown token {token!r}")
+                assert_never(token)
 
     def _no_lease(self, needed: bool) -> TidelogError | None:
         if not needed or self._context.metadata.lease_valid(self._context.now()):

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dataplane.broker.roles.role_answers import Replies, each_reply, reply_column
+from dataplane.broker.roles.role_answers import each_reply, reply_column
 from dataplane.replica.derived.dedup_window import LONG, kept_form
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import (
@@ -33,6 +33,7 @@ from dataplane.replica.leader.append_rules import (
     Refuse,
     Store,
 )
+from dataplane.replica.replies import Replies
 from wire.batch import BatchBuilder, Compression, EncodedBatch, Joined, encode_headers
 from wire.batch.encoded import RecordLimit
 from wire.batch.record_headers import are_sound, block_fault, most_written, written_size

@@ -23,7 +23,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from dataplane.broker.leading.append_requests import AppendRequests
 from dataplane.broker.leading.appending import Appending
@@ -35,7 +35,6 @@ from dataplane.broker.reading.readable_role import ReadableRole
 from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.role import RoleSetup, RoleSubscriptions, Subscribe
-from dataplane.broker.roles.role_answers import LocalReply, MarkReply
 from dataplane.encryption.bodies import OVERHEAD
 from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.log_errors import LogDamaged
@@ -58,6 +57,7 @@ from dataplane.replica.replica_effects import (
     ServeConsumer,
     VerifyOwnCopy,
 )
+from dataplane.replica.replies import LocalReply, MarkReply, MoveRequest
 from wire.batch import EncodedBatch
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
@@ -243,14 +243,6 @@ async def begin_leader_epoch(context: BrokerContext, view: PartitionView, partit
         raise LogDamaged(f"cannot begin LeaderEpoch {view.leader_epoch}: {e}") from e
 
 
-@dataclass(frozen=True, slots=True)
-class Mover:
-    """The request that this leader drains for."""
-
-    move: LeaderMove
-    answer: DrainAnswer
-
-
 class LeaderDriver(ReadableRole):
     title = "leading"
 
@@ -422,16 +414,16 @@ class LeaderDriver(ReadableRole):
                 )
             )
             return
-        self.carefully(lambda: self._begin_drain(Mover(move, answer), timeout))
+        self.carefully(lambda: self._begin_drain(MoveRequest(move, answer), timeout))
 
-    def _begin_drain(self, mover: Mover, timeout: float) -> None:
+    def _begin_drain(self, request: MoveRequest, timeout: float) -> None:
         self._appending.seal()  # the records of the open batch were accepted
-        target = mover.move.target
+        target = request.move.target
         _log.info(
             "partition %s: stops sequencing at offset %d, so that %s can lead",
             self.view.key, self.core.log_end_offset, target,
         )  # fmt: skip
-        self._run(self.core.drain(target, mover, timeout, self.context.now()))
+        self._run(self.core.drain(target, request, timeout, self.context.now()))
         self.timer.schedule()
 
     def _tick(self) -> None:
@@ -562,13 +554,14 @@ class LeaderDriver(ReadableRole):
                     )  # fmt: skip
                     self.context.metadata.report_cutover(report)
                 case CompleteDrain(token, error):
-                    assert isinstance(token, Mover)
                     _log.info("partition %s: %s", self.view.key, error or f"{token.move.target} holds all of the log")
                     token.answer(error)
                 case SendSnapshot():
                     self._followers.send_snapshot(effect)
                 case VerifyOwnCopy(offset, reason):
                     self.spawn(self._followers.verify(offset, reason))
+                case _:
+                    assert_never(effect)
 
     def _notify(self, replica: BrokerId) -> None:
         key = self.view.key

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from dataplane.broker.roles.role_answers import MarkReply
 from dataplane.replica.leader.ack_levels import AckLevel
+from dataplane.replica.replies import MarkReply
 from wire.batch import Marker, transaction_marker
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError

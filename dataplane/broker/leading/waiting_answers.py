@@ -13,9 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
-from dataplane.broker.roles.role_answers import BareReplies, EnvelopeReply
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import Once, Refuse
+from dataplane.replica.replies import BareReplies, EnvelopeReply, ExpectationReply
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import Offset
@@ -29,14 +29,6 @@ MAX_WAITING: Final = 10_000
 """Refusals and repetitions of one partition that wait; one more is answered with BACKPRESSURE."""
 _LOOK_EVERY: Final = 0.02
 """Seconds between two looks at whether a controller has counted on this leader."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectationReply:
-    """The answer to a message whose expected place is taken, once that is committed."""
-
-    reply: bytes
-    error: TidelogError
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.derived.transaction_table import without_aborted
 from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.replica_refusals import before_log
+from dataplane.replica.replies import Reader
 from wire.batch import holds_encrypted, iter_batches, verify_body
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
@@ -130,15 +131,6 @@ class ConsumerListener:
 
 MAX_COLD_READS = 64
 """Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """A consumer that waits for its answer."""
-
-    inbox: str
-    looked_up: bool
-    read_uncommitted: bool
 
 
 class ReadableRole(Role):
@@ -291,7 +283,6 @@ class ReadableRole(Role):
 
     # ------------------------------------------------------------------ answers
     def _refuse_reader(self, effect: RefuseConsumer) -> None:
-        assert isinstance(effect.token, Reader)
         if effect.error.code is Code.BACKPRESSURE:
             self.context.the(ReadCounters).dropped_waiting_fetches += 1
         self.answers.error(effect.token.inbox, effect.error)

@@ -1,35 +1,31 @@
 """Answers to publishers, in the dialect in which each of them asked.
 
 Bare NATS requests get JSON (`stream`, `partition`, `offset`, and `seq` = offset + 1 as JetStream publishers know it),
-envelopes an Ack on their ackInbox, `.append` requests an AppendResponse, coordinators in this process a call. A token
-holds the facts for the answer to one pending publish.
+envelopes an Ack on their ackInbox, `.append` requests an AppendResponse, coordinators in this process a call. The facts
+for an answer are in `dataplane.replica.replies`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dataplane.replica.replies import AppendReply, BareReplies, EnvelopeReply, Replies
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import PeerTransport, Transport
 from wire.partition_messages.jetstream import refusal
 from wire.partition_messages.liftbridge_envelope import encode_ack
-from wire.protobuf.tidelog_pb2 import Ack, AckError, AckPolicy, AppendResponse, Message
-from wire.types import Buffer, Offset, PartitionKey
+from wire.protobuf.tidelog_pb2 import Ack, AckError, AckPolicy
+from wire.types import Buffer, PartitionKey
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
-
-Replies: TypeAlias = "list[bytes | None] | NDArray[np.void]"
-"""Reply subjects of bare publishes at consecutive offsets: one by one, with None where no answer is wanted; or as a
-column where all have one length."""
 
 _LOW: Final = 10_000
 _LOW_DIGITS = np.frombuffer(b"".join(b"%04d" % i for i in range(_LOW)), "<u4")
@@ -46,54 +42,6 @@ def reply_column(block: memoryview, count: int, at: int, size: int, stride: int)
 
 def each_reply(replies: Replies) -> list[bytes | None]:
     return replies if isinstance(replies, list) else list(replies.tolist())
-
-
-@dataclass(slots=True)
-class BareReplies:
-    """The bare publishes of a batch that are to be answered."""
-
-    runs: list[tuple[Offset, Replies]]
-    """Each with the offset of its first record."""
-    needs_lease: bool = False
-    """As of `AppendReply`."""
-    is_repetition: bool = False
-    """The records were in the log already; these publishes did not bring them."""
-    is_counted: bool = False
-    """It waits beside the batches: `WaitingAnswers.waiting`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppendReply:
-    inbox: str
-    response: AppendResponse
-    needs_lease: bool
-    """acks=leader: worth nothing from a leader that may have been replaced."""
-
-
-@dataclass(frozen=True, slots=True)
-class MarkReply:
-    """The end of a transaction (`dataplane.broker.leading.transaction_marks`)."""
-
-    inbox: str
-
-
-@dataclass(frozen=True, slots=True)
-class LocalReply:
-    """A batch of this process (`dataplane.broker.roles.broker_context`)."""
-
-    done: Callable[[TidelogError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class EnvelopeReply:
-    message: Message
-    subject: str
-    offset: Offset
-    received_at: int
-    """ns since 1970."""
-    needs_lease: bool
-    is_counted: bool = False
-    """As of `BareReplies`."""
 
 
 class Answers:

@@ -31,6 +31,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dataplane.replica.replica_effects import CompleteProduce
+from dataplane.replica.replies import ProduceToken
 from wire.durability import Durability
 from wire.errors import Code, TidelogError
 from wire.types import Offset, PartitionView
@@ -42,7 +43,7 @@ _FORGET_FROM = 1024
 @dataclass(slots=True)
 class _Pending:
     end_offset: Offset
-    token: object
+    token: ProduceToken
     floor: int = 0
     """Members of the committed ISR that it asks for."""
     done: bool = False
@@ -65,7 +66,7 @@ class PendingAcks:
         """Publishes kept in memory: the waiting ones, and some that are through."""
         return len(self._by_deadline)
 
-    def add(self, end_offset: Offset, deadline: float, token: object, floor: int = 0) -> None:
+    def add(self, end_offset: Offset, deadline: float, token: ProduceToken, floor: int = 0) -> None:
         pending = _Pending(end_offset, token, floor)
         if self._by_offset and self._by_offset[-1].end_offset > end_offset:
             self._late.append(pending)
@@ -191,7 +192,7 @@ class WaitingAcks:
         self._due = math.inf
         """No publish that waits has an earlier deadline."""
 
-    def add(self, level: AckLevel, end: Offset, deadline: float, token: object) -> None:
+    def add(self, level: AckLevel, end: Offset, deadline: float, token: ProduceToken) -> None:
         queues = self._local if level.is_local else self._everywhere
         queues[level.is_synced].add(end, deadline, token, level.floor)
         self._due = min(self._due, deadline)

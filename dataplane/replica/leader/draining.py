@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from dataplane.replica.leader.leadership import Leadership
 from dataplane.replica.replica_effects import CompleteDrain, LeaderEffect
+from dataplane.replica.replies import MoveRequest
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.types import BrokerId
@@ -28,7 +29,7 @@ class _Drain:
     """Nothing is sequenced, so that `target` can take over."""
 
     target: BrokerId
-    token: object
+    token: MoveRequest
     timeout: float
     deadline: float
     is_done: bool = False
@@ -58,7 +59,7 @@ class Draining:
     # the election, a compare-and-set on the LeaderEpoch. Both halves are bounded by `drain_timeout_s`. A request of
     # another controller epoch, or one that may be too old by the leader's own clock, is refused with LEADER_NOT_MOVED.
     # Hazard: A leader that wakes up and refuses records which its successor stores.
-    def begin(self, target: BrokerId, token: object, timeout: float, now: float, out: list[LeaderEffect]) -> None:
+    def begin(self, target: BrokerId, token: MoveRequest, timeout: float, now: float, out: list[LeaderEffect]) -> None:
         """`timeout` bounds the way there, and again the wait for the new LeaderEpoch. A newer request replaces an older
         one."""
         if self._drain is not None:

@@ -78,6 +78,7 @@ from dataplane.replica.replica_effects import (
 )
 from dataplane.replica.replica_refusals import before_log, deletions_gone, fenced
 from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.replies import MoveRequest, ProduceToken
 from wire.echo import one_line
 from wire.error_details import RETRY_AFTER_MS
 from wire.errors import Code, InvariantViolation, TidelogError, require
@@ -342,7 +343,9 @@ class Leader:
             self._draining.look(now, out)
         return out
 
-    def await_ack(self, level: AckLevel, end: Offset, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+    def await_ack(
+        self, level: AckLevel, end: Offset, token: ProduceToken, timeout: float, now: float
+    ) -> list[LeaderEffect]:
         """Complete `token` once everything below `end` is held as the level says (at once when it is). A publish is
         announced here before it is appended, so that its followers hear with its records how far to sync."""
         state, commits = self._state, self._commits
@@ -571,7 +574,7 @@ class Leader:
         return due if draining is None else min(due, draining)
 
     # ------------------------------------------------------------------ end of leadership
-    def drain(self, target: BrokerId, token: object, timeout: float, now: float) -> list[LeaderEffect]:
+    def drain(self, target: BrokerId, token: MoveRequest, timeout: float, now: float) -> list[LeaderEffect]:
         """Sequence nothing more until `target` has everything, then complete `token`; see `draining`."""
         out: list[LeaderEffect] = []
         self._draining.begin(target, token, timeout, now, out)

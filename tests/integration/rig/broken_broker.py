@@ -11,6 +11,7 @@ from dataplane.replica.leader import admission
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.replica_effects import CompleteProduce, LeaderEffect
+from dataplane.replica.replies import ProduceToken
 from tidelog.cli.administration.server import server
 from wire.types import Offset, PartitionView
 
@@ -19,7 +20,7 @@ def ack_before_commit() -> None:
     """The leader acknowledges records that it has appended, without waiting for its followers."""
 
     def await_ack(
-        _self: Leader, _level: AckLevel, _end: Offset, token: object, _timeout: float, _now: float
+        _self: Leader, _level: AckLevel, _end: Offset, token: ProduceToken, _timeout: float, _now: float
     ) -> list[LeaderEffect]:
         return [CompleteProduce(token)]
 

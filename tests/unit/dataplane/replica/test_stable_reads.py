@@ -8,6 +8,7 @@ import pytest
 
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
+from dataplane.replica.replies import Reader
 from tests.unit.dataplane.replica.cores import Driver, agrees, answer, follower, of
 from tests.views import B, C
 from wire.batch import BatchBuilder, BatchHeader, Marker, transaction_marker
@@ -24,7 +25,7 @@ def consumer(offset: int, *, wait: float = 1.0, read_uncommitted: bool = False) 
         max_bytes=1 << 20,
         max_wait=wait,
         last_record_epoch=LeaderEpoch(0),
-        token="uncommitted" if read_uncommitted else "committed",
+        token=Reader("uncommitted" if read_uncommitted else "committed"),
         read_uncommitted=read_uncommitted,
     )
 
@@ -45,14 +46,14 @@ class TransactionalDriver(Driver):
         self.transactions.record(header)
         self.append(header.offset_count)
 
-    def commit(self, end: int) -> list[tuple[object, int, int, bool]]:
+    def commit(self, end: int) -> list[tuple[str, int, int, bool]]:
         """(token, from, end, with records) of each consumer that is answered."""
         out = [*self.fetch(B, end), *self.fetch(C, end)]
         return answered([effect for effect in out if isinstance(effect, ServeConsumer)])
 
 
-def answered(effects: list[ServeConsumer]) -> list[tuple[object, int, int, bool]]:
-    return [(effect.token, effect.offset, effect.end, effect.max_bytes > 0) for effect in effects]
+def answered(effects: list[ServeConsumer]) -> list[tuple[str, int, int, bool]]:
+    return [(effect.token.inbox, effect.offset, effect.end, effect.max_bytes > 0) for effect in effects]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def driver() -> TransactionalDriver:
     return driver
 
 
-def ask(driver: Driver, fetch: ConsumerFetch, now: float = 0.0) -> list[tuple[object, int, int, bool]]:
+def ask(driver: Driver, fetch: ConsumerFetch, now: float = 0.0) -> list[tuple[str, int, int, bool]]:
     return answered(of(ServeConsumer, driver.leader.on_consumer_fetch(fetch, now)))
 
 

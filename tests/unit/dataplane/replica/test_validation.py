@@ -14,10 +14,11 @@ from dataplane.replica.follower.follower_states import Fetching, Syncing
 from dataplane.replica.history import LENGTH, History
 from dataplane.replica.leader.isr import CommittedIsr
 from dataplane.replica.leader.leader import Leader
+from dataplane.replica.replies import MoveRequest
 from tests.unit.dataplane.replica.cores import Driver, follower, view
-from tests.views import B
+from tests.views import A, B
 from wire.errors import InvariantViolation
-from wire.types import BrokerId, LeaderEpoch, Offset
+from wire.types import BrokerId, LeaderEpoch, LeaderMove, Offset
 
 
 def leading() -> Driver:
@@ -144,7 +145,8 @@ def test_a_leader_tells_of_its_isr_and_its_drain_and_not_of_batches() -> None:
         leader.on_appended(Offset(end), 100, 1.0)
         driver.fetch(B, end)
     assert len(leader._state.history.events) == before
-    leader.drain(B, "t", 5.0, 1.0)
+    move = LeaderMove(key=leader.view.key, leader=A, leader_epoch=leader.leader_epoch, target=B)
+    leader.drain(B, MoveRequest(move, lambda _: None), 5.0, 1.0)
     leader.on_view(replace(leader.view, isr=leader.view.isr[:2], epoch=leader.view.epoch + 1), 2.0)  # type: ignore[arg-type]
     told = [event.event for event in leader._state.history.events[before:]]
     assert any(event.startswith(f"drains for {B}") for event in told)

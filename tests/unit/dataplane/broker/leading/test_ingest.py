@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dataplane.broker.leading.ingest import Ingest
-from dataplane.broker.roles.role_answers import Replies, each_reply
+from dataplane.broker.roles.role_answers import each_reply
 from dataplane.replica.leader.append_rules import APART, AnswerWith, Decision, PublishRun, Refuse
+from dataplane.replica.replies import Replies
 from tests.unit.dataplane.replica.append_rules_bench import AppendBench
 from tests.unit.dataplane.replica.cores import ALL, Driver
 from tests.views import A, partition_view

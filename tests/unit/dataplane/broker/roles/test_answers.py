@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dataplane.broker.roles.role_answers import Answers, BareReplies, EnvelopeReply, Replies, reply_column
+from dataplane.broker.roles.role_answers import Answers, reply_column
+from dataplane.replica.replies import BareReplies, EnvelopeReply, Replies
 from tests.fake_nats import FakeTransport
 from wire.errors import Code, TidelogError
 from wire.partition_messages.liftbridge_envelope import decode_ack

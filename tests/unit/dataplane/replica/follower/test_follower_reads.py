@@ -19,6 +19,7 @@ from dataplane.replica.replica_effects import (
     Truncate,
 )
 from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.replies import Reader
 from tests.unit.dataplane.replica.cores import EPOCH, SETTINGS, agrees, answer, ends, follower, refused
 from tests.views import A
 from wire.error_details import LIMIT
@@ -46,7 +47,7 @@ def consumer(offset: int, *, wait: float = 1.0, leader_epoch: int = 5, last_epoc
         max_bytes=1 << 20,
         max_wait=wait,
         last_record_epoch=LeaderEpoch(last_epoch),
-        token=f"at {offset}",
+        token=Reader(f"at {offset}"),
     )
 
 
@@ -55,9 +56,9 @@ def refusal(effects: list[FollowerEffect]) -> TidelogError:
     return refused.error
 
 
-def served(effects: list[FollowerEffect]) -> list[tuple[object, int, int]]:
+def served(effects: list[FollowerEffect]) -> list[tuple[str, int, int]]:
     """(token, offset, end) of each consumer that got records."""
-    return [(e.token, e.offset, e.end) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
+    return [(e.token.inbox, e.offset, e.end) for e in effects if isinstance(e, ServeConsumer) and e.max_bytes > 0]
 
 
 # ---------------------------------------------------------------- served
@@ -159,11 +160,13 @@ def test_a_wait_ends_with_an_empty_answer() -> None:
     core.on_consumer_fetch(consumer(8, wait=0.5), 0.0)
     assert core.next_deadline() == 0.5
     (effect,) = core.tick(0.5)
-    assert effect == ServeConsumer("at 8", Offset(8), 0, Offset(8))
+    assert effect == ServeConsumer(Reader("at 8"), Offset(8), 0, Offset(8))
 
 
 def test_a_consumer_that_does_not_wait_is_answered_at_once() -> None:
-    assert serving().on_consumer_fetch(consumer(8, wait=0.0), 0.0) == [ServeConsumer("at 8", Offset(8), 0, Offset(8))]
+    assert serving().on_consumer_fetch(consumer(8, wait=0.0), 0.0) == [
+        ServeConsumer(Reader("at 8"), Offset(8), 0, Offset(8))
+    ]
 
 
 def test_waiting_consumers_are_bounded() -> None:
@@ -268,7 +271,7 @@ def test_waiting_consumers_are_sent_elsewhere_at_the_end_of_the_role() -> None:
     core.on_consumer_fetch(consumer(8), 0.0)
     core.on_consumer_fetch(consumer(9), 0.0)
     ended = core.resign("LeaderEpoch 6 has begun", 1.0)
-    assert [e.token for e in ended if isinstance(e, RefuseConsumer)] == ["at 8", "at 9"]
+    assert [e.token.inbox for e in ended if isinstance(e, RefuseConsumer)] == ["at 8", "at 9"]
     assert core.resign("again", 1.0) == []
 
 
@@ -286,7 +289,7 @@ def test_a_client_waits_in_a_bounded_number_of_places() -> None:
     core = serving(settings=settings)
 
     def ask(client: str, *, wait: float = 1.0) -> list[FollowerEffect]:
-        return core.on_consumer_fetch(replace(consumer(8, wait=wait), client=client, token=client), 0.5)
+        return core.on_consumer_fetch(replace(consumer(8, wait=wait), client=client, token=Reader(client)), 0.5)
 
     assert ask("greedy") == ask("greedy") == []
     error = refusal(ask("greedy"))
@@ -303,4 +306,4 @@ def test_no_consumer_waits_for_ever() -> None:
     core = serving(settings=settings)
     assert core.on_consumer_fetch(consumer(8, wait=4_294_967.0), 0.5) == []
     assert [e for e in core.tick(1.4) if isinstance(e, ServeConsumer)] == []
-    assert [e.token for e in core.tick(1.6) if isinstance(e, ServeConsumer)] == ["at 8"]
+    assert [e.token.inbox for e in core.tick(1.6) if isinstance(e, ServeConsumer)] == ["at 8"]

@@ -6,6 +6,7 @@ import pytest
 
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
 from dataplane.replica.replica_effects import CompleteProduce, LeaderEffect, ProposeIsr, RequestSync, Respond
+from dataplane.replica.replies import MarkReply
 from tests.unit.dataplane.replica.cores import Driver, of, view
 from tests.views import A, B, C
 from wire.durability import ACCEPTED, DURABLE, Durability
@@ -16,14 +17,19 @@ SYNCED = AckLevel(is_local=False, is_synced=True)
 CACHED = AckLevel(is_local=False, is_synced=False)
 
 
-def done(effects: list[LeaderEffect]) -> list[object]:
-    return [effect.token for effect in of(CompleteProduce, effects) if effect.error is None]
+def done(effects: list[LeaderEffect]) -> list[str]:
+    return [name(effect) for effect in of(CompleteProduce, effects) if effect.error is None]
+
+
+def name(effect: CompleteProduce) -> str:
+    assert isinstance(effect.token, MarkReply)
+    return effect.token.inbox
 
 
 def publish(driver: Driver, level: AckLevel, token: str) -> list[LeaderEffect]:
     """One record, in the page cache."""
     end = Offset(driver.leader.log_end_offset + 1)
-    return [*driver.leader.await_ack(level, end, token, 10.0, 0.0), *driver.append(1, synced=False)]
+    return [*driver.leader.await_ack(level, end, MarkReply(token), 10.0, 0.0), *driver.append(1, synced=False)]
 
 
 def level(text: str, *, stream: Durability = DURABLE, by_leader: bool = False) -> AckLevel:
@@ -191,7 +197,7 @@ def test_later_publishes_do_not_wait_for_one_with_a_floor() -> None:
     driver.leader.on_synced(Offset(2), 0.0)
     assert done(driver.fetch(B, 2)) == ["all"]
     (ended,) = of(CompleteProduce, driver.leader.tick(10.0))
-    assert (ended.token, ended.error and ended.error.code) == ("three", Code.CONFIRM_TIMEOUT)
+    assert (name(ended), ended.error and ended.error.code) == ("three", Code.CONFIRM_TIMEOUT)
 
 
 def test_the_leaders_own_copy_in_either_way() -> None:
@@ -207,7 +213,7 @@ def test_a_repetition_of_an_unsynced_batch_has_it_synced() -> None:
     driver = Driver(view(durability=ACCEPTED, isr=(A, B)))
     publish(driver, CACHED, "first")
     driver.fetch(B, 1, durable=None)
-    again = driver.leader.await_ack(SYNCED, Offset(1), "again", 10.0, 0.0)
+    again = driver.leader.await_ack(SYNCED, Offset(1), MarkReply("again"), 10.0, 0.0)
     assert of(RequestSync, again)
     assert [(answer.replica, answer.sync_to) for answer in of(Respond, again)] == [(B, 1)], "who sleeps is woken"
     driver.leader.on_synced(Offset(1), 0.0)
@@ -230,6 +236,6 @@ def test_a_leadership_that_ends_leaves_all_of_them_unknown() -> None:
     for number, asked in enumerate((SYNCED, CACHED, AckLevel(is_local=True, is_synced=True))):
         publish(driver, asked, str(number))
     ended = of(CompleteProduce, driver.leader.resign("over", 1.0))
-    assert {(effect.token, effect.error and effect.error.code) for effect in ended} == {
+    assert {(name(effect), effect.error and effect.error.code) for effect in ended} == {
         (str(number), Code.OUTCOME_UNKNOWN) for number in range(3)
     }

@@ -21,6 +21,7 @@ from dataplane.replica.replica_effects import (
     VerifyOwnCopy,
 )
 from dataplane.replica.replica_settings import ReplicaSettings
+from dataplane.replica.replies import MarkReply, Reader
 from tests.unit.dataplane.replica.cores import ALL, LOCAL, SETTINGS, Driver, of, view
 from tests.views import A, B, C
 from wire.durability import ACCEPTED
@@ -365,26 +366,26 @@ def test_a_view_of_another_epoch_is_a_bug_of_the_driver() -> None:
 # ---------------------------------------------------------------- publishes
 def test_an_acknowledgement_waits_for_the_commit() -> None:
     driver = Driver()
-    assert driver.leader.await_ack(ALL, Offset(5), "token", 10.0, 0.0) == []
+    assert driver.leader.await_ack(ALL, Offset(5), MarkReply("token"), 10.0, 0.0) == []
     assert of(CompleteProduce, driver.append(5)) == []
     driver.fetch(B, 5)
-    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("token")]
+    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce(MarkReply("token"))]
 
 
 def test_a_duplicate_of_an_uncommitted_batch_waits_for_the_originals_commit() -> None:
     driver = Driver()
     driver.append(5)
     driver.append(5)
-    driver.leader.await_ack(ALL, Offset(10), "second", 10.0, 0.0)
-    assert driver.leader.await_ack(ALL, Offset(5), "first again", 10.0, 0.0) == []
+    driver.leader.await_ack(ALL, Offset(10), MarkReply("second"), 10.0, 0.0)
+    assert driver.leader.await_ack(ALL, Offset(5), MarkReply("first again"), 10.0, 0.0) == []
     driver.fetch(B, 5)
-    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce("first again")]
+    assert of(CompleteProduce, driver.fetch(C, 5)) == [CompleteProduce(MarkReply("first again"))]
 
 
 def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
     driver = Driver()
     driver.append(5)
-    driver.leader.await_ack(ALL, Offset(5), "token", 2.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(5), MarkReply("token"), 2.0, 0.0)
     assert of(CompleteProduce, driver.leader.tick(1.9)) == []
     (done,) = of(CompleteProduce, driver.leader.tick(2.0))
     assert done.error is not None
@@ -396,7 +397,7 @@ def test_a_confirm_timeout_says_that_the_outcome_is_unknown() -> None:
 def test_when_leadership_ends_publishes_that_wait_are_unknown_never_failed() -> None:
     driver = Driver()
     driver.append(5)
-    driver.leader.await_ack(ALL, Offset(5), "token", 2.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(5), MarkReply("token"), 2.0, 0.0)
     (done,) = of(CompleteProduce, driver.leader.resign("a new LeaderEpoch", 1.0))
     assert done.error is not None
     assert done.error.code is Code.OUTCOME_UNKNOWN
@@ -560,7 +561,7 @@ def consumer(offset: int, *, wait: float = 1.0, last_epoch: int = 0, leader_epoc
         max_bytes=1 << 20,
         max_wait=wait,
         last_record_epoch=LeaderEpoch(last_epoch),
-        token="consumer",
+        token=Reader("consumer"),
     )
 
 

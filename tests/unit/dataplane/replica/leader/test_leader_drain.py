@@ -7,11 +7,12 @@ import pytest
 
 from dataplane.replica.leader.leader import Leader
 from dataplane.replica.replica_effects import CompleteDrain, CompleteProduce, LeaderEffect, Respond
+from dataplane.replica.replies import MarkReply, MoveRequest
 from tests.unit.dataplane.replica.cores import ALL, LOCAL, Driver, of, view
-from tests.views import A, B, C
+from tests.views import KEY, A, B, C
 from wire.durability import ACCEPTED
 from wire.errors import Code, TidelogError
-from wire.types import BrokerId, Offset
+from wire.types import BrokerId, LeaderEpoch, LeaderMove, Offset
 
 
 def refusal(leader: Leader, *, acks_all: bool = True) -> TidelogError | None:
@@ -22,7 +23,13 @@ def drained(effects: list[LeaderEffect]) -> list[TidelogError | None]:
     return [effect.error for effect in of(CompleteDrain, effects)]
 
 
-def drain(driver: Driver, target: BrokerId = B, *, token: object = "move", now: float = 0.0) -> list[LeaderEffect]:
+FIRST, SECOND = (
+    MoveRequest(LeaderMove(key=KEY, leader=A, leader_epoch=LeaderEpoch(1), target=target), lambda _: None)
+    for target in (B, C)
+)
+
+
+def drain(driver: Driver, target: BrokerId = B, *, token: MoveRequest = FIRST, now: float = 0.0) -> list[LeaderEffect]:
     return driver.leader.drain(target, token, 2.0, now)
 
 
@@ -37,7 +44,7 @@ def caught_up() -> Driver:
 
 
 def test_with_nothing_under_way_the_target_can_lead_at_once() -> None:
-    assert drain(caught_up()) == [CompleteDrain("move")]
+    assert drain(caught_up()) == [CompleteDrain(FIRST)]
 
 
 def test_a_publish_is_refused_as_one_that_may_be_sent_again() -> None:
@@ -55,14 +62,16 @@ def test_a_publish_is_refused_as_one_that_may_be_sent_again() -> None:
 def test_followers_are_answered_until_the_target_and_the_high_watermark_are_at_the_end() -> None:
     driver = caught_up()
     driver.append(3)
-    driver.leader.await_ack(ALL, Offset(8), "ack", 10.0, 0.0)
+    driver.leader.await_ack(ALL, Offset(8), MarkReply("ack"), 10.0, 0.0)
     assert drained(drain(driver)) == []
     (answer,) = of(Respond, driver.fetch(B, 5))
     assert answer.max_bytes > 0
     assert drained(driver.fetch(B, 8)) == [], "C holds up the commit"
     out = driver.fetch(C, 8)
     assert drained(out) == [None]
-    assert of(CompleteProduce, out) == [CompleteProduce("ack")], "no acknowledgement is left when the target can lead"
+    assert of(CompleteProduce, out) == [CompleteProduce(MarkReply("ack"))], (
+        "no acknowledgement is left when the target can lead"
+    )
 
 
 def test_fetched_is_not_enough_on_a_durable_stream() -> None:
@@ -150,18 +159,18 @@ def test_a_target_that_is_no_follower_in_the_isr_is_refused(target: BrokerId) ->
 def test_a_later_request_replaces_an_earlier_one() -> None:
     driver = caught_up()
     driver.append(3)
-    drain(driver, B, token="first")
-    (ended,) = of(CompleteDrain, drain(driver, C, token="second", now=1.0))
-    assert ended.token == "first"
+    drain(driver, B, token=FIRST)
+    (ended,) = of(CompleteDrain, drain(driver, C, token=SECOND, now=1.0))
+    assert ended.token == FIRST
     assert ended.error is not None
     driver.fetch(B, 8)
-    assert of(CompleteDrain, driver.fetch(C, 8)) == [CompleteDrain("second")]
+    assert of(CompleteDrain, driver.fetch(C, 8)) == [CompleteDrain(SECOND)]
 
 
 def test_a_later_request_may_come_when_the_first_one_was_ready_and_nothing_came_of_it() -> None:
     driver = caught_up()
     drain(driver, B)
-    assert of(CompleteDrain, drain(driver, C, token="second", now=1.0)) == [CompleteDrain("second")]
+    assert of(CompleteDrain, drain(driver, C, token=SECOND, now=1.0)) == [CompleteDrain(SECOND)]
 
 
 def test_a_shrink_of_the_isr_may_let_the_target_lead() -> None:
