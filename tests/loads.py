@@ -337,9 +337,9 @@ async def _of_groups(world: World, measure: Measure, bounds: Bounds) -> dict[str
 
 async def _told(broker: Broker, change: Callable[[], None]) -> None:
     change()
-    telling = broker._news._telling
-    assert telling is not None
-    await telling
+    notifying = broker._news._notifying
+    assert notifying is not None
+    await notifying
 
 
 async def _of_replicas(measure: Measure, bounds: Bounds) -> dict[str, Longest]:

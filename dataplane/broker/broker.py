@@ -99,31 +99,31 @@ class ReplicaNews:
     def __init__(self, loop: asyncio.AbstractEventLoop, replicas: Mapping[PartitionKey, Replica]) -> None:
         self._loop = loop
         self._replicas = replicas
-        self._untold: deque[tuple[Sequence[Replica], Callable[[Replica], None]]] = deque()
+        self._pending: deque[tuple[Sequence[Replica], Callable[[Replica], None]]] = deque()
         """Oldest change first. Changes are seconds apart."""
-        self._telling: asyncio.Task[None] | None = None
+        self._notifying: asyncio.Task[None] | None = None
 
-    def tell(self, change: Callable[[Replica], None]) -> None:
+    def notify(self, change: Callable[[Replica], None]) -> None:
         """Calls `change` for each replica."""
-        self._untold.append(([*self._replicas.values()], change))
-        if self._telling is None:
-            self._telling = self._loop.create_task(in_turns(self._tell_all()))
+        self._pending.append(([*self._replicas.values()], change))
+        if self._notifying is None:
+            self._notifying = self._loop.create_task(in_turns(self._notify_all()))
 
     def close(self) -> None:
         """Tells nothing more."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._notifying is not None:
+            self._notifying.cancel()
 
-    def _tell_all(self) -> Steps[None]:
-        while self._untold:
-            replicas, change = self._untold.popleft()
+    def _notify_all(self) -> Steps[None]:
+        while self._pending:
+            replicas, change = self._pending.popleft()
             for replica in replicas:
                 try:
                     change(replica)
                 except Exception:  # noqa: BLE001 - it is logged, and the others are told
                     _log.exception("partition %s met a bug", replica.key)
                 yield OF_REPLICA
-        self._telling = None
+        self._notifying = None
 
 
 _LOOKED_THROUGH = 1_000
@@ -173,11 +173,11 @@ async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> boo
     try:
         report = await opening
     except LogDamaged as e:
-        replica.life.on_unusable(str(e))
+        replica.machine.on_unusable(str(e))
         _log.error("partition %s: the log cannot be opened and leaves the ISR: %s", key, e)
         return False
     except Exception as e:  # noqa: BLE001 - one partition does not stop the broker
-        replica.life.on_unusable(f"the log cannot be opened: {e!r}")
+        replica.machine.on_unusable(f"the log cannot be opened: {e!r}")
         _log.exception("partition %s: the log cannot be opened and leaves the ISR", key)
         return False
     if report.damaged is not None:
@@ -389,17 +389,17 @@ class Broker:
             replica.role.on_notification(LeaderEpoch(notification.leader_epoch))
 
     def _on_connection(self, connected: bool) -> None:
-        self._news.tell(lambda replica: replica.on_connection(connected))
+        self._news.notify(lambda replica: replica.on_connection(connected))
 
     def _on_room(self, room: Room) -> None:
         is_full = room is Room.FULL
         if is_full:
             self.context.the(DiskCounters).times_full += 1
-        self._news.tell(lambda replica: replica.on_space(is_full))
+        self._news.notify(lambda replica: replica.on_space(is_full))
 
     def _on_disk(self, hangs: bool) -> None:
         self.context.the(DiskCounters).times_disk_hung += int(hangs)
-        self._news.tell(lambda replica: replica.on_disk(hangs))
+        self._news.notify(lambda replica: replica.on_disk(hangs))
 
     # ------------------------------------------------------------------ status
     def stream_status(
@@ -419,12 +419,12 @@ class Broker:
         for replica in found:
             report = self._replica_status(replica)
             if replica.key.partition == history_of:
-                report["history"] = self._told(replica.history)
+                report["history"] = self._events_of(replica.history)
             reports.append(report)
             yield _OF_STATUS
         return {"partitions": reports}
 
-    def _told(self, history: History) -> list[ReplicaEvent]:
+    def _events_of(self, history: History) -> list[ReplicaEvent]:
         now, wall_ns = self.context.now(), self.context.time_ns()
         return [
             {
@@ -442,11 +442,11 @@ class Broker:
         if isinstance(replica.role, LeaderDriver):
             listens = replica.role.subjects()
         of_consumers = self.context.subjects.fetch_from(key.stream, key.partition, self.context.broker)
-        not_heard = self.context.not_permitted([of_consumers, *listens])
+        not_permitted = self.context.not_permitted([of_consumers, *listens])
         return {
             **replica.status(),
             "scrubbed_at_ns": scrubbed_at,
-            "not_heard": not_heard,
+            "not_heard": not_permitted,
             "bytes_on_disk": replica.bytes_on_disk,
             "traffic": replica.traffic.report(self.context.now()),
         }

@@ -1,7 +1,7 @@
 """One replica of one partition on this broker: its log, its role, and what its life asks for.
 
-Views arrive at any time; the newest wins. `dataplane.replica.life` decides, this module carries its effects out: one
-step at a time, and the recording of damage beside it.
+Views arrive at any time; the newest wins. `dataplane.replica.replica_state_machine` decides, this module carries its
+effects out: one step at a time, and the recording of damage beside it.
 
 ## Repair
 
@@ -50,18 +50,18 @@ from dataplane.log.storage.log_errors import LogDamaged, NoSpace
 from dataplane.log.storage.manifest import ManifestEntry
 from dataplane.log.storage.pool import LogPool
 from dataplane.replica.history import History
-from dataplane.replica.life import (
+from dataplane.replica.replica_state_machine import (
     BeginRole,
     EndRole,
     FailRole,
     GiveUpStarting,
-    LifeEffect,
     OpenLog,
     PrepareLog,
     RecordDamage,
     Repair,
     RepairMode,
-    ReplicaLife,
+    ReplicaEffect,
+    ReplicaStateMachine,
     RoleKind,
     Step,
     StopRole,
@@ -138,7 +138,7 @@ class Replica:
     ) -> None:
         self.key = key
         self.directory = directory
-        self.life = ReplicaLife(key)
+        self.machine = ReplicaStateMachine(key)
         self.role: Role | None = None
         self.history = History()
         self.traffic = TrafficMeter()
@@ -164,7 +164,7 @@ class Replica:
         is nothing to work with."""
         partition_log, report = self._open_log(page_cache_survived=page_cache_survived)
         self._take_log(partition_log)
-        self.life.on_opened(report.damaged)
+        self.machine.on_opened(report.damaged)
         return report
 
     def _open_log(self, *, page_cache_survived: bool = False) -> tuple[PartitionLog, RecoveryReport]:
@@ -193,15 +193,15 @@ class Replica:
 
     @property
     def view(self) -> PartitionView | None:
-        return self.life.view
+        return self.machine.view
 
     @property
     def is_damaged(self) -> bool:
-        return self.life.is_damaged
+        return self.machine.is_damaged
 
     @property
     def failure(self) -> str | None:
-        return self.life.failure
+        return self.machine.failure
 
     @property
     def high_watermark(self) -> Offset:
@@ -227,7 +227,7 @@ class Replica:
     @property
     def owed(self) -> CheckpointDue:
         partition_log = self._log
-        if partition_log is None or self.life.closing or self.failure is not None:
+        if partition_log is None or self.machine.closing or self.failure is not None:
             return CheckpointDue.NOTHING
         if _is_accepted(self.view) and partition_log.needs_sync:
             return CheckpointDue.SYNC
@@ -256,7 +256,7 @@ class Replica:
         if isinstance(outcome, NoSpace):
             context.space.refused(outcome)
         elif isinstance(outcome, LogDamaged):
-            if not self.life.closing:
+            if not self.machine.closing:
                 self.fail(f"the checkpoint cannot be written: {outcome}", context)
         elif isinstance(outcome, Exception):
             _log.error("partition %s: the checkpoint met a bug", self.key, exc_info=outcome)
@@ -275,7 +275,7 @@ class Replica:
 
     # ------------------------------------------------------------------ events
     def on_view(self, view: PartitionView, context: BrokerContext) -> None:
-        effects = self.life.on_view(view, context.broker)
+        effects = self.machine.on_view(view, context.broker)
         if self._log is not None and self.view is view and self._log.config.segment_bytes != view.config.segment_bytes:
             # Logs are opened at start, before the settings of their streams are known.
             self._log.config = replace(self._log.config, segment_bytes=view.config.segment_bytes)
@@ -284,16 +284,16 @@ class Replica:
     def on_damage(self, reason: str, context: BrokerContext) -> None:
         """The log is damaged: this replica serves no requests from now on, writes that down, withdraws, and is repaired
         when no replica relies on it any more."""
-        effects = self.life.on_damage(reason)
+        effects = self.machine.on_damage(reason)
         if effects:
-            self.history.tell(f"its log is damaged: {reason}", context.now())
+            self.history.add(f"its log is damaged: {reason}", context.now())
             _log.error("partition %s: the log on %s is damaged: %s", self.key, context.broker, reason)
             context.the(DamageCounters).damage_found += 1
         self._run(effects, context)
 
     def fail(self, reason: str, context: BrokerContext) -> None:
         """This replica cannot go on in this life of the process: it leaves the ISR."""
-        self._run(self.life.on_failed(reason), context)
+        self._run(self.machine.on_failed(reason), context)
 
     def on_space(self, no_space: bool) -> None:
         if self.role is not None and not self.role.ended:
@@ -323,7 +323,7 @@ class Replica:
             context.control.publish(message.reply, [b""], headers=error.to_headers())
 
     # ------------------------------------------------------------------ effects
-    def _run(self, effects: list[LifeEffect], context: BrokerContext) -> None:
+    def _run(self, effects: list[ReplicaEffect], context: BrokerContext) -> None:
         role = self.role
         for effect in effects:
             match effect:
@@ -334,7 +334,7 @@ class Replica:
                 case BeginRole(kind, view):
                     # The role is there from now on: an effect of the next event must find it.
                     self._make_role(kind, view, context)
-                    if self.life.step is effect:
+                    if self.machine.step is effect:
                         self._stepping = context.loop.create_task(self._take(effect, context))
                 case EndRole(reason):
                     # At once: the lease is proved for those who have heard that they are deposed.
@@ -353,7 +353,7 @@ class Replica:
                     role.give_up_starting()
 
     def _withdraw(self, effect: Withdraw, context: BrokerContext) -> None:
-        self.history.tell(f"withdraws: {effect.reason}", context.now())
+        self.history.add(f"withdraws: {effect.reason}", context.now())
         _log.error(
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
             self.key, context.broker, effect.reason, self.history,
@@ -371,53 +371,53 @@ class Replica:
 
     async def _record_damage(self, reason: str, context: BrokerContext) -> None:
         await context.loop.run_in_executor(context.executor, mark, self._files, self.directory, reason, self.key)
-        self._run(self.life.on_damage_recorded(reason), context)
+        self._run(self.machine.on_damage_recorded(reason), context)
 
     async def _take(self, step: Step, context: BrokerContext) -> None:
-        life = self.life
+        machine = self.machine
         try:
             self._run(await self._carry_out(step, context), context)
         except NoSpace as e:
             context.space.refused(e)
-            life.on_no_space()
+            machine.on_no_space()
             context.loop.call_later(NO_SPACE_RETRY, self._try_again, context)
         except (LogDamaged, CorruptData) as e:
-            self._run(life.on_step_failed(str(e)), context)
+            self._run(machine.on_step_failed(str(e)), context)
         except Exception as e:  # noqa: BLE001 - it is logged, and the replica withdraws
             _log.exception("partition %s: cannot go on", self.key)
-            self._run(life.on_step_failed(repr(e)), context)
+            self._run(machine.on_step_failed(repr(e)), context)
 
     def _try_again(self, context: BrokerContext) -> None:
         """A step could not be taken for want of room."""
-        if self.view is not None and not self.life.closing:
+        if self.view is not None and not self.machine.closing:
             self.on_view(self.view, context)
 
-    async def _carry_out(self, step: Step, context: BrokerContext) -> list[LifeEffect]:
+    async def _carry_out(self, step: Step, context: BrokerContext) -> list[ReplicaEffect]:
         """Raises LogDamaged, CorruptData, NoSpace."""
-        life = self.life
+        machine = self.machine
         match step:
             case OpenLog():
                 if self._log is None:  # else it was opened, and the manifest found no room
                     partition_log, report = await context.loop.run_in_executor(context.executor, self._open_log)
                     self._take_log(partition_log)
                     if report.damaged is not None:  # the manifest comes with the repair
-                        return life.on_opened(report.damaged)
+                        return machine.on_opened(report.damaged)
                 await self._write_manifest(context)  # before anything is appended
-                return life.on_opened(None)
+                return machine.on_opened(None)
             case PrepareLog(kind, view):
                 await self._prepare(kind, view, context)
-                return life.on_prepared()
+                return machine.on_prepared()
             case BeginRole():
                 return await self._start_role(context)
             case EndRole(reason):
                 await self._end_role(reason)
-                return life.on_role_ended()
+                return machine.on_role_ended()
             case WaitToRetry(seconds):
                 await asyncio.sleep(seconds)
-                return life.on_waited()
+                return machine.on_waited()
             case Repair(mode):
                 await self._repair(mode, context)
-                return life.on_repaired()
+                return machine.on_repaired()
 
     async def leave_manifest(self, context: BrokerContext) -> None:
         """Before the folder of the log is removed. One that could not leave is looked for at the next start, and leaves
@@ -449,7 +449,7 @@ class Replica:
             return
         if partition_log.swapping.is_copy_of_another(view.leader_epoch):
             await context.loop.run_in_executor(context.executor, partition_log.swapping.begin_role, view.leader_epoch)
-        if kind is RoleKind.LEADER and self.view is view and self.failure is None and not self.life.closing:
+        if kind is RoleKind.LEADER and self.view is view and self.failure is None and not self.machine.closing:
             if partition_log.log_end_offset < view.purged_end:
                 # After an unclean election: all that it holds was deleted, and what it will write is not.
                 await context.loop.run_in_executor(context.executor, partition_log.drop_all, view.purged_end)
@@ -465,7 +465,7 @@ class Replica:
             self._log,
             self._high_watermark,
             partial(self.on_damage, context=context),
-            self.life.on_role_failed,
+            self.machine.on_role_failed,
             self._on_quarantined,
             self.history,
             self._ids,
@@ -481,21 +481,21 @@ class Replica:
                     self.role = FollowerDriver(setup, self._sequence)
         except Exception as e:  # noqa: BLE001 - it is logged, and the replica withdraws
             _log.exception("partition %s: its role cannot be made", self.key)
-            self._run(self.life.on_role_not_made(repr(e)), context)
+            self._run(self.machine.on_role_not_made(repr(e)), context)
 
-    async def _start_role(self, context: BrokerContext) -> list[LifeEffect]:
+    async def _start_role(self, context: BrokerContext) -> list[ReplicaEffect]:
         role = self.role
         assert role is not None
         if role.failed is not None:  # since it was made
-            return self.life.on_role_begun()
+            return self.machine.on_role_begun()
         try:
             await role.start()
         except (OSError, NoSpace) as e:
             if isinstance(e, NoSpace):
                 context.space.refused(e)
             _log.warning("partition %s: cannot take its role yet: %s", self.key, e)
-            return self.life.on_role_not_begun()
-        return self.life.on_role_begun()
+            return self.machine.on_role_not_begun()
+        return self.machine.on_role_begun()
 
     async def _end_role(self, reason: str) -> None:
         role = self.role
@@ -526,13 +526,13 @@ class Replica:
 
     # ------------------------------------------------------------------ end
     async def close(self, context: BrokerContext, reason: str) -> None:
-        self._run(self.life.on_closing(), context)
+        self._run(self.machine.on_closing(), context)
         if self._recording is not None:
             await asyncio.wait({self._recording})
-        while self.life.step is not None and self._stepping is not None:
+        while self.machine.step is not None and self._stepping is not None:
             await asyncio.wait({self._stepping})
         await self._end_role(reason)
-        self.life.on_closed()
+        self.machine.on_closed()
         await self._listener.stop()
         partition_log, self._log = self._log, None
         if partition_log is None:
@@ -542,14 +542,14 @@ class Replica:
                 context.executor, _close_log, partition_log, self._high_watermark, self.failure is None
             )
         except (LogDamaged, NoSpace) as e:
-            self.life.on_unusable(str(e))
+            self.machine.on_unusable(str(e))
             _log.error("partition %s: the log was not closed in order: %s", self.key, e)
 
     # ------------------------------------------------------------------ housekeeping and status
     def visit(self, context: BrokerContext) -> Visit | None:
         """None: there is nothing to work on at present."""
         partition_log, view = self._log, self.view
-        if partition_log is None or view is None or self.life.closing or self.failure is not None:
+        if partition_log is None or view is None or self.machine.closing or self.failure is not None:
             return None
         if isinstance(self.role, LeaderDriver):
             report_if_retired(self.role)

@@ -27,7 +27,7 @@ class History:
     def __init__(self) -> None:
         self._events: deque[HistoryEvent] = deque(maxlen=LENGTH)
 
-    def tell(self, event: str, now: float) -> None:
+    def add(self, event: str, now: float) -> None:
         newest = self._events[-1] if self._events else None
         if newest is not None and newest.event == event:
             self._events[-1] = HistoryEvent(now, event, newest.times + 1)

@@ -43,7 +43,7 @@ other refusals follow from the state of one broker."""
 # Hazard: A publisher takes "not stored" for final, or sends again, and the record is there, or there twice.
 # Not covered: A setting that is changed in the same seconds in which the leader changes, while the deposed leader is
 # inside its lease and knows of neither.
-def told_without_epoch(
+def answer_without_epoch(
     error: TidelogError, broker: BrokerId, view: PartitionView, *, lease_valid: bool
 ) -> TidelogError | None:
     """The answer to a publish that names no LeaderEpoch (a bare one, an envelope, an `.append` with epoch 0), where

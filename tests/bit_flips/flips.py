@@ -25,7 +25,7 @@ from dataplane.log.partition_log import PartitionLog
 from dataplane.log.recovery.damage import read_mark
 from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.log_errors import DataDirError
-from dataplane.replica.life import RepairMode
+from dataplane.replica.replica_state_machine import RepairMode
 from metadata.raft.journal import Journal
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.types import RaftDamage, RaftStorageError

@@ -1,4 +1,4 @@
-"""Transcripts of `dataplane.replica.life`: the replica of broker a.
+"""Transcripts of `dataplane.replica.replica_state_machine`: the replica of broker a.
 
 Commands; effects are printed one a line, then the state where it has changed:
 
@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dataplane.replica.life import (
+from dataplane.replica.replica_state_machine import (
     Acting,
     BeginRole,
     EndRole,
-    LifeEffect,
     OpenLog,
     PrepareLog,
     Repair,
-    ReplicaLife,
+    ReplicaEffect,
+    ReplicaStateMachine,
     Sound,
     WaitToRetry,
 )
@@ -54,7 +54,7 @@ def _members(text: str) -> tuple[BrokerId, ...]:
     return tuple(BrokerId(name) for name in text.split(",") if name)
 
 
-def _shown(effect: LifeEffect) -> str:
+def _shown(effect: ReplicaEffect) -> str:
     name = type(effect).__name__
     match effect:
         case PrepareLog(kind, view) | BeginRole(kind, view):
@@ -78,9 +78,9 @@ def _role_shown(acting: Acting | None) -> str:
 
 class LifeScript:
     def __init__(self) -> None:
-        self._life = ReplicaLife(KEY)
+        self._life = ReplicaStateMachine(KEY)
         self._shown = ""
-        self._commands: dict[str, Callable[[Command], list[LifeEffect]]] = {
+        self._commands: dict[str, Callable[[Command], list[ReplicaEffect]]] = {
             "open": lambda command: self._life.on_opened("torn" if "damaged" in command.words else None),
             "unopenable": self._unopenable,
             "view": self._view,
@@ -109,19 +109,19 @@ class LifeScript:
         self._shown = shown
         return [*map(_shown, effects), *changed]
 
-    def _unopenable(self, _: Command) -> list[LifeEffect]:
+    def _unopenable(self, _: Command) -> list[ReplicaEffect]:
         self._life.on_unusable("the log cannot be opened")
         return []
 
-    def _no_space(self, _: Command) -> list[LifeEffect]:
+    def _no_space(self, _: Command) -> list[ReplicaEffect]:
         self._life.on_no_space()
         return []
 
-    def _role_fails(self, _: Command) -> list[LifeEffect]:
+    def _role_fails(self, _: Command) -> list[ReplicaEffect]:
         self._life.on_role_failed("a rule is broken")
         return []
 
-    def _view(self, command: Command) -> list[LifeEffect]:
+    def _view(self, command: Command) -> list[ReplicaEffect]:
         told = command.options
         leader = told["leader"]
         view = PartitionView(
@@ -138,7 +138,7 @@ class LifeScript:
         )
         return self._life.on_view(view, A)
 
-    def _done(self, command: Command) -> list[LifeEffect]:
+    def _done(self, command: Command) -> list[ReplicaEffect]:
         life = self._life
         match life.step:
             case OpenLog():

@@ -37,7 +37,7 @@ from dataplane.log.storage.checkpoints import CompactionPoint
 from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.tail import Tail
 from dataplane.log.truncation import Truncation
-from dataplane.replica import life
+from dataplane.replica import replica_state_machine
 from dataplane.replica.consumers import Consumers, Readable
 from dataplane.replica.derived.epochs import LeaderEpochCache
 from dataplane.replica.derived.producer_table import ProducerTable
@@ -57,7 +57,7 @@ from dataplane.replica.leader.leader import Cutover, Leader, Pausing
 from dataplane.replica.leader.leadership import Leadership
 from dataplane.replica.leader.quota import Quota
 from dataplane.replica.leader.repetitions import Repetitions
-from dataplane.replica.replica_refusals import told_without_epoch
+from dataplane.replica.replica_refusals import answer_without_epoch
 from metadata.cluster import election
 from metadata.cluster.model import Stream
 from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
@@ -440,7 +440,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "requests to a deleted stream are taken for requests to its successor",
-        (Requests.is_same_life, "return stream_incarnation ==", "return True or stream_incarnation =="),
+        (Requests.is_same_incarnation, "return stream_incarnation ==", "return True or stream_incarnation =="),
         rules=("R6",),
         scenario="recreated unheard",
     ),
@@ -568,7 +568,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a deposed leader says that nothing was stored",
         (
-            told_without_epoch,
+            answer_without_epoch,
             "    return TidelogError(",
             "    return error\n    return TidelogError(",
         ),
@@ -594,7 +594,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a damaged replica is cut while it is in the ISR",
         (
-            life.repair_mode,
+            replica_state_machine.repair_mode,
             "if view.leader is None or broker in view.isr or broker in view.eligible:",
             "if True:\n        return RepairMode.COPY\n    if False:",
         ),
@@ -608,7 +608,11 @@ MUTANTS: tuple[Mutant, ...] = (
             'leaves the ISR: %s", key, report.damaged)\n        return False',
             'leaves the ISR: %s", key, report.damaged)\n        return True',
         ),
-        (life.repair_mode, "if view.leader == broker:", "if True:\n        return RepairMode.COPY\n    if False:"),
+        (
+            replica_state_machine.repair_mode,
+            "if view.leader == broker:",
+            "if True:\n        return RepairMode.COPY\n    if False:",
+        ),
         rules=("R23",),
         scenario="damage",
     ),
@@ -957,7 +961,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a leader takes batches of the newest partitioning version before it knows the cutover",
-        (partitioning.judge, "return Held.HELD if version and _awaits(view) else None", "return None"),
+        (partitioning.judge, "return VersionAwaited.AWAITED if version and _awaits(view) else None", "return None"),
         rules=("R61",),
         in_repartitions=True,
     ),
@@ -1731,7 +1735,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader denies a batch that a member of the ISR may hold",
-            (Admission.told, " or self._state.isr_has_cut_to_this_log()", " or True"),
+            (Admission.refusal_of, " or self._state.isr_has_cut_to_this_log()", " or True"),
             rules=("R33",),
         ),
         "replication/a_leader_that_cannot_deny_a_sequence",

@@ -103,8 +103,8 @@ class SpaceWatch:
         self._guard = SpaceGuard(settings.min_free_bytes)
         self._executor = executor
         self._loop = loop
-        self._told = Room.AMPLE
-        self._telling = False
+        self._reported = Room.AMPLE
+        self._reporting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._evicting = False
         self._closed = False
@@ -198,9 +198,9 @@ class SpaceWatch:
                 case RoomChanged(room):
                     if room is not Room.AMPLE:
                         self._spawn(self.look())  # found by counting; the look decides on eviction
-                    if not self._telling:
-                        self._telling = True
-                        self._loop.call_soon(self._tell)
+                    if not self._reporting:
+                        self._reporting = True
+                        self._loop.call_soon(self._report)
                 case EvictOldest(wanted):
                     if not self._evicting:
                         self._evicting = True
@@ -212,20 +212,20 @@ class SpaceWatch:
                 case _:
                     assert_never(effect)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Look in a later turn of the loop, not inside the call that found the disk full."""
-        self._telling = False
+        self._reporting = False
         room = self.room
-        if room is self._told:
+        if room is self._reported:
             return
         guard = self._guard
         _log.log(
             logging.INFO if room is Room.AMPLE else logging.WARNING,
             "room on the disk of %s: %s, was %s (%s free of %s, and keeps %s)",
-            self._directory, room.value, self._told.value,
+            self._directory, room.value, self._reported.value,
             bytes_in_words(guard.free), bytes_in_words(guard.total), bytes_in_words(guard.min_free),
         )  # fmt: skip
-        self._told = room
+        self._reported = room
         self.on_room(room)
 
     async def _evict(self, wanted: int) -> None:

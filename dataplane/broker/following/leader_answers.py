@@ -166,10 +166,10 @@ def decode_offset_answer(number: int, message: Message, asked_in: LeaderEpoch) -
             raise CorruptData(f"it is no LeaderEpochOffsetResponse: {e}") from None
         epoch = LeaderEpoch(response.current_leader_epoch)
     elif LEADER_EPOCH.name in error.details:
-        told = error.detail(LEADER_EPOCH)
-        if told is None:
+        named = error.detail(LEADER_EPOCH)
+        if named is None:
             raise CorruptData("its LeaderEpoch is no number")
-        epoch = LeaderEpoch(told)
+        epoch = LeaderEpoch(named)
     return OffsetAnswer(
         number=number,
         leader_epoch=epoch,

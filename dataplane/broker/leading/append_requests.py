@@ -362,9 +362,9 @@ class AppendRequests:
             if counter != _BY_VERSION:
                 _log.warning("partition %s: refused a batch: %s", self._role.view.key, error)
         # A request that names its LeaderEpoch is stored by no other leader: the refusal is its outcome.
-        told = error if batch.request.leader_epoch else self._appending.told_without_epoch(error)
-        if told is not None:
-            self._appending.answers.error(batch.inbox, told)
+        answer = error if batch.request.leader_epoch else self._appending.answer_without_epoch(error)
+        if answer is not None:
+            self._appending.answers.error(batch.inbox, answer)
 
 
 def _name_originals(response: AppendResponse, repeated: Mapping[int, Offset]) -> None:

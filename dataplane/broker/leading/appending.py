@@ -5,7 +5,7 @@
     `.append` request ──> `AppendRequests` ─────────────────────┘                │ committed, refused or timed out
     publisher <──────────────────────────────────────────────────────────── complete
 
-An answer to a request that names no LeaderEpoch passes `told_without_epoch` (R35).
+An answer to a request that names no LeaderEpoch passes `answer_without_epoch` (R35).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dataplane.replica.leader.partitioning import stamped_version
 from dataplane.replica.leader.quota import is_over_quota
 from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.replica_effects import LeaderEffect
-from dataplane.replica.replica_refusals import told_without_epoch
+from dataplane.replica.replica_refusals import answer_without_epoch
 from dataplane.replica.replies import (
     AppendReply,
     BareReplies,
@@ -347,26 +347,26 @@ class Appending:
 
     # Every publish without a LeaderEpoch that gets an error gets it by one of these, or by `AppendRequests`.
 
-    def told_without_epoch(self, error: TidelogError) -> TidelogError | None:
+    def answer_without_epoch(self, error: TidelogError) -> TidelogError | None:
         """By the clock of this moment: the process may have stood still since the message came."""
         lease_valid = self._context.metadata.lease_valid(self._context.now())
-        return told_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
+        return answer_without_epoch(error, self._context.broker, self._role.view, lease_valid=lease_valid)
 
     def refuse(self, token: Replies | BareReplies | ExpectationReply | EnvelopeReply, error: TidelogError) -> None:
         """Another leader may contradict the error."""
-        told = self.told_without_epoch(error)
-        if told is None:
+        answer = self.answer_without_epoch(error)
+        if answer is None:
             return
         match token:
             case BareReplies():
                 for _, replies in token.runs:
-                    self._role.answers.bare_error(replies, told)
+                    self._role.answers.bare_error(replies, answer)
             case ExpectationReply():
-                self._role.answers.bare_error([token.reply], told)
+                self._role.answers.bare_error([token.reply], answer)
             case EnvelopeReply():
-                self._role.answers.envelope(token, self._context.time_ns(), told)
+                self._role.answers.envelope(token, self._context.time_ns(), answer)
             case _:
-                self._role.answers.bare_error(token, told)
+                self._role.answers.bare_error(token, answer)
 
     def _refuse_envelope(self, message: EnvelopeMessage, error: TidelogError) -> None:
         received = self._context.time_ns()

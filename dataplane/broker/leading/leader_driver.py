@@ -251,7 +251,7 @@ class LeaderDriver(ReadableRole):
         context, partition_log = setup.context, setup.log
         partition_log.cached_bytes = None
         partition_log.producers.begin_leading(context.metadata.next_producer_id())
-        self._is_heard = False
+        self._is_subscribed = False
         """NATS brings it everything that is published and asked."""
         self._subscriptions = RoleSubscriptions(context.loop)
         self._plain = PlainSubjects(
@@ -303,8 +303,8 @@ class LeaderDriver(ReadableRole):
             view.key, view.leader_epoch, self.core.epoch_start, self.core.high_watermark, ",".join(view.isr),
         )  # fmt: skip
         for subject in context.not_permitted(self.subjects()):
-            self.history.tell(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
-        self._is_heard = True
+            self.history.add(f"does not hear {subject!r}: NATS does not let it subscribe", context.now())
+        self._is_subscribed = True
         context.on_led(self._own)
         self._run([*self.core.announce(), *self.core.tick(context.now())])
         self.timer.schedule()
@@ -329,29 +329,29 @@ class LeaderDriver(ReadableRole):
     async def _subscribe(self) -> bool:
         context, subjects, key = self.context, self.context.subjects, self.view.key
 
-        def told(transport: Transport | PeerTransport, subject: str, handle: MessageHandler) -> Subscribe:
+        def listen(transport: Transport | PeerTransport, subject: str, handle: MessageHandler) -> Subscribe:
             self._subjects.append(subject)
             return lambda: transport.subscribe(subject, self._handler(handle))
 
         peers, ingest = context.peers, context.ingest
         if is_of_internal(key, self.view.subject, subjects):
             of_publishers = [
-                told(peers, subjects.write(key.stream, key.partition), self._append_requests.on_append),
-                told(peers, subjects.last(key.stream, key.partition), self._on_last),
+                listen(peers, subjects.write(key.stream, key.partition), self._append_requests.on_append),
+                listen(peers, subjects.last(key.stream, key.partition), self._on_last),
             ]
         else:
             of_publishers = [
-                told(ingest, subjects.append(key.stream, key.partition), self._append_requests.on_append),
-                told(ingest, subjects.leader(key.stream, key.partition), self.on_leader_question),
-                told(peers, subjects.mark(key.stream, key.partition), self._marking.on_mark),
+                listen(ingest, subjects.append(key.stream, key.partition), self._append_requests.on_append),
+                listen(ingest, subjects.leader(key.stream, key.partition), self.on_leader_question),
+                listen(peers, subjects.mark(key.stream, key.partition), self._marking.on_mark),
             ]
         self._follow_subjects()
         made = self._subscriptions.make(
             *of_publishers,
-            told(peers, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
-            told(peers, subjects.offset(key.stream, key.partition), self._followers.on_offset),
-            told(peers, subjects.snapshot(key.stream, key.partition), self._followers.on_snapshot_request),
-            told(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
+            listen(peers, subjects.replicate(key.stream, key.partition), self._followers.on_replicate),
+            listen(peers, subjects.offset(key.stream, key.partition), self._followers.on_offset),
+            listen(peers, subjects.snapshot(key.stream, key.partition), self._followers.on_snapshot_request),
+            listen(ingest, subjects.fetch(key.stream, key.partition), self._on_fetch),
         )
         return all(await asyncio.gather(made, self._plain.begin()))
 
@@ -372,7 +372,7 @@ class LeaderDriver(ReadableRole):
     @property
     def is_serving(self) -> bool:
         """It takes all that is published, without an acknowledgement, too."""
-        return self._is_heard and not self.ended and self.context.metadata.lease_valid(self.context.now())
+        return self._is_subscribed and not self.ended and self.context.metadata.lease_valid(self.context.now())
 
     def on_view(self, view: PartitionView) -> None:
         if view.readonly or view.awaits_cutover or not view.is_routed:

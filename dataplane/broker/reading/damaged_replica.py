@@ -48,7 +48,7 @@ class DamagedReplica(ReadableRole):
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
             self.view.key, self.context.broker,
         )  # fmt: skip
-        self.history.tell(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
+        self.history.add(f"serves a damaged copy in LeaderEpoch {self.leader_epoch}", self.context.now())
         self.spawn(self._examine())
         ingest, subjects, key = self.context.ingest, self.context.subjects, self.view.key
         await self._subscriptions.make(
@@ -115,7 +115,7 @@ class DamagedReplica(ReadableRole):
         if (
             request.leader_epoch == self.leader_epoch
             and not self.requests.is_for_another(request)
-            and self.requests.is_same_life(request.stream_incarnation, request.partition_incarnation)
+            and self.requests.is_same_incarnation(request.stream_incarnation, request.partition_incarnation)
         ):
             key = self.view.key
             self.answers.error(

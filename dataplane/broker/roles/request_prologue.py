@@ -71,10 +71,10 @@ class Requests:
         `refusal_body`: the payload of a WRONG_INCARNATION answer."""
         if not self._parse(kind, request, message, self._peer_answers):
             return False
-        if self.is_same_life(request.stream_incarnation, request.partition_incarnation):
+        if self.is_same_incarnation(request.stream_incarnation, request.partition_incarnation):
             return True
         if not self.is_outlived(request):
-            self._peer_answers.error(message.reply, self._wrong_life(), refusal_body())
+            self._peer_answers.error(message.reply, self._wrong_incarnation(), refusal_body())
         return False
 
     def decode_fetch(self, message: Message) -> FetchRequest | None:
@@ -103,7 +103,7 @@ class Requests:
     # stream and partition. A request for a later incarnation is met with silence, since the leader of that incarnation
     # listens on the same subject; one for an earlier incarnation is answered with WRONG_INCARNATION.
     # Hazard: Records or folders of a deleted stream are taken for those of its successor.
-    def is_same_life(self, stream_incarnation: int, partition_incarnation: int) -> bool:
+    def is_same_incarnation(self, stream_incarnation: int, partition_incarnation: int) -> bool:
         key = self._key
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
 
@@ -129,9 +129,9 @@ class Requests:
         if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
             request.partition_incarnation and request.partition_incarnation != key.partition_incarnation
         ):
-            raise self._wrong_life()
+            raise self._wrong_incarnation()
 
-    def _wrong_life(self) -> TidelogError:
+    def _wrong_incarnation(self) -> TidelogError:
         return TidelogError(Code.WRONG_INCARNATION, f"{self._key} was deleted and created again; refresh the metadata")
 
     def refuse_bad(self, kind: str, message: Message, why: str) -> None:

@@ -394,7 +394,7 @@ class Role(ABC):
         """This replica is unsound: it leaves the ISR, and does nothing more in this life of the process."""
         if self.failed is not None:
             return
-        self.history.tell(f"withdraws: {reason}", self.context.now())
+        self.history.add(f"withdraws: {reason}", self.context.now())
         _log.error(
             "partition %s: replica on %s withdraws: %s; its last events:\n%s",
             self.view.key, self.context.broker, reason, self.history,

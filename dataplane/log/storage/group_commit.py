@@ -219,11 +219,11 @@ class SyncScheduler:
             if len(self._outcomes) > 1:
                 return
         try:
-            self._post(self._tell)
+            self._post(self._deliver)
         except RuntimeError:
             _log.warning("the event loop is closed: requests for syncs end unanswered")
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         with self._wake:
             outcomes, self._outcomes = self._outcomes, []
         for served, outcome in outcomes:

@@ -189,7 +189,7 @@ class Follower:
             question=first_sequence,
             history=history or History(),
         )
-        replica.history.tell(
+        replica.history.add(
             f"follows {view.leader or 'no leader'} in LeaderEpoch {view.leader_epoch}, log end {log_end_offset},"
             f" committed end {replica.high_watermark}, ISR {','.join(view.isr)}, partition epoch {view.epoch}",
             now,
@@ -271,7 +271,7 @@ class Follower:
         replica.log_end_offset = replica.durable_end = log_end
         replica.high_watermark = max(min(replica.high_watermark, log_end), log_start)
         self._reads.fetched_at = -math.inf
-        replica.history.tell(f"its log begins at {log_start} and ends at {log_end}", now)
+        replica.history.add(f"its log begins at {log_start} and ends at {log_end}", now)
         return self._fetcher.fetch(now)
 
     # ------------------------------------------------------------------ beginning at the leader's log start
@@ -355,7 +355,7 @@ class Follower:
     # Keeps R11.
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
         """The answer does not decode: nothing is taken of it, and the leader is told."""
-        self._replica.history.tell(f"it refuses the batch at {self.log_end_offset}: {reason}", now)
+        self._replica.history.add(f"it refuses the batch at {self.log_end_offset}: {reason}", now)
         return self._fetcher.on_bad_answer(sequence, reason, now)
 
     def on_synced(self, durable_end: Offset, now: float) -> list[FollowerEffect]:
@@ -376,7 +376,7 @@ class Follower:
         if no_space == self._fetcher.no_space:
             return []
         self._fetcher.no_space = no_space
-        self._replica.history.tell("its disk is full" if no_space else "its disk has room", now)
+        self._replica.history.add("its disk is full" if no_space else "its disk has room", now)
         return self._fetcher.fetch(now) if isinstance(self._replica.state, (Fetching, Idle, Syncing)) else []
 
     def on_disk(self, hangs: bool, now: float) -> list[FollowerEffect]:
@@ -384,7 +384,7 @@ class Follower:
         if hangs == self._fetcher.disk_hangs:
             return []
         self._fetcher.disk_hangs = hangs
-        self._replica.history.tell("its disk hangs" if hangs else "its disk answers", now)
+        self._replica.history.add("its disk hangs" if hangs else "its disk answers", now)
         return self._fetcher.fetch(now) if isinstance(self._replica.state, (Fetching, Idle, Syncing)) else []
 
     # Keeps R32.
@@ -409,7 +409,7 @@ class Follower:
 
     def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:
         replica, settings = self._replica, self.settings
-        replica.history.tell(f"its fetch is refused: {error.code.name}", now)
+        replica.history.add(f"its fetch is refused: {error.code.name}", now)
         match error.code:
             case Code.OFFSET_AHEAD:
                 self._contact.on_good_answer(now)
@@ -449,7 +449,7 @@ class Follower:
 
     def resign(self, reason: str, now: float) -> list[FollowerEffect]:
         """This role is over: consumers that wait are sent elsewhere."""
-        self._replica.history.tell(f"follows no more: {reason}", now)
+        self._replica.history.add(f"follows no more: {reason}", now)
         return self._reads.refuse_all(TidelogError(Code.UNAVAILABLE, f"{reason}; read from another replica"))
 
     # ------------------------------------------------------------------ the leader and the connection to it
@@ -466,7 +466,7 @@ class Follower:
     def on_connection(self, connected_since: float, now: float) -> list[FollowerEffect]:
         """Our own connection came back (`inf`: it is down): silence before it proves nothing."""
         self._contact.on_connection(connected_since, now)
-        self._replica.history.tell(
+        self._replica.history.add(
             "it is connected" if self._contact.is_connected else "it has lost its connection", now
         )
         if not self._contact.is_connected or isinstance(self._replica.state, (Truncating, Leaderless, Diverged)):
@@ -480,7 +480,7 @@ class Follower:
                 f"{view.key}: view of epoch {view.leader_epoch} given to follower of {self.leader_epoch}"
             )
         if view.epoch > self._replica.view.epoch:
-            self._replica.history.tell(f"ISR {','.join(view.isr)}, partition epoch {view.epoch}", now)
+            self._replica.history.add(f"ISR {','.join(view.isr)}, partition epoch {view.epoch}", now)
         if view.epoch >= self._replica.view.epoch:
             self._replica.view = view
         woken = self._fetcher.fetch(now) if self._replica.is_asleep and not self._replica.may_sleep else []

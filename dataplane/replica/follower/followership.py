@@ -57,7 +57,7 @@ class Followership:
             )
         self.state = state
         if before is not after and not (before in COPYING and after in COPYING):
-            self.history.tell(
+            self.history.add(
                 f"{after.__name__}, log end {self.log_end_offset}, committed end {self.high_watermark}", now
             )
 

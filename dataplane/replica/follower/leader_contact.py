@@ -96,7 +96,7 @@ class LeaderContact:
         if not self._suspected or now - self._reported_at < settings.report_interval:
             return []
         self._reported_at = now
-        self._history.tell(f"it reports {view.leader}, its leader, as dead or silent", now)
+        self._history.add(f"it reports {view.leader}, its leader, as dead or silent", now)
         report = LeaderReport(
             key=view.key,
             replica=broker,

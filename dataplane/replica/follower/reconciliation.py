@@ -210,7 +210,7 @@ class Reconciler:
         self._contact.on_good_answer(now)
         step = self._judge(state, answer)
         if isinstance(step, AwaitView):
-            replica.history.tell(f"waits for metadata of partition epoch {answer.partition_epoch}", now)
+            replica.history.add(f"waits for metadata of partition epoch {answer.partition_epoch}", now)
             return self._wait_for_metadata(state, now)
         if isinstance(step, LeaderLacksCommitted):
             return [self.diverge(step.agreed_end, now)[0]]
@@ -234,7 +234,7 @@ class Reconciler:
             " partition goes offline until an operator chooses",
         )
         replica.enter(Diverged(error), now)
-        replica.history.tell(f"reports that {view.leader} lacks committed records: {reason}", now)
+        replica.history.add(f"reports that {view.leader} lacks committed records: {reason}", now)
         report = LossReport(key=view.key, leader=view.leader, leader_epoch=replica.leader_epoch, reason=reason)
         return ReportLoss(report), error
 

@@ -10,7 +10,7 @@ from dataplane.replica.leader.commits import Commits
 from dataplane.replica.leader.draining import Draining
 from dataplane.replica.leader.isr_keeper import IsrKeeper
 from dataplane.replica.leader.leadership import Leadership
-from dataplane.replica.leader.partitioning import Held, judge
+from dataplane.replica.leader.partitioning import VersionAwaited, judge
 from dataplane.replica.leader.quota import Quota
 from dataplane.replica.replica_refusals import not_denied
 from wire.error_details import RETRY_AFTER_MS
@@ -40,11 +40,11 @@ class Admission:
             )
         return self._refuse_batch(level, lease_valid=lease_valid, now=now) or self._quota.refuse(now)
 
-    def judge(self, version: int) -> TidelogError | Held | None:
+    def judge(self, version: int) -> TidelogError | VersionAwaited | None:
         """Whether a batch that names that partitioning version is taken; see `partitioning`."""
         return judge(self._state.view, version, can_deny=self._state.have_cut_to_this_log())
 
-    def told(self, rejected: Rejected) -> TidelogError:
+    def refusal_of(self, rejected: Rejected) -> TidelogError:
         """The answer to a batch that the producers of the log reject. A client takes some codes for a proof that no log
         holds the batch, and writes its records under another producer id. A member of the ISR may hold what this log
         lacks until it has cut its log to this one, and it may lead next. Eligible replicas are not waited for: they may

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from dataplane.replica.derived.dedup_window import kept_form
 from dataplane.replica.derived.producer_table import Duplicate, Rejected, Verdict, may_be_stored
 from dataplane.replica.leader.ack_levels import AckLevel
-from dataplane.replica.leader.partitioning import Held, takes_plain
+from dataplane.replica.leader.partitioning import VersionAwaited, takes_plain
 from dataplane.replica.replica_refusals import fenced
 from wire.batch import ReceivedBatch
 from wire.error_details import LAST_OFFSET
@@ -184,7 +184,7 @@ class Once(Enum):
     """When a refusal is true of every leader, so that the publisher may take it for final."""
 
     NOT_KNOWN = "not known"
-    """The refusal is true of this leader now; `told_without_epoch` makes the answer of it."""
+    """The refusal is true of this leader now; `answer_without_epoch` makes the answer of it."""
     NOW = "now"
     COMMITTED = "committed"
     """Once the record at the expected place is committed: every successor has that record."""
@@ -251,7 +251,7 @@ class AppendRules:
 
     def holds(self, version: int) -> bool:
         """Whether batches of that partitioning version are held."""
-        return self._admission.judge(version) is Held.HELD
+        return self._admission.judge(version) is VersionAwaited.AWAITED
 
     # ------------------------------------------------------------------ when an `.append` request comes
     def admit(
@@ -449,7 +449,7 @@ class AppendRules:
         verdict = self._verdict(sent)
         if version not in self._open_versions and not may_be_stored(verdict):
             judged = self._admission.judge(version)
-            if judged is Held.HELD:
+            if judged is VersionAwaited.AWAITED:
                 return HOLD
             if judged is not None:
                 return self._known_by_ids(sent, ids, now) or Refuse(judged)
@@ -457,7 +457,7 @@ class AppendRules:
             base, end = verdict.base_offset, verdict.end_offset
             return AnswerWith(base, end, self._repetitions.left_out(ids, base, end, now), is_duplicate=True)
         if isinstance(verdict, Rejected):
-            return Refuse(self._admission.told(verdict))
+            return Refuse(self._admission.refusal_of(verdict))
         error = self._refuse_producer_of(sent, now)
         return None if error is None else Refuse(error)
 

@@ -51,7 +51,7 @@ class DataWaiters:
                 follower.answer_due = now + delay
                 return
             out.append(Respond(fetch.replica, fetch.inbox, fetch.offset, 0, state.high_watermark, sync_to))
-        follower.told_high_watermark = state.high_watermark
+        follower.known_high_watermark = state.high_watermark
 
     def _empty_answer_delay(self, now: float) -> float:
         """For how long an empty answer is put off; 0: not at all. While more records are expected soon, it is wasted
@@ -89,7 +89,7 @@ class DataWaiters:
             limit = follower.waiter_max_bytes if follower.log_end_offset < state.log_end_offset else 0
             sync_to = self._commits.sync_wanted_of(replica, follower)
             out.append(Respond(replica, inbox, follower.log_end_offset, limit, state.high_watermark, sync_to))
-            follower.told_high_watermark = state.high_watermark
+            follower.known_high_watermark = state.high_watermark
         else:
             out.append(Notify(replica))
 
@@ -108,8 +108,8 @@ class DataWaiters:
         settings = state.settings
         for replica, follower in state.followers.items():
             # A follower of a paused partition may have asked for nothing for long, and hears of records now.
-            heard_at = max(follower.last_fetch_at, follower.fired_at)
-            if follower.notified_at is not None and now - heard_at > settings.replica_max_lag_time:
+            active_at = max(follower.last_fetch_at, follower.fired_at)
+            if follower.notified_at is not None and now - active_at > settings.replica_max_lag_time:
                 follower.notified_at = None  # it seems dead; should it live, it asks after its idle wait anyway
             elif follower.notified_at is not None and now - follower.notified_at >= self._patience(follower):
                 follower.patience = 2 * self._patience(follower)
@@ -120,7 +120,7 @@ class DataWaiters:
                     self._answer_late(replica, follower, out)
             elif (
                 follower.waiter_inbox is not None
-                and follower.told_high_watermark < state.high_watermark
+                and follower.known_high_watermark < state.high_watermark
                 and now - state.high_watermark_at >= settings.high_watermark_notify_delay
             ):
                 self._fire(replica, follower, now, out)
@@ -134,7 +134,7 @@ class DataWaiters:
                 due = min(due, follower.notified_at + self._patience(follower))
             elif follower.answer_due is not None:
                 due = min(due, self._answer_due_at(follower))
-            elif follower.waiter_inbox is not None and follower.told_high_watermark < state.high_watermark:
+            elif follower.waiter_inbox is not None and follower.known_high_watermark < state.high_watermark:
                 due = min(due, state.high_watermark_at + state.settings.high_watermark_notify_delay)
         return due
 
@@ -159,4 +159,4 @@ class DataWaiters:
             raise InvariantViolation(f"{state.view.key}: {replica} waits for nothing")
         sync_to = self._commits.sync_wanted_of(replica, follower)
         out.append(Respond(replica, inbox, end, 0, state.high_watermark, sync_to))
-        follower.told_high_watermark = state.high_watermark
+        follower.known_high_watermark = state.high_watermark

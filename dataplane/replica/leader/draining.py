@@ -65,7 +65,7 @@ class Draining:
         if self._drain is not None:
             self.end(f"a later request names {target}", now, out)
         self._drain = _Drain(target, token, timeout, now + timeout)
-        self._state.history.tell(f"drains for {target}, within {timeout:g} s", now)
+        self._state.history.add(f"drains for {target}, within {timeout:g} s", now)
         self.look(now, out)
 
     def look(self, now: float, out: list[LeaderEffect]) -> None:
@@ -89,7 +89,7 @@ class Draining:
         if not drain.is_done and committed and follower.log_end_offset == held == end:
             drain.is_done = True
             drain.deadline = now + drain.timeout
-            state.history.tell(f"drained: {drain.target} holds everything below {end}", now)
+            state.history.add(f"drained: {drain.target} holds everything below {end}", now)
             out.append(CompleteDrain(drain.token))
         elif now >= drain.deadline:
             self.end(
@@ -105,7 +105,7 @@ class Draining:
         if drain is None:
             return
         state = self._state
-        state.history.tell(f"drains no more: {why}", now)
+        state.history.add(f"drains no more: {why}", now)
         if not drain.is_done:
             error = TidelogError(
                 Code.LEADER_NOT_MOVED, f"{state.broker} did not hand {state.view.key} over to {drain.target}: {why}"

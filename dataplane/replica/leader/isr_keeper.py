@@ -57,7 +57,7 @@ class IsrKeeper:
                 state.followers[member].outside_fetch_at = -math.inf
         proposed = state.isr
         if proposed.maximal != members or proposed.members != members:
-            state.history.tell(f"ISR {','.join(sorted(members))}, partition epoch {view.epoch}", now)
+            state.history.add(f"ISR {','.join(sorted(members))}, partition epoch {view.epoch}", now)
         state.isr = CommittedIsr(members)
         if isinstance(proposed, PendingExpandIsr) and proposed.added not in members:
             refused = state.followers.get(proposed.added)
@@ -229,7 +229,7 @@ class IsrKeeper:
     # ------------------------------------------------------------------ proposals
     def _propose(self, change: IsrChange, now: float, out: list[LeaderEffect]) -> None:
         names = ",".join(member.broker for member in change.new_isr)
-        self._state.history.tell(
+        self._state.history.add(
             f"proposes ISR {names} at partition epoch {change.expected_epoch}: {change.reason}", now
         )
         out.append(ProposeIsr(change))

@@ -196,7 +196,7 @@ class Cutover:
         if state.high_watermark < self._end or not state.have_cut_to_this_log():
             return
         self._is_reported = True
-        state.history.tell(f"reports that version {self._version} begins at {self._end}", now)
+        state.history.add(f"reports that version {self._version} begins at {self._end}", now)
         report = CutoverReport(
             key=state.view.key,
             leader=state.broker,
@@ -214,7 +214,7 @@ class Cutover:
         self._version = version
         if version:
             self._end = state.log_end_offset
-            state.history.tell(f"the layout before version {version} ends at {self._end}", now)
+            state.history.add(f"the layout before version {version} ends at {self._end}", now)
 
 
 class Leader:
@@ -266,7 +266,7 @@ class Leader:
             followers={r: FollowerProgress(caught_up_at=now) for r in view.replicas if r != broker},
             history=history or History(),
         )
-        state.history.tell(
+        state.history.add(
             f"leads LeaderEpoch {view.leader_epoch} from offset {log_end_offset}, committed end {state.high_watermark},"
             f" ISR {','.join(view.isr)}, partition epoch {view.epoch}",
             now,
@@ -382,12 +382,12 @@ class Leader:
             follower = state.followers[fetch.replica] = FollowerProgress(
                 incarnation=fetch.incarnation, caught_up_at=follower.caught_up_at
             )
-            state.history.tell(f"{fetch.replica} fetches in life {fetch.incarnation}, from offset {fetch.offset}", now)
+            state.history.add(f"{fetch.replica} fetches in life {fetch.incarnation}, from offset {fetch.offset}", now)
         if fetch.sequence <= follower.sequence:
             return []  # late or repeated
         follower.sequence = fetch.sequence
         if fetch.offset > state.log_end_offset:
-            state.history.tell(f"{fetch.replica} asks for {fetch.offset}, the log ends at {state.log_end_offset}", now)
+            state.history.add(f"{fetch.replica} asks for {fetch.offset}, the log ends at {state.log_end_offset}", now)
             return [
                 Refuse(
                     fetch.inbox,
@@ -402,7 +402,7 @@ class Leader:
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         follower.on_fetch(fetch, state.log_end_offset, to_sync, now, is_durable=state.is_durable)
         if fetch.refused_batch:
-            state.history.tell(
+            state.history.add(
                 f"{fetch.replica} refuses the batch at {fetch.offset}: {one_line(fetch.refused_batch)}", now
             )
             out.append(VerifyOwnCopy(fetch.offset, one_line(fetch.refused_batch)))
@@ -522,7 +522,7 @@ class Leader:
         """This replica's disk has no room for records any more, or has some again."""
         out: list[LeaderEffect] = []
         self._state.no_space = no_space
-        self._state.history.tell("its disk is full" if no_space else "its disk has room", now)
+        self._state.history.add("its disk is full" if no_space else "its disk has room", now)
         self._isr_keeper.drop_for_their_disks(now, out)
         return out
 
@@ -530,7 +530,7 @@ class Leader:
         """This replica's disk has begun to hang, or answers again."""
         out: list[LeaderEffect] = []
         self._state.disk_hangs = hangs
-        self._state.history.tell("its disk hangs" if hangs else "its disk answers", now)
+        self._state.history.add("its disk hangs" if hangs else "its disk answers", now)
         self._isr_keeper.drop_for_their_disks(now, out)
         self._draining.look(now, out)
         return out
@@ -538,7 +538,7 @@ class Leader:
     def on_connection(self, connected: bool, now: float) -> None:
         """Lag clocks stand while our own connection is down and begin anew when it is back."""
         self._state.is_connected = connected
-        self._state.history.tell("it is connected" if connected else "it has lost its connection", now)
+        self._state.history.add("it is connected" if connected else "it has lost its connection", now)
         if connected:
             self._state.restart_lag_clocks(now)
 
@@ -547,7 +547,7 @@ class Leader:
         out: list[LeaderEffect] = []
         settings = self.settings
         if now - self._last_tick > max(settings.late_tick, self._tick_interval + settings.late_tick):
-            self._state.history.tell(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
+            self._state.history.add(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
             self._state.restart_lag_clocks(now)
         self._last_tick = now
         self._pausing.tick(now, self._consumers.has_waiting, out)
@@ -584,7 +584,7 @@ class Leader:
         """Leadership of this epoch is over. Publishes that wait end as outcome unknown; consumers are sent
         elsewhere."""
         out: list[LeaderEffect] = []
-        self._state.history.tell(f"resigns: {reason}", now)
+        self._state.history.add(f"resigns: {reason}", now)
         self._commits.resign(reason, out)
         out.extend(self._consumers.refuse_all(TidelogError(Code.NOT_LEADER, reason)))
         self._draining.end(reason, now, out)

@@ -85,7 +85,7 @@ class FollowerProgress:
     patience: float = 0.0
     """Seconds until it is notified again, if more than `notify_retry`: twice as long as it took to fetch the last time,
     and twice that after each repetition. Overloaded followers are not notified more often."""
-    told_high_watermark: Offset = Offset(0)
+    known_high_watermark: Offset = Offset(0)
     no_space: bool = False
     """Its last request said that its disk is full."""
     disk_hangs: bool = False

@@ -33,10 +33,10 @@ _WHY_NOT_ROUTED = {
 }
 
 
-class Held(Enum):
-    HELD = "held"
-    """The request is of a layout that has not begun here, or of one whose end is not known yet; it is judged again by
-    the next view."""
+class VersionAwaited(Enum):
+    AWAITED = "awaited"
+    """The request names a layout that has not begun here, or whose end is not known yet: it is held, and judged again
+    by the next view."""
 
 
 # R61: A leader appends what names the newest partitioning version once all partitions from which its keys come have
@@ -45,15 +45,15 @@ class Held(Enum):
 # refusal says that no log holds the batch. Each batch is stamped with the version, with the one before while a cutover
 # is awaited.
 # Hazard: A key whose older record comes behind a newer one; a record that is in two partitions.
-def judge(view: PartitionView, version: int, *, can_deny: bool) -> TidelogError | Held | None:
+def judge(view: PartitionView, version: int, *, can_deny: bool) -> TidelogError | VersionAwaited | None:
     """Whether a batch that is no repetition is taken from an `.append` request that names `version`, 0: none. None: it
     is. An error: it is not stored, and by no leader with this view or a later one. `can_deny`: no replica that may lead
     holds what the leader's log lacks."""
     if version > view.partitioning_version:
-        return Held.HELD
+        return VersionAwaited.AWAITED
     if 0 < version < view.partitioning_version:
         if view.awaits_cutover and not can_deny:
-            return Held.HELD
+            return VersionAwaited.AWAITED
         return _stale(
             view,
             f"stream {view.key.stream} is in partitioning version {view.partitioning_version}, the request in"
@@ -69,7 +69,7 @@ def judge(view: PartitionView, version: int, *, can_deny: bool) -> TidelogError 
             return _stale(view, sentence)
         is_draining = view.state is PartitionState.DRAINING
         return TidelogError(Code.PARTITION_DRAINING if is_draining else Code.PARTITION_RETIRED, sentence)
-    return Held.HELD if version and _awaits(view) else None
+    return VersionAwaited.AWAITED if version and _awaits(view) else None
 
 
 def not_applied(view: PartitionView, version: int) -> TidelogError:

@@ -110,14 +110,14 @@ class Repetitions:
         self._count()
         of_all = self._of_all.count
         if not self._keeper.table.has_room(new):
-            told = f"partition {self._key} remembers {self._keeper.table.count} message ids"
+            reason = f"partition {self._key} remembers {self._keeper.table.count} message ids"
         elif of_all + new > most:
-            told = f"the partitions that {self._broker} leads remember {of_all} message ids"
+            reason = f"the partitions that {self._broker} leads remember {of_all} message ids"
         else:
             return None
         return TidelogError(
             Code.BACKPRESSURE,
-            f"{told}, and takes no new ones; publish slower, make dedup_window_ms shorter, or spread the records over"
+            f"{reason}, and takes no new ones; publish slower, make dedup_window_ms shorter, or spread the records over"
             " more partitions",
             [RETRY_AFTER_MS.of(100), LIMIT.of("message_ids")],
         )

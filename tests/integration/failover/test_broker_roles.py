@@ -186,13 +186,13 @@ class Node:
 
     async def leads(self, wanted: PartitionView) -> LeaderDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, LeaderDriver) and self.replica.life.step is None)
+        await until(lambda: isinstance(self.replica.role, LeaderDriver) and self.replica.machine.step is None)
         assert isinstance(self.replica.role, LeaderDriver)
         return self.replica.role
 
     async def follows(self, wanted: PartitionView) -> FollowerDriver:
         self.broker.on_partitions([wanted])
-        await until(lambda: isinstance(self.replica.role, FollowerDriver) and self.replica.life.step is None)
+        await until(lambda: isinstance(self.replica.role, FollowerDriver) and self.replica.machine.step is None)
         assert isinstance(self.replica.role, FollowerDriver)
         return self.replica.role
 
@@ -244,7 +244,7 @@ async def test_a_log_whose_sync_hangs_holds_up_the_periodic_sync_of_no_other_log
     keys = [KEY, *(replace(KEY, stream=StreamName(f"other{number}")) for number in range(3))]
     a.broker.on_partitions([view(key=key, durability=ACCEPTED) for key in keys])
     replicas = [a.broker._replicas[key] for key in keys]
-    await until(lambda: all(isinstance(r.role, LeaderDriver) and r.life.step is None for r in replicas))
+    await until(lambda: all(isinstance(r.role, LeaderDriver) and r.machine.step is None for r in replicas))
     logs = [replica.log for replica in replicas]
     answers, hangs = threading.Event(), threading.Event()
     hanging = logs[0]

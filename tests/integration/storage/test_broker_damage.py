@@ -129,7 +129,7 @@ async def test_a_follower_outside_the_isr_cuts_in_a_later_leader_epoch_only(
         await until(lambda: b.metadata.withdrawals)
         b.broker.on_partitions([view(isr=(A, B), epoch=2)])
         b.broker.on_partitions([view(isr=(A,), epoch=3)])
-        await until(lambda: b.replica.life.step is None)
+        await until(lambda: b.replica.machine.step is None)
         assert b.replica.failure is not None
         assert b.replica.log_end_offset == 60
         assert b.metadata.withdrawals[0].leader_epoch == 1
@@ -182,7 +182,7 @@ async def test_a_follower_whose_folder_was_lost_leaves_the_isr_first_and_copies_
     try:
         assert b.unsound == (KEY,)
         b.broker.on_partitions([view(isr=(A, B))])
-        assert b.replica.life.step is None
+        assert b.replica.machine.step is None
         assert b.replica.role is None
         for node in (a, b):
             node.broker.on_partitions([view(isr=(A,), epoch=2, leader_epoch=2)])
@@ -282,7 +282,7 @@ async def the_last_copy(a: Node, client: NatsConnection) -> None:
     await fetch(client, offset=10)
     await until(lambda: a.metadata.withdrawals)
     a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
-    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica.life.step is None)
+    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica.machine.step is None)
 
 
 async def test_the_last_copy_is_read_below_and_above_the_damage(a: Node, client: NatsConnection) -> None:
@@ -321,7 +321,7 @@ async def test_the_last_copy_whose_damage_a_start_found_does_not_tell_where_it_e
         again.broker.on_partitions([view(epoch=2)])
         await until(lambda: again.metadata.withdrawals)
         again.broker.on_partitions([view(leader=None, epoch=3, leader_epoch=2)])
-        await until(lambda: isinstance(again.replica.role, DamagedReplica) and again.replica.life.step is None)
+        await until(lambda: isinstance(again.replica.role, DamagedReplica) and again.replica.machine.step is None)
         assert again.replica.log_end_offset == 58
         answer = await fetch(client, latest=True, max_bytes=0)
         error = TidelogError.from_headers(answer.headers)
@@ -355,7 +355,7 @@ async def test_an_operator_accepts_the_loss(a: Node, client: NatsConnection) -> 
     await the_last_copy(a, client)
     before = {path.name: path.read_bytes() for path in a.replica.directory.glob("*.log")}
     a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
-    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica.life.step is None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica.machine.step is None)
     assert a.replica.log_end_offset == 10
     await publish_all(client, 10, 12)
     found = values(await fetch(client, offset=0))
@@ -374,11 +374,11 @@ async def test_a_loss_was_accepted_of_the_damage_before_it_and_of_no_other(a: No
     await flip(role, 10)
     await fetch(client, offset=10)
     await until(lambda: a.metadata.withdrawals)
-    await until(lambda: not a.replica.life.is_recording and a.replica.life.step is None)
+    await until(lambda: not a.replica.machine.is_recording and a.replica.machine.step is None)
     assert a.replica.failure is not None
     assert a.replica.log_end_offset == 60
     a.broker.on_partitions([view(leader=None, epoch=2, leader_epoch=2)])
-    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica.life.step is None)
+    await until(lambda: isinstance(a.replica.role, DamagedReplica) and a.replica.machine.step is None)
     a.broker.on_partitions([view(epoch=3, leader_epoch=3, loss_accepted=True)])
-    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica.life.step is None)
+    await until(lambda: isinstance(a.replica.role, LeaderDriver) and a.replica.machine.step is None)
     assert a.replica.log_end_offset == 10

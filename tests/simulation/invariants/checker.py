@@ -189,7 +189,7 @@ class _Seen:
 def _state_of(replica: Replica) -> tuple[object, ...]:
     """All that invariants look at after a turn, but for what leaders believe. Where it is the same, they have looked at
     it before."""
-    role, log, life = replica.role, replica._log, replica.life
+    role, log, life = replica.role, replica._log, replica.machine
     of_role: tuple[object, ...] = ()
     if isinstance(role, LeaderDriver):
         of_role = role.ended, role.failed, role.core.high_watermark, role.core.isr
@@ -325,7 +325,7 @@ class Invariants:
                     invariant.on_leading(broker, role)
             return
         seen.state = state
-        replica.life.validate()
+        replica.machine.validate()
         if replica.failure is not None and replica.failure != seen.failure:
             for invariant in self._on_failure:
                 invariant.on_failure(broker, replica)

@@ -108,8 +108,8 @@ async def test_events_have_the_time_at_which_they_were() -> None:
     broker = broker_with()
     broker.context.now, broker.context.time_ns = lambda: 100.0, lambda: 1_769_860_800_000_000_000
     history = History()
-    history.tell("leads", 98.5)
-    assert broker._told(history) == [
+    history.add("leads", 98.5)
+    assert broker._events_of(history) == [
         {"seconds_ago": 1.5, "time": "2026-01-31T11:59:58.500+00:00", "event": "leads", "times": 1}
     ]
 

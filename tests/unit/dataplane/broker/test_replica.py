@@ -15,7 +15,7 @@ from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.replica import Replica
 from dataplane.log.partition_log import LogConfig
-from dataplane.replica.life import BeginRole, Failed
+from dataplane.replica.replica_state_machine import BeginRole, Failed
 from tests.unit.dataplane.broker.role_bench import Bench
 from tests.views import KEY, A, B, partition_view
 from wire.types import BrokerId
@@ -39,15 +39,15 @@ def opened(bench: Bench, executor: ThreadPoolExecutor) -> Replica:
 
 def after_the_decision(replica: Replica, event: Callable[[], None]) -> None:
     """Has `event` happen in the turn of the loop in which the life decides to begin a role."""
-    decided = replica.life.on_prepared
+    decided = replica.machine.on_prepared
 
     def hooked() -> Any:
         effects = decided()
         asyncio.get_running_loop().call_soon(event)
-        replica.life.on_prepared = decided  # type: ignore[method-assign]
+        replica.machine.on_prepared = decided  # type: ignore[method-assign]
         return effects
 
-    replica.life.on_prepared = hooked  # type: ignore[method-assign]
+    replica.machine.on_prepared = hooked  # type: ignore[method-assign]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def settled(replica: Replica) -> None:
-    await until(lambda: replica.view is not None and replica.life.step is None)
+    await until(lambda: replica.view is not None and replica.machine.step is None)
 
 
 @pytest.mark.parametrize("leader", [A, B])
@@ -72,7 +72,7 @@ async def test_a_replica_that_fails_before_its_role_has_started_withdraws_and_se
     seen: list[Any] = []
 
     def happens() -> None:
-        seen.append((replica.life.step, replica.role))
+        seen.append((replica.machine.step, replica.role))
         if event == "the disk fails":
             replica.fail("the checkpoint cannot be written: EIO", bench.context)
         else:
@@ -131,7 +131,7 @@ async def test_a_role_that_cannot_be_made_withdraws(
     monkeypatch.setattr(replica_module, "LeaderDriver", broken)
     replica.on_view(partition_view(A, B, leader=A), bench.context)
     await settled(replica)
-    assert isinstance(replica.life.health, Failed)
+    assert isinstance(replica.machine.health, Failed)
     assert replica.role is None
     assert len(bench.withdrawn) == 1
     await replica.close(bench.context, "the test is over")

@@ -25,8 +25,8 @@ class Told:
         replicas = {(key := replace(KEY, partition=number)): SimpleNamespace(key=key) for number in range(REPLICAS)}
         self.news = ReplicaNews(asyncio.get_running_loop(), cast(Any, replicas))
 
-    def tell(self, what: str) -> None:
-        self.news.tell(lambda replica: self.notes.append((replica.key.partition, what)))
+    def notify(self, what: str) -> None:
+        self.news.notify(lambda replica: self.notes.append((replica.key.partition, what)))
 
     async def turns(self, most: int = 100) -> list[int]:
         """How many were told in each turn of the loop, until nothing comes any more."""
@@ -42,7 +42,7 @@ class Told:
 
 async def test_very_many_replicas_are_told_in_turns() -> None:
     told = Told()
-    told.tell("hangs")
+    told.notify("hangs")
     turns = await told.turns()
     assert max(turns) <= A_TURN
     assert told.notes == [(number, "hangs") for number in range(REPLICAS)]
@@ -51,13 +51,13 @@ async def test_very_many_replicas_are_told_in_turns() -> None:
 async def test_each_hears_of_two_changes_in_their_order() -> None:
     """A follower whose append found no room would not ask for the records again if it heard of neither."""
     told = Told()
-    told.tell("full")
+    told.notify("full")
     await told.turns(3)
-    told.tell("room")
+    told.notify("room")
     await told.turns()
     assert [what for number, what in told.notes if number == REPLICAS - 1] == ["full", "room"]
     assert [what for number, what in told.notes if number == 0] == ["full", "room"]
-    told.tell("full")
+    told.notify("full")
     await told.turns()
     assert len(told.notes) == 3 * REPLICAS
 
@@ -70,7 +70,7 @@ async def test_a_replica_that_meets_a_bug_holds_up_no_other(caplog: pytest.LogCa
             raise ValueError("a bug")
         told.notes.append((replica.key.partition, "full"))
 
-    told.news.tell(tell)
+    told.news.notify(tell)
     await told.turns()
     assert len(told.notes) == REPLICAS - 1
     assert "s/1 met a bug" in caplog.text
@@ -78,7 +78,7 @@ async def test_a_replica_that_meets_a_bug_holds_up_no_other(caplog: pytest.LogCa
 
 async def test_a_broker_that_ends_tells_nothing_more() -> None:
     told = Told()
-    told.tell("full")
+    told.notify("full")
     await told.turns(2)
     so_far = len(told.notes)
     told.news.close()

@@ -128,11 +128,11 @@ def test_leader_epochs_grow_strictly() -> None:
 def test_a_story_is_bounded_and_counts_repetitions() -> None:
     history = History()
     for number in range(LENGTH + 10):
-        history.tell(f"event {number}", float(number))
+        history.add(f"event {number}", float(number))
     assert len(history.events) == LENGTH
     assert history.events[0].event == "event 10"
     for at in (100.0, 101.0):
-        history.tell("again", at)
+        history.add("again", at)
     assert history.events[-1] == (101.0, "again", 2)
     assert len(history.events) == LENGTH
 

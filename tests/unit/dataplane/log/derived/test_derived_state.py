@@ -16,7 +16,7 @@ from dataplane.log.storage.checkpoints import EPOCHS_FILE
 from dataplane.log.storage.files import RealFiles
 from dataplane.replica.derived.epochs import EpochEntry
 from dataplane.replica.derived.producer_table import Duplicate, ProducerLimits, ProducerTable
-from dataplane.replica.life import RepairMode
+from dataplane.replica.replica_state_machine import RepairMode
 from tests.simulation.machines.disk import SimDisk, Survival
 from tests.unit.dataplane.log.power_cuts import cut_power_in_every_call
 from tests.views import KEY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dataplane.replica.leader.partitioning import Held
+from dataplane.replica.leader.partitioning import VersionAwaited
 from dataplane.replica.replica_effects import LeaderEffect, ReportCutover
 from tests.unit.dataplane.replica.cores import Driver, of, view
 from tests.views import KEY, A, B, C
@@ -138,7 +138,7 @@ def test_a_replica_that_would_not_lead_is_not_waited_for() -> None:
 def test_an_older_version_is_denied_when_every_replica_that_may_lead_has_cut_its_log() -> None:
     driver = Driver(awaiting(leader_epoch=2), log_end=5, high_watermark=5)
     driver.fetch(B, 5)
-    assert driver.leader.admission.judge(1) is Held.HELD
+    assert driver.leader.admission.judge(1) is VersionAwaited.AWAITED
     driver.fetch(C, 5)
     denied = driver.leader.admission.judge(1)
     assert isinstance(denied, TidelogError)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from dataplane.replica.leader.partitioning import Held, judge, not_applied, plain_subjects, stamped_version, takes_plain
+from dataplane.replica.leader.partitioning import (
+    VersionAwaited,
+    judge,
+    not_applied,
+    plain_subjects,
+    stamped_version,
+    takes_plain,
+)
 from tests.views import KEY, A, partition_view
 from wire.errors import Code, TidelogError
 from wire.types import PartitionState, PartitionView
@@ -18,7 +25,7 @@ SOURCES_AWAITED: dict[str, Any] = {"partition_count": 2, "awaits_sources": True}
 PREPARED: dict[str, Any] = {"number": 2, "partition_count": 2}
 DRAINING: dict[str, Any] = {"number": 2, "partition_count": 2, "state": PartitionState.DRAINING}
 RETIRED: dict[str, Any] = {"number": 2, "partition_count": 2, "state": PartitionState.RETIRED}
-HELD, TAKEN = Held.HELD, None
+HELD, TAKEN = VersionAwaited.AWAITED, None
 STALE, LEAVES, GONE = Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED
 
 

@@ -190,10 +190,10 @@ class GiveUpStarting:
 
 
 Step: TypeAlias = OpenLog | PrepareLog | BeginRole | EndRole | WaitToRetry | Repair
-LifeEffect: TypeAlias = Step | RecordDamage | Withdraw | TellRole | StopRole | FailRole | GiveUpStarting
+ReplicaEffect: TypeAlias = Step | RecordDamage | Withdraw | TellRole | StopRole | FailRole | GiveUpStarting
 
 
-class ReplicaLife:
+class ReplicaStateMachine:
     """See the module: one method for each event; all of them change the same health, role and step."""
 
     def __init__(self, key: PartitionKey) -> None:
@@ -227,11 +227,11 @@ class ReplicaLife:
         return isinstance(self.health, RecordingDamage)
 
     # ------------------------------------------------------------------ events
-    def on_opened(self, damage: str | None) -> list[LifeEffect]:
+    def on_opened(self, damage: str | None) -> list[ReplicaEffect]:
         """`damage`: what the opening found, and has recorded."""
         self.has_log = True
         is_step = isinstance(self.step, OpenLog)
-        out: list[LifeEffect] = []
+        out: list[ReplicaEffect] = []
         if damage is not None:
             self.health = Damaged(damage, LeaderEpoch(0))
             if is_step:  # else the registration of this life names it
@@ -247,7 +247,7 @@ class ReplicaLife:
     # whatever completes late (a sync, an answer, a timer) changes nothing. A broker neither leads nor follows before
     # its own registration is applied.
     # Hazard: Completions that belong to an earlier LeaderEpoch.
-    def on_view(self, view: PartitionView, broker: BrokerId) -> list[LifeEffect]:
+    def on_view(self, view: PartitionView, broker: BrokerId) -> list[ReplicaEffect]:
         if self.view is not None and view.epoch < self.view.epoch:
             return []
         self.view, self._broker = view, broker
@@ -267,21 +267,21 @@ class ReplicaLife:
         return []
 
     # Keeps R23.
-    def on_damage(self, reason: str) -> list[LifeEffect]:
+    def on_damage(self, reason: str) -> list[ReplicaEffect]:
         """The log is not what was written: this replica serves no one from now on."""
         if not isinstance(self.health, Sound) or self.closing:
             return []
         self.health = RecordingDamage(reason, self.view.leader_epoch if self.view is not None else LeaderEpoch(0))
-        out: list[LifeEffect] = [RecordDamage(reason)]
+        out: list[ReplicaEffect] = [RecordDamage(reason)]
         if self.acting is not None:
             self.acting = replace(self.acting, stopped=True)
             out.insert(0, StopRole(reason))
         return out
 
-    def on_damage_recorded(self, reason: str) -> list[LifeEffect]:
+    def on_damage_recorded(self, reason: str) -> list[ReplicaEffect]:
         if isinstance(self.health, RecordingDamage):
             self.health = Damaged(self.health.reason, self.health.met_in)
-        out: list[LifeEffect] = [self._withdrawal(reason)]
+        out: list[ReplicaEffect] = [self._withdrawal(reason)]
         if self.view is not None and self._has_something_to_do(self.view):
             out += self._next()
         return out
@@ -293,7 +293,7 @@ class ReplicaLife:
         if isinstance(self.health, Sound):
             self.health = Failed(reason)
 
-    def on_failed(self, reason: str) -> list[LifeEffect]:
+    def on_failed(self, reason: str) -> list[ReplicaEffect]:
         """The replica cannot go on in this life of the process."""
         acting, was_sound = self.acting, isinstance(self.health, Sound)
         self.health = Failed(self.failure or reason)
@@ -302,7 +302,7 @@ class ReplicaLife:
             return [FailRole(reason)]
         return [self._withdrawal()] if was_sound else []
 
-    def on_closing(self) -> list[LifeEffect]:
+    def on_closing(self) -> list[ReplicaEffect]:
         """No step begins any more."""
         self.closing = True
         return [GiveUpStarting()] if self.step is not None and self.acting is not None else []
@@ -311,40 +311,40 @@ class ReplicaLife:
         self.acting, self.has_log = None, False
 
     # ------------------------------------------------------------------ completions of a step
-    def on_prepared(self) -> list[LifeEffect]:
+    def on_prepared(self) -> list[ReplicaEffect]:
         assert isinstance(self.step, PrepareLog)
         self._prepared = self.step.view
         return self._step_over()
 
-    def on_role_begun(self) -> list[LifeEffect]:
+    def on_role_begun(self) -> list[ReplicaEffect]:
         return self._step_over()
 
-    def on_role_not_made(self, reason: str) -> list[LifeEffect]:
+    def on_role_not_made(self, reason: str) -> list[ReplicaEffect]:
         """There is no role that could withdraw."""
         self.step = self.acting = None
         return self.on_failed(reason)
 
-    def on_role_not_begun(self) -> list[LifeEffect]:
+    def on_role_not_begun(self) -> list[ReplicaEffect]:
         self._retries = True
         return self._begin(EndRole("it could not begin"))
 
-    def on_role_ended(self) -> list[LifeEffect]:
+    def on_role_ended(self) -> list[ReplicaEffect]:
         self.acting = self._prepared = None
         if self._retries:
             self._retries = False
             return self._begin(WaitToRetry(START_RETRY))
         return self._step_over()
 
-    def on_waited(self) -> list[LifeEffect]:
+    def on_waited(self) -> list[ReplicaEffect]:
         return self._step_over()
 
-    def on_repaired(self) -> list[LifeEffect]:
+    def on_repaired(self) -> list[ReplicaEffect]:
         self._prepared = None
         if isinstance(self.health, Damaged):
             self.health = Sound()
         return self._step_over()
 
-    def on_step_failed(self, reason: str) -> list[LifeEffect]:
+    def on_step_failed(self, reason: str) -> list[ReplicaEffect]:
         self.step = None
         return self.on_failed(reason)
 
@@ -352,12 +352,12 @@ class ReplicaLife:
         """The step needs room on the disk; the newest view is told again when some time has passed."""
         self.step = None
 
-    def _step_over(self) -> list[LifeEffect]:
+    def _step_over(self) -> list[ReplicaEffect]:
         self.step = None
         return self._next()
 
     # ------------------------------------------------------------------ decisions
-    def _next(self) -> list[LifeEffect]:
+    def _next(self) -> list[ReplicaEffect]:
         view, acting = self.view, self.acting
         if view is None or self.closing:
             return []
@@ -381,7 +381,7 @@ class ReplicaLife:
         self.acting = Acting(kind, view)
         return self._begin(BeginRole(kind, view))
 
-    def _begin(self, step: Step) -> list[LifeEffect]:
+    def _begin(self, step: Step) -> list[ReplicaEffect]:
         self.step = step
         return [step]
 
