@@ -11,7 +11,7 @@ import click
 from tidelog.cli.administration.audit import check_stream
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.points_in_time import FORMS, point_in_time, time_zone_option, told_time
-from tidelog.cli.terminal.session import cluster_options, fail, run
+from tidelog.cli.terminal.session import Work, cluster_command, fail
 from tidelog.cli.terminal.shown import plain, shown
 from tidelog.cli.terminal.tables import Rows
 
@@ -34,16 +34,8 @@ _SHOWN_APART = frozenset({"id", "generation", "index", "time", "event", "stream"
 @time_zone_option
 @click.option("--stream", callback=check_stream, shell_complete=stream_names, help="Only events of this stream.")
 @click.option("--follow", is_flag=True, help="Go on with events as they come.")
-@cluster_options
-def activity(
-    since: str | None,
-    zone: tzinfo | None,
-    stream: str | None,
-    follow: bool,
-    server: str | None,
-    namespace: str,
-    as_json: bool,
-) -> None:
+@cluster_command
+def activity(since: str | None, zone: tzinfo | None, stream: str | None, follow: bool, as_json: bool) -> Work:
     """Show what happened in the cluster: streams made, altered and deleted, leaders and ISRs changed, brokers died.
 
     Brokers record it where `activity_stream = true` stands below [metadata] in their configurations. Each event is
@@ -76,7 +68,7 @@ def activity(
         if not as_json and not follow:
             _show(rows)
 
-    run(server, namespace, work)
+    return work
 
 
 def _row(event: ActivityEvent, zone: tzinfo | None) -> list[str]:

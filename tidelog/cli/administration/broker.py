@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.terminal.session import cluster_options, console, print_json, run
+from tidelog.cli.terminal.session import cluster_command, console, print_answer
 from tidelog.cli.terminal.tables import Rows, in_words, size
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def broker() -> None:
 
 @broker.command()
 @click.argument("broker_id", metavar="BROKER")
-@cluster_options
-def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def describe(client: Client, broker_id: str, as_json: bool) -> None:
     """Show the replicas that BROKER holds with their bytes on its disk, the partitions that cannot do without it, and
     the traffic of its clients since it was started.
 
@@ -31,15 +31,7 @@ def describe(broker_id: str, server: str | None, namespace: str, as_json: bool) 
       tidelog broker describe b1
       tidelog partition move-leader flights 0 b2        # for each partition that it leads
     """
-
-    async def work(client: Client) -> None:
-        found = await client.describe_broker(broker_id)
-        if as_json:
-            print_json(found)
-        else:
-            _show(found)
-
-    run(server, namespace, work)
+    print_answer(await client.describe_broker(broker_id), _show, as_json)
 
 
 def _show(found: BrokerDescription) -> None:

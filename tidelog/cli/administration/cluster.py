@@ -9,7 +9,7 @@ import click
 
 from tidelog.cli.administration.recover import recover
 from tidelog.cli.administration.rotate_secret import rotate_secret
-from tidelog.cli.terminal.session import cluster_options, console, counted, print_json, run
+from tidelog.cli.terminal.session import Work, cluster_command, console, counted, print_answer
 from tidelog.cli.terminal.setting_options import SettingsCommand, alteration_options, config_of
 from tidelog.cli.terminal.shown import shown
 from tidelog.cli.terminal.tables import Rows
@@ -30,35 +30,24 @@ cluster.add_command(rotate_secret)
 
 
 @cluster.command()
-@cluster_options
-def status(server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def status(client: Client, as_json: bool) -> None:
     """Show the brokers, how many partitions are in trouble, and how much each broker has dropped since its start."""
-
-    async def work(client: Client) -> None:
-        found = await client.cluster_status()
-        if as_json:
-            print_json(found)
-        else:
-            _show(found)
-
-    run(server, namespace, work)
+    print_answer(await client.cluster_status(), _show, as_json)
 
 
 @cluster.command(cls=SettingsCommand)
 @alteration_options
-@cluster_options
-def alter(settings: tuple[str, ...], unset: tuple[str, ...], server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+def alter(settings: tuple[str, ...], unset: tuple[str, ...], as_json: bool) -> Work:
     """Change the settings that new streams get where they bring none of their own."""
     config = config_of(settings)
 
     async def work(client: Client) -> None:
         defaults = await client.alter_cluster(config=config, unset=unset)
-        if as_json:
-            print_json({"config": defaults})
-        else:
-            click.echo(_defaults(defaults))
+        print_answer({"config": defaults}, _defaults(defaults), as_json)
 
-    run(server, namespace, work)
+    return work
 
 
 def _defaults(config: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ import click
 
 from tidelog.cli.records.record_input import CHUNK_RECORDS, InputFault, chunks
 from tidelog.cli.terminal.name_completion import stream_names
-from tidelog.cli.terminal.session import cluster_options, counted, fail, print_json, run
+from tidelog.cli.terminal.session import Work, cluster_command, counted, fail, print_json
 from wire.echo import one_line
 from wire.layouts import PARTITIONERS
 
@@ -122,7 +122,7 @@ def _parsed_headers(_: click.Context, __: click.Parameter, given: tuple[str, ...
     default=True,
     help="--no-dedup also writes records whose message id the stream knows, as a copy of a stream asks.",
 )
-@cluster_options
+@cluster_command
 def publish(
     stream: str,
     value: str | None,
@@ -138,10 +138,8 @@ def publish(
     partition: int | None,
     msg_id: str | None,
     dedup: bool,
-    server: str | None,
-    namespace: str,
     as_json: bool,
-) -> None:
+) -> Work:
     """Append VALUE, or the lines of a file or of standard input (no VALUE, or -), to STREAM.
 
     `--format jsonl` takes the output of `tidelog subscribe --json`: a JSON object on each line. "value" is text, null
@@ -201,7 +199,7 @@ def publish(
                 again = " was there already" if receipt.duplicate else ""
                 click.echo(f"{stream}/{receipt.partition} offset {offset}{again}")
 
-    run(server, namespace, work)
+    return work
 
 
 @asynccontextmanager

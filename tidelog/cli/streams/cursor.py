@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.terminal.session import cluster_options, fail, print_json, run
+from tidelog.cli.terminal.session import Work, cluster_command, fail, print_answer, print_json
 from tidelog.cli.terminal.shown import cleaner, raw_option
 
 if TYPE_CHECKING:
@@ -32,34 +32,31 @@ def cursor() -> None:
 @cursor.command()
 @click.argument("name")
 @raw_option
-@cluster_options
-def get(name: str, raw: bool, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def get(client: Client, name: str, raw: bool, as_json: bool) -> None:
     """Print a cursor's value. Exit status 1 if it does not exist."""
 
-    async def work(client: Client) -> None:
-        import base64
+    import base64
 
-        found = await client.cursor(name).get()
-        if found is None:
-            fail(f"there is no cursor {name!r}; `tidelog cursor set {name} VALUE` makes it")
-        if not as_json:
-            sys.stdout.buffer.write(cleaner(raw=raw)(found.value) + b"\n")
-            return
-        try:
-            print_json({"value": found.value.decode(), "version": found.version})
-        except UnicodeDecodeError:
-            value = base64.b64encode(found.value).decode()
-            print_json({"value": value, "version": found.version, "encoding": "base64"})
-
-    run(server, namespace, work)
+    found = await client.cursor(name).get()
+    if found is None:
+        fail(f"there is no cursor {name!r}; `tidelog cursor set {name} VALUE` makes it")
+    if not as_json:
+        sys.stdout.buffer.write(cleaner(raw=raw)(found.value) + b"\n")
+        return
+    try:
+        print_json({"value": found.value.decode(), "version": found.version})
+    except UnicodeDecodeError:
+        value = base64.b64encode(found.value).decode()
+        print_json({"value": value, "version": found.version, "encoding": "base64"})
 
 
 @cursor.command(name="set")
 @click.argument("name")
 @click.argument("value")
 @_EXPECT
-@cluster_options
-def set_(name: str, value: str, expect_version: int | None, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+def set_(name: str, value: str, expect_version: int | None, as_json: bool) -> Work:
     """Set a cursor to VALUE (`-`: all of standard input), and print its new version.
 
     With --expect-version it is set only if it has that version; else the exit status is 1, and nothing is changed.
@@ -68,26 +65,16 @@ def set_(name: str, value: str, expect_version: int | None, server: str | None, 
 
     async def work(client: Client) -> None:
         version = await client.cursor(name).set(data, expect_version)
-        if as_json:
-            print_json({"version": version})
-        else:
-            click.echo(version)
+        print_answer({"version": version}, str(version), as_json)
 
-    run(server, namespace, work)
+    return work
 
 
 @cursor.command()
 @click.argument("name")
 @_EXPECT
-@cluster_options
-def delete(name: str, expect_version: int | None, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def delete(client: Client, name: str, expect_version: int | None, as_json: bool) -> None:
     """Delete a cursor. One that does not exist is no failure."""
-
-    async def work(client: Client) -> None:
-        await client.cursor(name).delete(expect_version)
-        if as_json:
-            print_json({"deleted": name})
-        else:
-            click.echo(f"deleted cursor {name}")
-
-    run(server, namespace, work)
+    await client.cursor(name).delete(expect_version)
+    print_answer({"deleted": name}, f"deleted cursor {name}", as_json)

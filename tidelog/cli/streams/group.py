@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.terminal.name_completion import group_names, stream_names
-from tidelog.cli.terminal.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.terminal.session import (
+    Work,
+    cluster_command,
+    cluster_options,
+    confirm,
+    console,
+    counted,
+    print_answer,
+    print_json,
+    run,
+    yes_option,
+)
 from tidelog.cli.terminal.shown import plain, shown
 from tidelog.cli.terminal.tables import Rows
 
@@ -32,44 +43,36 @@ def group() -> None:
 
 
 @group.command(name="list")
-@cluster_options
-def list_(server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def list_(client: Client, as_json: bool) -> None:
     """List the consumer groups, and how far each is behind.
 
     The lag is the sum over the partitions of which the group has committed something.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.groups()
-        lags = await _lags(client, [summary["name"] for summary in found["groups"][:MOST_LAGS]])
-        if as_json:
-            groups = [{**summary, "lag": lags.get(summary["name"])} for summary in found["groups"]]
-            print_json({**found, "groups": groups})
-        else:
-            _show_list(found, lags)
-
-    run(server, namespace, work)
+    found = await client.groups()
+    lags = await _lags(client, [summary["name"] for summary in found["groups"][:MOST_LAGS]])
+    if as_json:
+        groups = [{**summary, "lag": lags.get(summary["name"])} for summary in found["groups"]]
+        print_json({**found, "groups": groups})
+    else:
+        _show_list(found, lags)
 
 
 @group.command()
 @click.argument("name", shell_complete=group_names)
-@cluster_options
-def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def describe(client: Client, name: str, as_json: bool) -> None:
     """Show a group's members and their partitions, what is committed, and how far it is behind.
 
     The lag is the number of offsets between what is committed and the end of the committed log. Offsets that are
     pending are committed if the transaction of their producer is.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.describe_group(name)
-        if as_json:
-            lag, unknown = _total(found["progress"])
-            print_json({**found, "lag": lag, "lag_unknown": unknown})
-        else:
-            _show_description(found)
-
-    run(server, namespace, work)
+    found = await client.describe_group(name)
+    if as_json:
+        lag, unknown = _total(found["progress"])
+        print_json({**found, "lag": lag, "lag_unknown": unknown})
+    else:
+        _show_description(found)
 
 
 @group.command()
@@ -135,10 +138,7 @@ def reset(
     async def carry_out(client: Client) -> None:
         offsets = {(change["stream"], change["partition"]): change["after"] for change in plan}
         done = await client.reset_group(name, to=offsets)
-        if as_json:
-            print_json(done)
-        else:
-            click.echo(f"reset group {name} in {counted(len(done), 'partition')}")
+        print_answer(done, f"reset group {name} in {counted(len(done), 'partition')}", as_json)
 
     run(server, namespace, look)
     confirm(f"sets the offsets of group {name} in {counted(len(plan), 'partition')}", name, yes=yes)
@@ -148,8 +148,8 @@ def reset(
 @group.command()
 @click.argument("name", shell_complete=group_names)
 @yes_option
-@cluster_options
-def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+def delete(name: str, yes: bool, as_json: bool) -> Work:
     """Forget a group without members, and the offsets that it has committed.
 
     On a terminal it asks for the group's name; elsewhere it needs --yes.
@@ -158,12 +158,9 @@ def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bo
 
     async def work(client: Client) -> None:
         await client.delete_group(name)
-        if as_json:
-            print_json({"deleted": name})
-        else:
-            click.echo(f"deleted group {name}")
+        print_answer({"deleted": name}, f"deleted group {name}", as_json)
 
-    run(server, namespace, work)
+    return work
 
 
 async def _lags(client: Client, names: list[str]) -> dict[str, int | None]:

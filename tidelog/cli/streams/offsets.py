@@ -8,7 +8,7 @@ import click
 
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.points_in_time import FORMS, point_in_time, shown_time, time_zone_option
-from tidelog.cli.terminal.session import cluster_options, print_json, run
+from tidelog.cli.terminal.session import Work, cluster_command, print_json
 from tidelog.cli.terminal.tables import Rows
 
 if TYPE_CHECKING:
@@ -22,16 +22,8 @@ if TYPE_CHECKING:
 @click.option("--time", "at", metavar="TIME", help=f"Also the first offset at or after a time: {FORMS}.")
 @click.option("--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable.")
 @time_zone_option
-@cluster_options
-def offsets(
-    stream: str,
-    at: str | None,
-    partitions: tuple[int, ...],
-    zone: tzinfo | None,
-    server: str | None,
-    namespace: str,
-    as_json: bool,
-) -> None:
+@cluster_command
+def offsets(stream: str, at: str | None, partitions: tuple[int, ...], zone: tzinfo | None, as_json: bool) -> Work:
     """Show where the partitions of STREAM begin and end.
 
     Ends are exclusive: the committed end is the offset that the next record gets once all before it is committed, and
@@ -60,7 +52,7 @@ def offsets(
         assert moment is not None
         _show(stream, rows, shown_time(zone)(moment.timestamp_ns), as_json=as_json)
 
-    run(server, namespace, work)
+    return work
 
 
 def _show(stream: str, rows: list[dict[str, Any]], time: str | None, *, as_json: bool) -> None:

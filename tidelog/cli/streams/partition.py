@@ -8,7 +8,16 @@ import click
 
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.points_in_time import time_zone_option, told_time
-from tidelog.cli.terminal.session import cluster_options, confirm, console, fail, print_json, run, yes_option
+from tidelog.cli.terminal.session import (
+    Work,
+    cluster_command,
+    confirm,
+    console,
+    fail,
+    print_answer,
+    print_json,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -31,8 +40,8 @@ def partition() -> None:
 @click.argument("stream", shell_complete=stream_names)
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @click.argument("broker")
-@cluster_options
-def move_leader(stream: str, number: int, broker: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def move_leader(client: Client, stream: str, number: int, broker: str, as_json: bool) -> None:
     """Let BROKER lead in place of the present leader. Nothing acknowledged is lost.
 
     BROKER must be alive and in sync. The present leader takes no records until BROKER has all of its log, some
@@ -46,26 +55,21 @@ def move_leader(stream: str, number: int, broker: str, server: str | None, names
     Example, before b1 is stopped for maintenance:
       tidelog partition move-leader flights 0 b2
     """
-
-    async def work(client: Client) -> None:
-        found = await client.move_leader(stream, number, broker)
-        if as_json:
-            print_json(found)
-        else:
-            click.echo(
-                f"{broker} leads {stream}/{number} now, in LeaderEpoch {found['leader_epoch']};"
-                f" in sync: {', '.join(found['isr'])}"
-            )
-
-    run(server, namespace, work)
+    found = await client.move_leader(stream, number, broker)
+    print_answer(
+        found,
+        f"{broker} leads {stream}/{number} now, in LeaderEpoch {found['leader_epoch']};"
+        f" in sync: {', '.join(found['isr'])}",
+        as_json,
+    )
 
 
 @partition.command()
 @click.argument("stream", shell_complete=stream_names)
 @click.argument("number", type=_PARTITION, metavar="PARTITION")
 @time_zone_option
-@cluster_options
-def history(stream: str, number: int, zone: tzinfo | None, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def history(client: Client, stream: str, number: int, zone: tzinfo | None, as_json: bool) -> None:
     """Show the last events of each replica: its roles, changes of the ISR, cuts of its log, failures.
 
     Each broker keeps the last fifty since it was started. The leader is first; the newest event is last. Times are
@@ -75,15 +79,11 @@ def history(stream: str, number: int, zone: tzinfo | None, server: str | None, n
     Example, to see why a replica left the ISR:
       tidelog partition history flights 0
     """
-
-    async def work(client: Client) -> None:
-        found = await client.partition_history(stream, number)
-        if as_json:
-            print_json(found)
-        else:
-            _show_history(found, zone)
-
-    run(server, namespace, work)
+    found = await client.partition_history(stream, number)
+    if as_json:
+        print_json(found)
+    else:
+        _show_history(found, zone)
 
 
 def _show_history(found: PartitionHistory, zone: tzinfo | None) -> None:
@@ -109,17 +109,8 @@ def _show_history(found: PartitionHistory, zone: tzinfo | None) -> None:
 @click.argument("broker")
 @click.option("--accept-loss", is_flag=True, help="Do it. Without this, only tell the loss, and exit with 1.")
 @yes_option
-@cluster_options
-def elect_unclean(
-    stream: str,
-    number: int,
-    broker: str,
-    accept_loss: bool,
-    yes: bool,
-    server: str | None,
-    namespace: str,
-    as_json: bool,
-) -> None:
+@cluster_command
+def elect_unclean(stream: str, number: int, broker: str, accept_loss: bool, yes: bool, as_json: bool) -> Work:
     """Let BROKER lead a partition that no broker can lead safely, AT THE LOSS OF COMMITTED RECORDS.
 
     A partition is offline when no in-sync or eligible replica of it is alive and sound. Start one of these brokers
@@ -147,4 +138,4 @@ def elect_unclean(
         if not as_json:
             click.echo(f"{broker} leads {stream}/{number} now: {found['loss']}")
 
-    run(server, namespace, work)
+    return work

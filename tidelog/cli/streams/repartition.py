@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tidelog.cli.terminal.name_completion import stream_names
-from tidelog.cli.terminal.session import cluster_options, confirm, console, counted, print_json, run
+from tidelog.cli.terminal.session import cluster_command, confirm, console, counted, print_answer, print_json, run
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -51,56 +51,35 @@ def repartition() -> None:
 
 @repartition.command()
 @click.argument("name", shell_complete=stream_names)
-@cluster_options
-def status(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def status(client: Client, name: str, as_json: bool) -> None:
     """Show how far the repartition of a stream is, and what it waits for."""
-
-    async def work(client: Client) -> None:
-        found = await client.repartition_status(name)
-        if as_json:
-            print_json(found)
-        else:
-            click.echo(in_words(found))
-
-    run(server, namespace, work)
+    found = await client.repartition_status(name)
+    print_answer(found, in_words(found), as_json)
 
 
 @repartition.command()
 @click.argument("name", shell_complete=stream_names)
-@cluster_options
-def watch(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def watch(client: Client, name: str, as_json: bool) -> None:
     """Wait until the repartition of a stream is finished, with its progress on a terminal.
 
     Ctrl-C ends the command, and not the repartition.
     """
-
-    async def work(client: Client) -> None:
-        found = await wait_finished(client, name)
-        if as_json:
-            print_json(found)
-        else:
-            click.echo(in_words(found))
-
-    run(server, namespace, work)
+    found = await wait_finished(client, name)
+    print_answer(found, in_words(found), as_json)
 
 
 @repartition.command()
 @click.argument("name", shell_complete=stream_names)
-@cluster_options
-def cancel(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def cancel(client: Client, name: str, as_json: bool) -> None:
     """Give up a repartition while its new partitions are made ready.
 
     Once keys are spread anew it cannot be cancelled: change the number of partitions again, to what it was.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.cancel_repartition(name)
-        if as_json:
-            print_json(found)
-        else:
-            click.echo(f"cancelled; {in_words(found)}")
-
-    run(server, namespace, work)
+    found = await client.cancel_repartition(name)
+    print_answer(found, f"cancelled; {in_words(found)}", as_json)
 
 
 def alter_partitions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 import click
@@ -9,7 +10,18 @@ import click
 from tidelog.cli.streams.repartition import alter_partitions, in_words, repartition, show_layouts, state_of
 from tidelog.cli.streams.stream_copy import copy
 from tidelog.cli.terminal.name_completion import stream_names
-from tidelog.cli.terminal.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.terminal.session import (
+    Work,
+    cluster_command,
+    cluster_options,
+    confirm,
+    console,
+    counted,
+    print_answer,
+    print_json,
+    run,
+    yes_option,
+)
 from tidelog.cli.terminal.setting_options import SettingsCommand, alteration_options, config_of, config_option
 from tidelog.cli.terminal.shown import shown
 from tidelog.cli.terminal.tables import Rows, rates, size, sizes
@@ -60,7 +72,7 @@ def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) 
     "--if-not-exists", is_flag=True, help="Leave a stream that is there as it is, if it is what these options say."
 )
 @config_option
-@cluster_options
+@partial(cluster_command, waits_for_start=True)
 def create(
     name: str,
     subject: str | None,
@@ -69,10 +81,8 @@ def create(
     partitioner: str | None,
     if_not_exists: bool,
     settings: tuple[str, ...],
-    server: str | None,
-    namespace: str,
     as_json: bool,
-) -> None:
+) -> Work:
     """Create a stream. A cluster that is still starting is waited for.
 
     A setting that --config does not name has the cluster's default (`tidelog cluster alter`), else the one below.
@@ -98,53 +108,41 @@ def create(
                 f"replication factor {made['replication_factor']}"
             )
 
-    run(server, namespace, work, waits_for_start=True)
+    return work
 
 
 @stream.command(name="list")
 @click.option("--internal", is_flag=True, help="With Tidelog's own streams.")
-@cluster_options
-def list_(internal: bool, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def list_(client: Client, internal: bool, as_json: bool) -> None:
     """List the streams, with the bytes that their replicas have on disks, and what clients send and are sent.
 
     The rates are those of the last minute; `tidelog stream describe` tells more.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.streams_with_usage(internal=internal)
-        streams = sorted(found["streams"], key=lambda summary: summary["name"])
-        if as_json:
-            print_json(streams)
-        elif streams:
-            _show_list(streams)
-        else:
-            click.echo("no streams; make one with `tidelog stream create NAME`")
-        if streams and (missing := found["unanswered"]):
-            click.echo(
-                f"tidelog: what {', '.join(missing)} has of them is missing in bytes on disk and traffic: no answer",
-                err=True,
-            )
-
-    run(server, namespace, work)
+    found = await client.streams_with_usage(internal=internal)
+    streams = sorted(found["streams"], key=lambda summary: summary["name"])
+    if as_json:
+        print_json(streams)
+    elif streams:
+        _show_list(streams)
+    else:
+        click.echo("no streams; make one with `tidelog stream create NAME`")
+    if streams and (missing := found["unanswered"]):
+        click.echo(
+            f"tidelog: what {', '.join(missing)} has of them is missing in bytes on disk and traffic: no answer",
+            err=True,
+        )
 
 
 @stream.command()
 @click.argument("name", shell_complete=stream_names)
-@cluster_options
-def describe(name: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def describe(client: Client, name: str, as_json: bool) -> None:
     """Show a stream's partitions: leaders, in-sync replicas, offsets, bytes on disk; and the traffic of its clients.
 
     Traffic is counted by each broker since it was started. Bytes are those of the segments, of each replica.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.describe(name)
-        if as_json:
-            print_json(found)
-        else:
-            _show_description(found)
-
-    run(server, namespace, work)
+    print_answer(await client.describe(name), _show_description, as_json)
 
 
 @stream.command(cls=SettingsCommand)
@@ -208,11 +206,7 @@ def alter(
         raise click.UsageError("give what is to change: --config KEY=VALUE, --unset KEY, or --partitions N")
 
     async def work(client: Client) -> None:
-        changed = await client.alter_stream(name, config=config, unset=unset)
-        if as_json:
-            print_json(changed)
-        else:
-            _show_description(changed)
+        print_answer(await client.alter_stream(name, config=config, unset=unset), _show_description, as_json)
 
     run(server, namespace, work)
 
@@ -224,8 +218,8 @@ stream.add_command(copy)
 @stream.command()
 @click.argument("name", shell_complete=stream_names)
 @yes_option
-@cluster_options
-def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+def delete(name: str, yes: bool, as_json: bool) -> Work:
     """Delete a stream with all its records.
 
     On a terminal it asks for the stream's name; elsewhere it needs --yes.
@@ -234,12 +228,9 @@ def delete(name: str, yes: bool, server: str | None, namespace: str, as_json: bo
 
     async def work(client: Client) -> None:
         await client.delete_stream(name)
-        if as_json:
-            print_json({"deleted": name})
-        else:
-            click.echo(f"deleted stream {name}")
+        print_answer({"deleted": name}, f"deleted stream {name}", as_json)
 
-    run(server, namespace, work)
+    return work
 
 
 partitions_option = click.option(
@@ -255,10 +246,8 @@ partitions_option = click.option(
 @click.argument("name", shell_complete=stream_names)
 @partitions_option
 @click.option("--off", is_flag=True, help="Let them take records again.")
-@cluster_options
-def set_readonly(
-    name: str, partitions: tuple[int, ...], off: bool, server: str | None, namespace: str, as_json: bool
-) -> None:
+@cluster_command
+async def set_readonly(client: Client, name: str, partitions: tuple[int, ...], off: bool, as_json: bool) -> None:
     """Let a stream, or some of its partitions, take no records.
 
     Publishes are refused (READONLY); whoever reads reads on, and so do retention and compaction. The stream stays as it
@@ -269,52 +258,38 @@ def set_readonly(
       tidelog stream set-readonly flights
       tidelog stream set-readonly flights --partition 2 --off
     """
-
-    async def work(client: Client) -> None:
-        changed = await client.set_readonly(name, not off, partitions or None)
-        if as_json:
-            print_json(changed)
-            return
-        numbers = [part["partition"] for part in changed]
-        click.echo(f"{_partitions_of(name, numbers)} {_takes(numbers)} {'records again' if off else 'no records'}")
-        _warn_of_late(changed)
-
-    run(server, namespace, work)
+    changed = await client.set_readonly(name, not off, partitions or None)
+    if as_json:
+        print_json(changed)
+        return
+    numbers = [part["partition"] for part in changed]
+    click.echo(f"{_partitions_of(name, numbers)} {_takes(numbers)} {'records again' if off else 'no records'}")
+    _warn_of_late(changed)
 
 
 @stream.command()
 @click.argument("name", shell_complete=stream_names)
 @partitions_option
 @click.option("--resume-all", is_flag=True, help="A publish to one of them resumes all partitions of the stream.")
-@cluster_options
-def pause(
-    name: str, partitions: tuple[int, ...], resume_all: bool, server: str | None, namespace: str, as_json: bool
-) -> None:
+@cluster_command
+async def pause(client: Client, name: str, partitions: tuple[int, ...], resume_all: bool, as_json: bool) -> None:
     """Pause a stream, or some of its partitions, to which nothing is published for long.
 
     Followers of a paused partition sleep: they neither ask their leader for records nor watch it. A publish of any kind
     ends the pause of its partition by itself, and is stored and acknowledged as ever; consumers read on. With the
     setting auto_pause_time_ms partitions are paused by themselves.
     """
-
-    async def work(client: Client) -> None:
-        changed = await client.pause(name, partitions or None, resume_all)
-        _show_changed(name, changed, "paused", as_json)
-
-    run(server, namespace, work)
+    changed = await client.pause(name, partitions or None, resume_all)
+    _show_changed(name, changed, "paused", as_json)
 
 
 @stream.command()
 @click.argument("name", shell_complete=stream_names)
 @partitions_option
-@cluster_options
-def resume(name: str, partitions: tuple[int, ...], server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def resume(client: Client, name: str, partitions: tuple[int, ...], as_json: bool) -> None:
     """End the pause of a stream, or of some of its partitions."""
-
-    async def work(client: Client) -> None:
-        _show_changed(name, await client.resume(name, partitions or None), "not paused", as_json)
-
-    run(server, namespace, work)
+    _show_changed(name, await client.resume(name, partitions or None), "not paused", as_json)
 
 
 def _show_changed(name: str, changed: list[ChangedPartition], how: str, as_json: bool) -> None:
@@ -337,16 +312,8 @@ def _show_changed(name: str, changed: list[ChangedPartition], how: str, as_json:
 )
 @partitions_option
 @yes_option
-@cluster_options
-def delete_records(
-    name: str,
-    before: int | None,
-    partitions: tuple[int, ...],
-    yes: bool,
-    server: str | None,
-    namespace: str,
-    as_json: bool,
-) -> None:
+@cluster_command
+def delete_records(name: str, before: int | None, partitions: tuple[int, ...], yes: bool, as_json: bool) -> Work:
     """Delete the records at the beginning of partitions, for good.
 
     They are served no more when the command returns, and stay deleted whatever happens to brokers. Their bytes leave
@@ -380,7 +347,7 @@ def delete_records(
             click.echo(f"{name}/{part['partition']} starts at offset {part['log_start_offset']}")
         _warn_of_late(changed)
 
-    run(server, namespace, work)
+    return work
 
 
 def _partitions_of(name: str, numbers: list[int]) -> str:

@@ -10,7 +10,7 @@ import click
 
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.points_in_time import FORMS, position, time_zone_option
-from tidelog.cli.terminal.session import cluster_options, counted, print_json, run
+from tidelog.cli.terminal.session import Work, cluster_command, counted, print_json
 from tidelog.cli.terminal.setting_options import SettingsCommand, config_of, config_option
 from wire.durability import MAX_REPLICAS
 from wire.layouts import MAX_PARTITIONS
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @time_zone_option
 @click.option("--resume", is_flag=True, help="Go on with a copy that ended early; the other options as at first.")
 @config_option
-@cluster_options
+@cluster_command
 def copy(
     source: str,
     target: str,
@@ -64,10 +64,8 @@ def copy(
     zone: tzinfo | None,
     resume: bool,
     settings: tuple[str, ...],
-    server: str | None,
-    namespace: str,
     as_json: bool,
-) -> None:
+) -> Work:
     """Make TARGET, a stream like SOURCE, and copy the committed records of SOURCE into it.
 
     Keys, values, headers and timestamps are copied, in the order of each partition; TARGET has the settings of SOURCE
@@ -119,7 +117,7 @@ def copy(
         if copied.missed:
             click.echo(f"{copied.missed} offsets of {source} were removed before they were read", err=True)
 
-    run(server, namespace, work)
+    return work
 
 
 def _progress() -> Any:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tidelog.cli.terminal.name_completion import group_names, stream_names
-from tidelog.cli.terminal.session import cluster_options, confirm, console, counted, print_json, run, yes_option
+from tidelog.cli.terminal.session import (
+    Work,
+    cluster_command,
+    confirm,
+    console,
+    counted,
+    print_answer,
+    print_json,
+    yes_option,
+)
 from tidelog.cli.terminal.shown import plain, shown
 from tidelog.cli.terminal.tables import Rows
 
@@ -42,50 +51,38 @@ def transaction() -> None:
     shell_complete=group_names,
     help="Only those in which this consumer group takes part.",
 )
-@cluster_options
-def list_(idle: bool, stream: str, group: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def list_(client: Client, idle: bool, stream: str, group: str, as_json: bool) -> None:
     """List the transactions that are open or end, the oldest first.
 
     \b
     Example, where consumers of a stream stand still:
       tidelog transaction list --stream flights
     """
-
-    async def work(client: Client) -> None:
-        found = await client.transactions(idle=idle, stream=stream, group=group)
-        if as_json:
-            print_json(found)
-        else:
-            _show_list(found, idle=idle)
-
-    run(server, namespace, work)
+    found = await client.transactions(idle=idle, stream=stream, group=group)
+    if as_json:
+        print_json(found)
+    else:
+        _show_list(found, idle=idle)
 
 
 @transaction.command()
 @click.argument("transactional_id", metavar="ID")
-@cluster_options
-def describe(transactional_id: str, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+async def describe(client: Client, transactional_id: str, as_json: bool) -> None:
     """Show what is known of a transactional id, and what its transaction waits for.
 
     One that is committing or aborting is decided. It waits for a marker in each of the partitions that are shown, and
     for the coordinators of the groups: `tidelog stream describe` tells whether their leaders are there.
     """
-
-    async def work(client: Client) -> None:
-        found = await client.describe_transaction(transactional_id)
-        if as_json:
-            print_json(found)
-        else:
-            _show_description(found)
-
-    run(server, namespace, work)
+    print_answer(await client.describe_transaction(transactional_id), _show_description, as_json)
 
 
 @transaction.command()
 @click.argument("transactional_id", metavar="ID")
 @yes_option
-@cluster_options
-def abort(transactional_id: str, yes: bool, server: str | None, namespace: str, as_json: bool) -> None:
+@cluster_command
+def abort(transactional_id: str, yes: bool, as_json: bool) -> Work:
     """Abort the open transaction of a producer that hangs, and fence that producer.
 
     The producer hears that it is fenced, and has to be started anew. One that is gone needs nothing: its transaction is
@@ -102,7 +99,7 @@ def abort(transactional_id: str, yes: bool, server: str | None, namespace: str, 
             click.echo(f"aborted the transaction of {transactional_id}")
             _say_what_is_left(found)
 
-    run(server, namespace, work)
+    return work
 
 
 def _show_list(found: TransactionList, *, idle: bool) -> None:

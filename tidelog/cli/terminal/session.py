@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tidelog.client.client import Client
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_T = TypeVar("_T")
+Work: TypeAlias = "Callable[[Client], Awaitable[None]]"
+"""What a command does with its client."""
 
 INTERRUPTED = 130
 API_TIMEOUT = 5.0
@@ -121,9 +125,20 @@ def cluster_options(command: _Command) -> _Command:
     return login_options(command)
 
 
-def run(
-    server: str | None, namespace: str, work: Callable[[Client], Awaitable[None]], *, waits_for_start: bool = False
-) -> None:
+def cluster_command(command: Callable[..., Any], *, waits_for_start: bool = False) -> Callable[..., None]:
+    """Adds the options of `cluster_options`. An async command gets a client, as its first argument; another one returns
+    its `Work`, so that it looks at its arguments and asks for confirmation before anything connects."""
+    is_work = inspect.iscoroutinefunction(command)
+
+    @functools.wraps(command)
+    def connected(server: str | None, namespace: str, **given: Any) -> None:
+        work = (lambda client: command(client, **given)) if is_work else command(**given)
+        run(server, namespace, work, waits_for_start=waits_for_start)
+
+    return cluster_options(connected)
+
+
+def run(server: str | None, namespace: str, work: Work, *, waits_for_start: bool = False) -> None:
     """Connects, does the work, disconnects. Errors of the table, and of stdin and stdout, become one sentence.
 
     `waits_for_start`: nats-server and brokers that are still starting are waited for.
@@ -165,7 +180,7 @@ async def connected_for_completion(ctx: click.Context, timeout: float) -> Client
 async def _connected(
     server: str | None,
     namespace: str,
-    work: Callable[[Client], Awaitable[None]],
+    work: Work,
     waits_for_start: bool,
     login: dict[str, Any],
 ) -> None:
@@ -238,6 +253,16 @@ def counted(number: int, thing: str) -> str:
 
 def print_json(value: object) -> None:
     click.echo(plain_json(json.dumps(value, ensure_ascii=False)))
+
+
+def print_answer(found: _T, in_words: str | Callable[[_T], object], as_json: bool) -> None:
+    """Prints the answer as JSON; else `in_words`, or what it prints of the answer."""
+    if as_json:
+        print_json(found)
+    elif isinstance(in_words, str):
+        click.echo(in_words)
+    else:
+        in_words(found)
 
 
 @functools.cache

@@ -75,10 +75,11 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeClient]:
     def begin(*statuses: RepartitionStatus) -> FakeClient:
         client = FakeClient(*statuses)
 
-        def run(_server: str | None, _namespace: str, work: Callable[[Any], Awaitable[None]]) -> None:
+        def run(_server: str | None, _namespace: str, work: Callable[[Any], Awaitable[None]], **_: bool) -> None:
             asyncio.run(work(client))  # type: ignore[arg-type] # a coroutine
 
-        monkeypatch.setattr(repartition, "run", run)
+        for module in (repartition, session):
+            monkeypatch.setattr(module, "run", run)
         monkeypatch.setattr(repartition, "POLL_S", 0.0)
         return client
 
