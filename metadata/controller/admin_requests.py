@@ -7,7 +7,7 @@ may before the command is applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from metadata.cluster import stream_settings
 from metadata.cluster.model import Partition, Stream
@@ -205,9 +205,7 @@ class AdminRequests:
     def delete_stream(self, name: str) -> pb.Command:
         """Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, UNKNOWN_STREAM."""
         stream = self._changeable(name)
-        return pb.Command(
-            delete_stream=pb.DeleteStream(controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation)
-        )
+        return self._command("delete_stream", stream)
 
     def alter_stream(self, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
         """Returns the command that changes settings of a stream. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM,
@@ -226,15 +224,7 @@ class AdminRequests:
         wrong = why_not_compacted(stream, config)
         if wrong is not None:
             raise TidelogError(Code.BAD_CONFIG, wrong)
-        return pb.Command(
-            alter_stream=pb.AlterStream(
-                controller_epoch=self._epoch(),
-                name=name,
-                incarnation=stream.incarnation,
-                set=wanted,
-                unset=unset,
-            )
-        )
+        return self._command("alter_stream", stream, set=wanted, unset=unset)
 
     def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> Steps[pb.Command]:
         """Returns the command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
@@ -254,16 +244,14 @@ class AdminRequests:
             live, assignments = yield from self._assignments(
                 len(missing), stream.replication_factor, voters, beside=[*stream.partitions.values()]
             )
-        return pb.Command(
-            prepare_repartition=pb.PrepareRepartition(
-                controller_epoch=self._epoch(),
-                name=name,
-                incarnation=stream.incarnation,
-                expected_version=stream.partitioning_version,
-                partitions=partitions,
-                brokers=live,
-                assignments=assignments,
-            )
+        version = stream.partitioning_version
+        return self._command(
+            "prepare_repartition",
+            stream,
+            expected_version=version,
+            partitions=partitions,
+            brokers=live,
+            assignments=assignments,
         )
 
     def cancel_repartition(self, name: str) -> pb.Command:
@@ -272,45 +260,27 @@ class AdminRequests:
         wrong = why_not_cancelled(stream)
         if wrong is not None or stream.repartition is None:
             raise TidelogError(Code.BAD_REQUEST, wrong or "")
-        return pb.Command(
-            cancel_repartition=pb.CancelRepartition(
-                controller_epoch=self._epoch(),
-                name=name,
-                incarnation=stream.incarnation,
-                version=stream.repartition.version,
-            )
-        )
+        return self._command("cancel_repartition", stream, version=stream.repartition.version)
 
     def set_readonly(self, name: str, readonly: bool, partitions: Sequence[int]) -> pb.Command:
         """No partitions: all of them. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
-        stream = self._changeable(name)
-        for number in partitions:
-            self._find(name, number)
-        return pb.Command(
-            set_readonly=pb.SetReadonly(
-                controller_epoch=self._epoch(),
-                name=name,
-                incarnation=stream.incarnation,
-                partitions=sorted({*partitions}),
-                readonly=readonly,
-            )
-        )
+        return self._of_partitions("set_readonly", name, partitions, readonly=readonly)
 
     def set_paused(self, name: str, paused: bool, partitions: Sequence[int], *, resume_all: bool = False) -> pb.Command:
         """No partitions: all of them. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
+        return self._of_partitions("set_paused", name, partitions, paused=paused, resume_all=resume_all)
+
+    def _of_partitions(self, kind: str, name: str, partitions: Sequence[int], **fields: bool) -> pb.Command:
         stream = self._changeable(name)
         for number in partitions:
             self._find(name, number)
-        return pb.Command(
-            set_paused=pb.SetPaused(
-                controller_epoch=self._epoch(),
-                name=name,
-                incarnation=stream.incarnation,
-                partitions=sorted({*partitions}),
-                paused=paused,
-                resume_all=resume_all,
-            )
-        )
+        return self._command(kind, stream, partitions=sorted({*partitions}), **fields)
+
+    def _command(self, kind: str, stream: Stream, **fields: object) -> pb.Command:
+        """Returns the command of that kind: its message names the controller epoch, the stream and its incarnation."""
+        of = {"controller_epoch": self._epoch(), "name": stream.name, "incarnation": stream.incarnation}
+        body: Any = {kind: {**of, **fields}}
+        return pb.Command(**body)
 
     def delete_records(
         self, name: str, before: Mapping[int, int], committed: Mapping[int, tuple[LeaderEpoch, int]]
@@ -347,11 +317,7 @@ class AdminRequests:
             items.append(
                 pb.PurgePoint(partition=number, end=end if asked == LATEST else asked, leader_epoch=leader_epoch)
             )
-        return pb.Command(
-            delete_records=pb.DeleteRecords(
-                controller_epoch=self._epoch(), name=name, incarnation=stream.incarnation, items=items
-            )
-        )
+        return self._command("delete_records", stream, items=items)
 
     def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
         """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
