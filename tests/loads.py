@@ -163,7 +163,7 @@ TIMERS: Mapping[str, str] = {
     "metadata/runtime/proposals.py": ONE,
     "metadata/runtime/registration.py": ONE,
     "metadata/runtime/metadata_service.py": ONE,
-    "metadata/runtime/services.py": ONE,
+    "metadata/runtime/foreign_subjects.py": ONE,
     "metadata/runtime/controller_subscriptions.py": ONE,
     "tidelog/nats/nats_py.py": ONE,
     "tidelog/nats/pace.py": ONE,

@@ -37,11 +37,10 @@ from metadata.controller.descriptions import (
     status_form,
 )
 from metadata.controller.master_key_reports import check_encryption
-from metadata.runtime.captured_subjects import check_subject_uncaptured
 from metadata.runtime.driver_context import MetadataContext
+from metadata.runtime.foreign_subjects import check_subject_uncaptured, check_subject_unserved
 from metadata.runtime.moves import LeaderMoves
 from metadata.runtime.rounds import Rounds
-from metadata.runtime.services import check_subject_unserved
 from wire.errors import Code, TidelogError
 from wire.internal_streams import InternalStream
 from wire.operations import api_operations as op
@@ -133,6 +132,8 @@ class RepartitionAdmin:
 
 _Report = TypeVar("_Report", StreamReport, BrokerReport, UsageReport)
 
+_Form = TypeVar("_Form")
+
 _log = logging.getLogger(__name__)
 
 PRODUCER_ID_BLOCK = 1000
@@ -201,15 +202,10 @@ class Admin:
             await check_subject_unserved(self._rounds, transport, subject)
             await check_subject_uncaptured(self._rounds, transport, subject, request.partitions)
         (await self._commit(command)).raise_for_refusal()
-        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
-        while True:
-            form = await self._describe(request.name)
-            if all(partition["log_end_offset"] is not None for partition in form["partitions"]):
-                return form
-            if self._context.monotonic() >= deadline:
-                return form
-            await asyncio.sleep(pause)  # longer each time: each description asks every replica
-            pause = min(2 * pause, 0.2)
+        return await self._until(
+            lambda: self._describe(request.name),
+            lambda form: all(partition["log_end_offset"] is not None for partition in form["partitions"]),
+        )
 
     async def _check_heard(self, subject: str, partitions: int) -> None:
         """Raises TidelogError when NATS does not let this broker subscribe to the subjects of the first or the last
@@ -295,19 +291,23 @@ class Admin:
     async def _changed_partitions(self, name: str, numbers: Collection[int]) -> ChangedPartitions:
         """Returns when all live replicas act by the metadata that is applied here, or after READY_TIMEOUT_S. No
         numbers: all partitions."""
-        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
-        while True:
+
+        async def look() -> ChangedPartitions:
             stream = find_stream(self._context.state, name)
             wanted = sorted({*numbers} & stream.partitions.keys() if numbers else stream.partitions)
             brokers = sorted({broker for number in wanted for broker in stream.partitions[number].replicas})
             said = await self._ask_replicas(stream, brokers, partitions=numbers)
-            form = await in_turns(changed_form(stream, wanted, said, self._context.state.is_alive))
-            if not any(changed["not_yet"] for changed in form["partitions"]):
-                return form
-            if self._context.monotonic() >= deadline:
-                return form
-            await asyncio.sleep(pause)
+            return await in_turns(changed_form(stream, wanted, said, self._context.state.is_alive))
+
+        return await self._until(look, lambda form: not any(changed["not_yet"] for changed in form["partitions"]))
+
+    async def _until(self, look: Callable[[], Awaitable[_Form]], is_done: Callable[[_Form], bool]) -> _Form:
+        """Returns the form that is done, or the one after READY_TIMEOUT_S."""
+        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
+        while not is_done(form := await look()) and self._context.monotonic() < deadline:
+            await asyncio.sleep(pause)  # longer each time: each look asks every replica
             pause = min(2 * pause, 0.2)
+        return form
 
     @handles(op.STREAM_DELETE)
     async def delete_stream(self, request: op.StreamRef) -> op.Done:

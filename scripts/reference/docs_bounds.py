@@ -28,6 +28,8 @@ from metadata.raft.transport import INTRODUCTION_TIMEOUTS, MAX_OBSERVERS
 from metadata.raft.types import CONNECTION_TIMEOUT_S
 from metadata.runtime.broker_answers import MAX_STATUS_REQUESTS
 from metadata.runtime.driver_context import MAX_MESSAGE_BYTES
+from metadata.runtime.foreign_subjects import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, SERVICES_WAIT_S
+from metadata.runtime.foreign_subjects import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from metadata.runtime.namespace import (
     FLOOD,
     MAX_CLAIM_BYTES,
@@ -37,8 +39,6 @@ from metadata.runtime.namespace import (
     MAX_QUESTIONS,
     SHARED_ANSWER_S,
 )
-from metadata.runtime.services import MAX_ANSWER_BYTES, MAX_ANSWERS, MAX_ENDPOINTS, WAIT_S
-from metadata.runtime.services import MAX_BYTES_OF_ALL as MAX_BYTES_OF_SERVICES
 from tidelog.nats.delivery import MAX_HEADER_BYTES
 from tidelog.nats.micro import MAX_QUESTIONS_IN_WORK
 from tidelog.nats.pace import ANSWER_BYTES_PER_S, REST
@@ -159,8 +159,8 @@ BOUNDS = (
     Bound(
         on="services that are asked for before a stream is created",
         limit=f"{MAX_ANSWERS} answers of {MAX_ANSWER_BYTES} bytes, {MAX_BYTES_OF_SERVICES} bytes of all, within"
-        f" {WAIT_S:g} s; {MAX_ENDPOINTS} endpoints; streams that are created at a time share a question",
-        where="metadata/runtime/services.py",
+        f" {SERVICES_WAIT_S:g} s; {MAX_ENDPOINTS} endpoints; streams that are created at a time share a question",
+        where="metadata/runtime/foreign_subjects.py",
     ),
     Bound(
         on="questions to other brokers, for `cluster.status` and descriptions",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from dataplane.broker.roles.role_answers import each_reply, reply_column
-from metadata.runtime.services import QUESTION
+from metadata.runtime.foreign_subjects import SERVICES
 from wire.echo import one_line
 from wire.messaging.reply_subjects import ReplySubjects
 from wire.messaging.transport import (
@@ -209,7 +209,7 @@ class AnsweringTransport:
         """Returns the check whether a reply can be an inbox of the senders to `subject`."""
         if self._subjects.is_between_brokers(subject):
             return self._replies.is_brokers
-        if subject == QUESTION:
+        if subject == SERVICES:
             return self._replies.is_clients_not_brokers
         return self._replies.is_clients
 

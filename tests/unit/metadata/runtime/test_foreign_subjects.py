@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from metadata.runtime import services
-from metadata.runtime.rounds import Rounds
-from metadata.runtime.services import (
+from metadata.runtime import foreign_subjects
+from metadata.runtime.foreign_subjects import (
     MAX_ANSWER_BYTES,
     MAX_ANSWERS,
     MAX_BYTES_OF_ALL,
     MAX_ENDPOINTS,
     MORE_WAIT_S,
-    QUESTION,
-    WAIT_S,
+    SERVICES,
+    SERVICES_WAIT_S,
     check_subject_unserved,
 )
+from metadata.runtime.rounds import Rounds
 from tests.fake_nats import FakeTransport
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import NO_RESPONDERS, Message
@@ -60,7 +60,7 @@ class Question:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer is waited for, however slow the machine is."""
-    monkeypatch.setattr(services, "WAIT_S", 30.0)
+    monkeypatch.setattr(foreign_subjects, "SERVICES_WAIT_S", 30.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -129,7 +129,7 @@ async def test_without_an_answer_the_wait_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("asyncio.timeout", noted)
     question = Question()
     await question.task
-    assert waited == [WAIT_S]
+    assert waited == [SERVICES_WAIT_S]
 
 
 @pytest.mark.usefixtures("patient")
@@ -186,4 +186,4 @@ async def test_streams_that_are_created_at_a_time_share_a_question() -> None:
     await asyncio.gather(*others)
     with pytest.raises(TidelogError, match="answered twice"):
         await taken
-    assert [subject for subject, *_ in question.transport.sent] == [QUESTION]
+    assert [subject for subject, *_ in question.transport.sent] == [SERVICES]

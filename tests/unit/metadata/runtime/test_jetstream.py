@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from metadata.runtime import captured_subjects
-from metadata.runtime.captured_subjects import MAX_ANSWER_BYTES, QUESTION, check_subject_uncaptured
+from metadata.runtime import foreign_subjects
+from metadata.runtime.foreign_subjects import JETSTREAM as QUESTION
+from metadata.runtime.foreign_subjects import MAX_ANSWER_BYTES, check_subject_uncaptured
 from metadata.runtime.rounds import Rounds
 from tests.fake_nats import FakeTransport
 from wire.errors import Code, TidelogError
@@ -36,7 +37,7 @@ class Question:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_subjects, "WAIT_S", 30.0)
+    monkeypatch.setattr(foreign_subjects, "JETSTREAM_WAIT_S", 30.0)
 
 
 async def test_a_captured_subject_is_refused_with_the_remedies() -> None:
@@ -85,7 +86,7 @@ async def test_without_jetstream_there_is_nothing_to_wait_for() -> None:
 
 
 async def test_without_an_answer_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_subjects, "WAIT_S", 0.001)
+    monkeypatch.setattr(foreign_subjects, "JETSTREAM_WAIT_S", 0.001)
     question = Question()
     await question.task
     assert not question.transport.inboxes

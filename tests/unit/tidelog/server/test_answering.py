@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from metadata.runtime.services import QUESTION
+from metadata.runtime.foreign_subjects import SERVICES as QUESTION
 from tests.fake_nats import FakeTransport, Hub
 from tidelog.server.broker_connection import AnsweringTransport
 from wire.messaging.reply_subjects import ReplySubjects
