@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,7 +16,7 @@ from tidelog.cli.terminal.login_options import given_login, login_options, warn_
 @click.option(
     "--config", "file", type=click.Path(path_type=Path), help="TOML file; flags and environment go before it."
 )
-@click.option("--id", "broker", help="This broker's name: letters, digits, - and _.")
+@click.option("--id", help="This broker's name: letters, digits, - and _.")
 @click.option(
     "--nats", multiple=True, callback=warn_of_secrets, help="URL of a NATS server; may be given several times."
 )
@@ -51,24 +52,7 @@ from tidelog.cli.terminal.login_options import given_login, login_options, warn_
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @login_options
-def server(
-    file: Path | None,
-    broker: str | None,
-    nats: tuple[str, ...],
-    raft_address: str | None,
-    raft_peers: tuple[str, ...],
-    raft_secret_file: str | None,
-    raft_ca: str | None,
-    raft_cert: str | None,
-    raft_key: str | None,
-    master_key_file: str | None,
-    liftbridge_port: int | None,
-    data_dir: str | None,
-    replace: bool | None,
-    namespace: str | None,
-    rack: str | None,
-    log_level: str | None,
-) -> None:
+def server(file: Path | None, **flags: Any) -> None:
     """Run one broker until it is told to stop (SIGINT, SIGTERM).
 
     \b
@@ -87,25 +71,7 @@ def server(
     from wire.errors import TidelogError
 
     login = given_login()
-    flags = {
-        "login": login,
-        "context": login.pop("context", None),
-        "id": broker,
-        "nats": nats,
-        "raft_address": raft_address,
-        "raft_peers": raft_peers,
-        "raft_secret_file": raft_secret_file,
-        "raft_ca": raft_ca,
-        "raft_cert": raft_cert,
-        "raft_key": raft_key,
-        "master_key_file": master_key_file,
-        "liftbridge_port": liftbridge_port,
-        "data_dir": data_dir,
-        "replace": replace,
-        "namespace": namespace,
-        "rack": rack,
-        "log_level": log_level,
-    }
+    flags |= {"login": login, "context": login.pop("context", None)}
     try:
         status = run(load(flags, os.environ, file))
     except TidelogError as e:

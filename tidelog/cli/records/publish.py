@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -128,17 +128,12 @@ def publish(
     value: str | None,
     key: str | None,
     headers: dict[str, list[bytes]],
-    acks: str,
-    durability: str | None,
-    confirm_timeout: float | None,
     file: BinaryIO | None,
     form: str,
-    compression: str | None,
-    partitioner: str | None,
     partition: int | None,
     msg_id: str | None,
-    dedup: bool,
     as_json: bool,
+    **options: Any,
 ) -> Work:
     """Append VALUE, or the lines of a file or of standard input (no VALUE, or -), to STREAM.
 
@@ -163,23 +158,14 @@ def publish(
             click.echo("reading lines from the terminal; Ctrl-D ends them", err=True)
     if msg_id is not None and file is not None:
         raise click.UsageError('--msg-id is the id of one VALUE; lines of `--format jsonl` have a "msg_id" each')
-    level = cast("Literal['all', 'leader', 'none']", acks)
-    codec = cast("Literal['none', 'lz4', 'zstd'] | None", compression)
     given = _Given(None if key is None else _bytes(key), headers, partition)
 
     async def work(client: Client) -> None:
-        async with client.producer(
-            stream,
-            acks=level,
-            durability=durability,
-            confirm_timeout=confirm_timeout,
-            compression=codec,
-            partitioner=cast("Literal['crc32c', 'murmur2'] | None", partitioner),
-            dedup=dedup,
-        ) as producer:
+        async with client.producer(stream, **options) as producer:
             async with _delays_told(producer):
                 if file is not None:
-                    await _publish_file(producer, file, form, given, acknowledged=acks != "none", as_json=as_json)
+                    acknowledged = options["acks"] != "none"
+                    await _publish_file(producer, file, form, given, acknowledged=acknowledged, as_json=as_json)
                     return
                 receipt = await producer.send(
                     _bytes(value or ""),

@@ -13,14 +13,14 @@ from bisect import bisect_right
 from contextlib import suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 from tidelog.cli.records.record_formats import RecordFormat, record_format
 from tidelog.cli.terminal.name_completion import group_names, stream_names
 from tidelog.cli.terminal.points_in_time import FORMS, position, shown_time, time_zone_option
-from tidelog.cli.terminal.session import cluster_options, run
+from tidelog.cli.terminal.session import Work, cluster_command
 from tidelog.cli.terminal.shown import cleaner, raw_option
 from wire.errors import TidelogError
 
@@ -203,7 +203,7 @@ _POSITION = "[{words}|OFFSET|TIME]"
     metavar="NAME",
     help="With --group, a name that this member keeps when it is started again: its partitions wait for it meanwhile.",
 )
-@cluster_options
+@cluster_command
 def subscribe(
     streams: tuple[str, ...],
     start: str,
@@ -211,11 +211,7 @@ def subscribe(
     zone: tzinfo | None,
     partitions: tuple[int, ...],
     order: Literal["partition", "key"] | None,
-    read_from: Literal["leader", "follower", "nearest"],
     rack: str | None,
-    on_gap: Literal["raise", "skip"] | None,
-    on_out_of_range: Literal["earliest", "latest", "fail"] | None,
-    read_uncommitted: bool,
     limit: int | None,
     form: str | None,
     raw: bool,
@@ -223,10 +219,9 @@ def subscribe(
     group: str | None,
     patterns: tuple[str, ...],
     instance_id: str | None,
-    server: str | None,
-    namespace: str,
     as_json: bool,
-) -> None:
+    **options: Any,
+) -> Work:
     """Print the committed records of STREAM. With --group there may be several.
 
     Each is a line: PARTITION:OFFSET, time, key and value, with tabs between them, or what --format says. Records of a
@@ -243,7 +238,7 @@ def subscribe(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form!r} ask for different things; give one of them")
-    if read_from == "nearest" and rack is None:
+    if options["read_from"] == "nearest" and rack is None:
         raise click.UsageError("--read-from nearest needs --rack NAME")
     show = record_format("json" if as_json else form or "text", shown_time(zone), cleaner(raw=raw))
     if group is not None:
@@ -263,15 +258,15 @@ def subscribe(
                 start=cast("Literal['earliest', 'latest', 'new']", start),
                 order=order or "key",
                 auto_commit_interval=KEPT_EVERY,
-                read_from=read_from,
-                on_gap=on_gap or "skip",
-                on_out_of_range=on_out_of_range or "earliest",
-                read_uncommitted=read_uncommitted,
+                **options
+                | {
+                    "on_gap": options["on_gap"] or "skip",
+                    "on_out_of_range": options["on_out_of_range"] or "earliest",
+                },
             ) as member:
                 await _print_shared(member, show, limit)
 
-        run(server, namespace, take_part)
-        return
+        return take_part
     if patterns or instance_id is not None:
         raise click.UsageError("--pattern and --instance-id are for members of a group; name it with --group")
     if len(streams) != 1:
@@ -291,18 +286,15 @@ def subscribe(
             stop=end,
             partitions=partitions or None,
             order=order or "partition",
-            read_from=read_from,
-            rack=rack if read_from == "nearest" else None,
-            on_gap=on_gap,
-            on_out_of_range=on_out_of_range,
-            read_uncommitted=read_uncommitted,
+            rack=rack if options["read_from"] == "nearest" else None,
+            **options,
         ) as consumer:
             if file is None:
                 await _print(consumer, show, limit, {})
             else:
                 await _print_and_keep(consumer, show, limit, file)
 
-    run(server, namespace, work)
+    return work
 
 
 async def _print_shared(member: GroupConsumer, show: RecordFormat, limit: int | None) -> None:

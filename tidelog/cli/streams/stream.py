@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -73,16 +73,7 @@ def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) 
 )
 @config_option
 @partial(cluster_command, waits_for_start=True)
-def create(
-    name: str,
-    subject: str | None,
-    partitions: int,
-    replication_factor: int | None,
-    partitioner: str | None,
-    if_not_exists: bool,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> Work:
+def create(name: str, if_not_exists: bool, settings: tuple[str, ...], as_json: bool, **options: Any) -> Work:
     """Create a stream. A cluster that is still starting is waited for.
 
     A setting that --config does not name has the cluster's default (`tidelog cluster alter`), else the one below.
@@ -91,20 +82,14 @@ def create(
 
     async def work(client: Client) -> None:
         create = client.ensure_stream if if_not_exists else client.create_stream
-        made = await create(
-            name,
-            subject=subject,
-            partitions=partitions,
-            replication_factor=replication_factor,
-            config=config,
-            partitioner=cast("Literal['crc32c', 'murmur2'] | None", partitioner),
-        )
+        made = await create(name, config=config, **options)
         if as_json:
             print_json(made)
         else:
             done = "created" if made.get("created", True) else "there already is"
             click.echo(
-                f"{done} stream {name}: subject {subject or name}, {counted(partitions, 'partition')}, "
+                f"{done} stream {name}: subject {options['subject'] or name}, "
+                f"{counted(options['partitions'], 'partition')}, "
                 f"replication factor {made['replication_factor']}"
             )
 

@@ -56,15 +56,12 @@ if TYPE_CHECKING:
 def copy(
     source: str,
     target: str,
-    partitions: int | None,
-    subject: str | None,
-    replication_factor: int | None,
     start: str,
     stop: str,
     zone: tzinfo | None,
-    resume: bool,
     settings: tuple[str, ...],
     as_json: bool,
+    **options: Any,
 ) -> Work:
     """Make TARGET, a stream like SOURCE, and copy the committed records of SOURCE into it.
 
@@ -95,16 +92,7 @@ def copy(
 
             try:
                 copied = await client.copy_stream(
-                    source,
-                    target,
-                    partitions=partitions,
-                    start=begin,
-                    stop=end,
-                    subject=subject,
-                    replication_factor=replication_factor,
-                    config=config,
-                    resume=resume,
-                    on_progress=on_progress,
+                    source, target, start=begin, stop=end, config=config, on_progress=on_progress, **options
                 )
             except asyncio.CancelledError:
                 click.echo(f"{target} holds what was copied so far; --resume goes on with it", err=True)
