@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidelog.cli.administration.audit import check_stream
-from tidelog.cli.terminal.name_completion import stream_names
-from tidelog.cli.terminal.points_in_time import FORMS, point_in_time, time_zone_option, told_time
+from tidelog.cli.administration.audit import TrailPrinter, trail_options
+from tidelog.cli.terminal.points_in_time import FORMS, point_in_time, told_time
 from tidelog.cli.terminal.session import Work, cluster_command, fail
-from tidelog.cli.terminal.shown import plain, shown
-from tidelog.cli.terminal.tables import Rows
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -26,14 +22,7 @@ _SHOWN_APART = frozenset({"id", "generation", "index", "time", "event", "stream"
 
 
 @click.command()
-@click.option(
-    "--since",
-    metavar="TIMESTAMP",
-    help=f"Only events from then on: {FORMS}.  [default: all that are kept]",
-)
-@time_zone_option
-@click.option("--stream", callback=check_stream, shell_complete=stream_names, help="Only events of this stream.")
-@click.option("--follow", is_flag=True, help="Go on with events as they come.")
+@trail_options(f"Only events from then on: {FORMS}.", "Only events of this stream.", "Go on with events as they come.")
 @cluster_command
 def activity(since: str | None, zone: tzinfo | None, stream: str | None, follow: bool, as_json: bool) -> Work:
     """Show what happened in the cluster: streams made, altered and deleted, leaders and ISRs changed, brokers died.
@@ -51,22 +40,15 @@ def activity(since: str | None, zone: tzinfo | None, stream: str | None, follow:
     async def work(client: Client) -> None:
         from tidelog.client.base.exceptions import UnknownStream
 
-        rows = []
+        printer = TrailPrinter(_COLUMNS, _COLUMNS[-1:], follow=follow, as_json=as_json)
         try:
             async for event in client.activity(start=start, follow=follow):
                 if stream is not None and event.get("stream") != stream:
                     continue
-                if as_json:
-                    click.echo(json.dumps(event))
-                    sys.stdout.flush()
-                elif follow:
-                    click.echo(plain("  ".join(_row(event, zone))))
-                else:
-                    rows.append(_row(event, zone))
+                printer.add(event, partial(_row, event, zone))
         except UnknownStream as error:
             fail(error.message)
-        if not as_json and not follow:
-            _show(rows)
+        printer.end()
 
     return work
 
@@ -92,10 +74,3 @@ def _shown(value: object) -> str:
             return "-"
         case _:
             return str(value)
-
-
-def _show(rows: list[list[str]]) -> None:
-    table = Rows(*_COLUMNS, folds=_COLUMNS[-1:])
-    for row in rows:
-        table.add(*map(shown, row))
-    table.show()

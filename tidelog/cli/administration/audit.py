@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from tidelog.client.client import Client
 
 _COLUMNS = ("time", "act", "stream", "outcome", "client", "request")
+_FOLDS = ("act", "outcome", "client", "request")
 _REMEMBERED = 10_000
 """Ids of records that were shown: one that was written twice is shown once."""
 
 
-def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+def _check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
     from wire.errors import TidelogError
     from wire.subjects import check_stream_name
 
@@ -39,16 +42,49 @@ def check_stream(_ctx: click.Context, _parameter: click.Parameter, given: str | 
         raise click.BadParameter(error.message) from None
 
 
+def trail_options(since: str, stream: str, follow: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns what adds --since, --time-zone, --stream and --follow, with their help; parameters of these names, and
+    `zone`."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--follow", is_flag=True, help=follow)(command)
+        command = click.option("--stream", callback=_check_stream, shell_complete=stream_names, help=stream)(command)
+        return click.option("--since", metavar="TIMESTAMP", help=f"{since}  [default: all that are kept]")(
+            time_zone_option(command)
+        )
+
+    return add
+
+
+class TrailPrinter:
+    """Prints acts or events: each as it comes, as JSON or while they are followed; else all as a table, by `end`."""
+
+    def __init__(self, columns: Sequence[str], folds: Collection[str], *, follow: bool, as_json: bool) -> None:
+        self._table = Rows(*columns, folds=folds)
+        self._follow = follow
+        self._as_json = as_json
+
+    def add(self, one: Mapping[str, Any], row: Callable[[], list[str]]) -> None:
+        if self._as_json:
+            click.echo(json.dumps(one))
+            sys.stdout.flush()
+        elif self._follow:
+            click.echo(plain("  ".join(row())))
+        else:
+            self._table.add(*map(shown, row()))
+
+    def end(self) -> None:
+        if not self._as_json and not self._follow:
+            self._table.show()
+
+
 @click.command()
-@click.option(
-    "--since",
-    metavar="TIMESTAMP",
-    help=f"Only acts from then on: {FORMS}; also a date, and times without a zone, which are UTC here as those of the"
-    " trail are.  [default: all that are kept]",
+@trail_options(
+    f"Only acts from then on: {FORMS}; also a date, and times without a zone, which are UTC here as those of the"
+    " trail are.",
+    "Only acts on this stream.",
+    "Go on with acts as they come.",
 )
-@time_zone_option
-@click.option("--stream", callback=check_stream, shell_complete=stream_names, help="Only acts on this stream.")
-@click.option("--follow", is_flag=True, help="Go on with acts as they come.")
 @cluster_options
 def audit(
     since: str | None,
@@ -72,25 +108,19 @@ def audit(
     start = "earliest" if since is None else point_in_time("--since", since, zone or UTC)
 
     async def work(client: Client) -> None:
-        rows = []
+        printer = TrailPrinter(_COLUMNS, _FOLDS, follow=follow, as_json=as_json)
         seen = told = 0
         async for record in _records(client, Subjects(namespace), start, follow=follow):
             seen += 1
             if stream is not None and record.get("stream") != stream:
                 continue
             told += 1
-            if as_json:
-                click.echo(json.dumps(record))
-                sys.stdout.flush()
-            elif follow:
-                click.echo(plain("  ".join(_row(record, zone))))
-            else:
-                rows.append(_row(record, zone))
+            printer.add(record, partial(_row, record, zone))
         if seen and not told:
             since_then = f" since {since}" if since else ""
             click.echo(f"no act on a stream {stream!r} is among the {seen} that are recorded{since_then}", err=True)
-        elif not as_json and not follow:
-            _show(rows)
+        else:
+            printer.end()
 
     run(server, namespace, work)
 
@@ -144,10 +174,3 @@ def _client(record: dict[str, Any]) -> str:
         host = f" from {nats['host']}" if nats.get("host") else ""
         return f"{nats.get('account', '?')}{f'/{user}' if user else ''}{host}"
     return f"{record['claimed']}?" if record.get("claimed") else "?"
-
-
-def _show(rows: list[list[str]]) -> None:
-    table = Rows(*_COLUMNS, folds=("act", "outcome", "client", "request"))
-    for row in rows:
-        table.add(*map(shown, row))
-    table.show()

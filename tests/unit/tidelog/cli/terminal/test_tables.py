@@ -88,7 +88,10 @@ def test_the_audit_shows_times_streams_and_requests(at: Any, capsys: pytest.Capt
         "outcome": "refused", "code": "FENCED_LEADER_EPOCH", "request": {"partition": 3, "broker": "b1"},
         "nats": {"account": "OPS", "user": "alice", "host": "10.0.0.1"},
     }  # fmt: skip
-    audit._show([audit._row(record, None)] * 2)
+    printer = audit.TrailPrinter(audit._COLUMNS, audit._FOLDS, follow=False, as_json=False)
+    for _ in range(2):
+        printer.add(record, lambda: audit._row(record, None))
+    printer.end()
     out = capsys.readouterr().out
     assert_within(out, width)
     assert out.count("2026-01-31T12:00:00.123Z") == out.count("flights") == 2
