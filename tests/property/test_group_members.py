@@ -146,7 +146,7 @@ class Members(RuleBasedStateMachine):
             readers = [
                 program.machine.member_id
                 for program in self.programs
-                if partition in program.machine.owned and program.machine.may_hand_out(self.now)
+                if partition in program.machine.owned and self.now < program.machine.session_until
             ]
             assert len(readers) <= 1, f"{partition} is read by {readers}"
 
@@ -170,7 +170,7 @@ class Members(RuleBasedStateMachine):
                     self.stop_waiting(which)
             self.wait(1.0)
             self.one_member_reads_a_partition()
-        owned = [program.machine.owned for program in self.programs if program.machine.may_hand_out(self.now)]
+        owned = [program.machine.owned for program in self.programs if self.now < program.machine.session_until]
         assert sorted(of for each in owned for of in each) == sorted(PARTITIONS)
 
 

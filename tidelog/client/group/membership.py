@@ -180,21 +180,18 @@ class Membership:
         """No other member has these as long as records are handed out: those that are read or being given up."""
         return self._held | self._revoking
 
-    @property
-    def session_until(self) -> float:
-        """Records are handed out before this time; see rule 2."""
-        if self.state is not State.MEMBER:
-            return float("-inf")
-        return self._heard + self._settings.session_timeout
-
     # R53: A member is not removed as long as it may read. It hands out records until `session_timeout_ms` after it
     # sent the last heartbeat that was answered; an answer that comes later than that changes nothing. The coordinator
     # removes it that time and 2 % after it received a heartbeat, and a new coordinator gives each member that time and
     # the lease. A member that does not give up in time is expelled, and its partitions stay its own until its session
     # is over.
     # Hazard: A partition is given to another member while the first one still reads.
-    def may_hand_out(self, now: float) -> bool:
-        return now < self.session_until
+    @property
+    def session_until(self) -> float:
+        """Records are handed out before this time; see rule 2."""
+        if self.state is not State.MEMBER:
+            return float("-inf")
+        return self._heard + self._settings.session_timeout
 
     @property
     def next_deadline(self) -> float:
