@@ -110,7 +110,7 @@ class SimMember:
     @property
     def reads(self) -> Partitions:
         """What it would hand out records of now."""
-        if not self.process.alive or not self.membership.may_hand_out(self.process.time()):
+        if not self.process.alive or not self.process.time() < self.membership.session_until:
             return frozenset()
         return self.membership._held
 
