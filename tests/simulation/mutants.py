@@ -1012,7 +1012,11 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a client tells that it has adopted routes that its producer does not go by",
         (Producer._on_routes, "self._adopt(layout)", "pass"),
-        (Producer._note_applied, "self._watch is not None and is_newest", "self._watch is not None"),
+        (
+            Producer._note_applied,
+            "self._watch is not None and (is_newest or self._barred is not None)",
+            "self._watch is not None",
+        ),
         rules=("R60",),
         in_repartitions=True,
     ),

@@ -23,6 +23,7 @@ from tidelog.client.producer.producer_config import (
     TransactionOptions,
 )
 from tidelog.client.producer.send_buffer import SendBuffer
+from tidelog.client.producer.upkeep import Transactions
 from tidelog.client.transaction.transaction_work import TransactionWriter
 from tidelog.client.transaction.transactional_producer import TransactionalProducer
 from wire.errors import TidelogError
@@ -99,7 +100,7 @@ class ProducerCalls(ABC):
             raise typed(error) from None
         buffer = SendBuffer(config.buffer_bytes, timeout=config.delivery_timeout, of=f"transactions of {name!r}")
 
-        def make_writer(stream: StreamName) -> TransactionWriter[K, V]:
+        def make_writer(stream: StreamName, transactions: Transactions) -> TransactionWriter[K, V]:
             return TransactionWriter(
                 self._transport,
                 self._subjects,
@@ -110,6 +111,7 @@ class ProducerCalls(ABC):
                 buffer=buffer,
                 spread=next(self._numbers),
                 started=Started(self._check_open),
+                transactions=transactions,
             )
 
         return TransactionalProducer(

@@ -51,9 +51,10 @@ from tidelog.client.producer.producer_layouts import ProducerLayouts, tell_epoch
 from tidelog.client.producer.receipts import Receipts, all_of
 from tidelog.client.producer.runs import BatchSpace, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.producer.send_buffer import SendBuffer
-from tidelog.client.producer.upkeep import Upkeep
+from tidelog.client.producer.upkeep import Transactions, Upkeep
 from wire.batch import Compression, GivenHeaders
 from wire.batch.encoded import RecordLimit
+from wire.error_details import OUTCOME
 from wire.errors import TidelogError
 from wire.internal_streams import is_internal
 from wire.messaging.transport import Transport
@@ -83,6 +84,7 @@ class Producer(Generic[K, V]):
         buffer: SendBuffer,
         spread: int,
         started: Started[Any],
+        transactions: Transactions | None = None,
     ) -> None:
         """`spread` differs from producer to producer: they begin at different partitions."""
         self._stream = stream
@@ -91,8 +93,8 @@ class Producer(Generic[K, V]):
         self._metadata = metadata
         self._config = config
         self._buffer = buffer
-        self._receipts = Receipts()
-        self._upkeep = Upkeep(api, metadata, stream, self._give_up, self._on_metadata)
+        self._receipts = Receipts(is_quiet=transactions is not None)
+        self._upkeep = Upkeep(api, metadata, stream, self._give_up, self._on_metadata, transactions)
         self._spread = spread
         self._serializers = Serializers(config.key_serializer, config.value_serializer)
         self._started = started
@@ -122,8 +124,11 @@ class Producer(Generic[K, V]):
         self._settled = asyncio.Event()
         """Set whenever a batch is resolved."""
         self._fatal: TidelogError | None = None
-        self._barred: TidelogError | None = None
-        """The reason why no records are taken at present."""
+        self._transactions = transactions
+        self._barred = None if transactions is None else transactions.refusal()
+        """The reason why no records are taken at present: no transaction is open."""
+        self._next_layout: StreamMetadata | None = None
+        """Metadata for the next transaction: the sequences of a transaction belong to one layout."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -248,7 +253,10 @@ class Producer(Generic[K, V]):
     def _on_routes(self, layout: StreamMetadata) -> None:
         """Takes routes that were pushed or fetched."""
         if self._upkeep.layout is not None and layout.incarnation == self._upkeep.layout.incarnation:
-            self._adopt(layout)
+            if self._transactions is None:
+                self._adopt(layout)
+            else:
+                self._next_layout = layout
             self._note_applied(layout)
 
     def _adopt(self, layout: StreamMetadata) -> None:
@@ -257,9 +265,10 @@ class Producer(Generic[K, V]):
             self._layouts.adopt(layout)
 
     def _note_applied(self, layout: StreamMetadata) -> None:
-        """Reports to brokers that records go by these routes, if they do."""
+        """Reports to brokers that records go by these routes, if they do: also between transactions, when nothing is
+        sent."""
         is_newest = self._layouts is not None and self._routes.newest.version == layout.partitioning_version
-        if self._watch is not None and is_newest:
+        if self._watch is not None and (is_newest or self._barred is not None):
             self._watch.applied = layout.routing_generation
 
     def _on_switch(self) -> None:
@@ -636,13 +645,18 @@ class Producer(Generic[K, V]):
 
     def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
         """Resolves a batch of the partition: its callers get the outcome, and its bytes are free."""
-        batch = effect.batch
+        batch, failure = effect.batch, None
         if isinstance(effect, Failed):
-            self._receipts.fail(batch, effect.error)
+            failure = effect.error
+            if self._transactions is not None:  # no record of it will be read, whether it was written or not
+                failure = failure.with_details(OUTCOME.of("not_written"))
+            self._receipts.fail(batch, failure)
         else:
             self._receipts.acknowledge(batch, partition, effect.base_offset, effect.originals)
         self._buffer.release(batch.size)
         self._settled.set()
+        if self._transactions is not None:
+            self._transactions.on_settled(failure)
 
     def _on_connection_change(self, connected: bool) -> None:
         for pipe in self._all_pipes:

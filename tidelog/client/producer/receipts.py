@@ -18,11 +18,12 @@ NO_ORIGINALS: Final[Mapping[int, int]] = {}
 class Receipts:
     """Remembers the first failure that no caller has seen, for `flush`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        """`is_quiet`: failures are raised elsewhere as well, so asyncio need not report those that no caller has
+        read."""
         self.awaited: set[asyncio.Future[Receipt]] = set()
         """Futures of `send`: it raises their failures, and `flush` does not raise them again."""
-        self.is_quiet = False
-        """Failures are raised elsewhere as well: asyncio need not report those that no caller has read."""
+        self._is_quiet = is_quiet
         self._first_failure: TidelogError | None = None
 
     def acknowledge(
@@ -53,7 +54,7 @@ class Receipts:
                     is_reported = True
                     if self._first_failure is None and future not in self.awaited:
                         self._first_failure = error
-                if not is_first or self.is_quiet:
+                if not is_first or self._is_quiet:
                     future.exception()  # asyncio reports exceptions that are never read, and one per batch is enough
 
     def take_failure(self) -> TidelogError | None:

@@ -26,13 +26,20 @@ class SessionTaker(Protocol):
     def on_session(self, session: ProducerSession) -> None: ...
 
 
-class SessionGiver(Protocol):
-    """Gives the partitions of a producer their sessions, in place of the controller."""
+class Transactions(Protocol):
+    """The transactions that a producer's records are parts of. They give its partitions their sessions."""
 
-    def want_session(self, taker: Any) -> None: ...
+    def refusal(self) -> TidelogError | None:
+        """Returns the reason why no records are taken at present."""
 
-    def want_ticket(self, taker: Any) -> None:
-        """Renews the ticket of the session of `taker`."""
+    def want_session(self, stream: StreamName, taker: Any) -> None:
+        """Called when records of `taker` wait for a session."""
+
+    def want_ticket(self, stream: StreamName, taker: Any) -> None:
+        """Called when the ticket of the session of `taker` was refused."""
+
+    def on_settled(self, failure: TidelogError | None) -> None:
+        """Called when a batch was acknowledged, or has failed."""
 
 
 class Upkeep:
@@ -45,6 +52,7 @@ class Upkeep:
         stream: StreamName,
         give_up: Callable[[TidelogError], None],
         on_layout: Callable[[StreamMetadata], None],
+        transactions: Transactions | None,
     ) -> None:
         self._api = api
         self._metadata = metadata
@@ -55,15 +63,15 @@ class Upkeep:
         self._refresh_task: asyncio.Task[None] | None = None
         self.layout: StreamMetadata | None = None
         """The stream as it was when the producer started."""
-        self.giver: SessionGiver | None = None
-        """Gives sessions in place of the controller; None: the controller gives out ids."""
+        self._transactions = transactions
+        """Give the sessions; None: the controller gives out ids."""
         self._unheard_check_at = 0.0
         self.is_closing = False
         """Sessions are fetched for partitions that have unresolved batches only."""
 
     async def first_session(self) -> ProducerSession | None:
         """Returns the session that all partitions begin with. None: each asks for one when it has records to send."""
-        return await self.new_session() if self.giver is None else None
+        return await self.new_session() if self._transactions is None else None
 
     async def new_session(self) -> ProducerSession:
         try:
@@ -83,15 +91,15 @@ class Upkeep:
 
     def renew_session(self, taker: SessionTaker) -> None:
         """Gets a session and gives it to `taker`."""
-        if self.giver is None:
+        if self._transactions is None:
             self._spawn(self._renew_session(taker))
         else:
-            self.giver.want_session(taker)
+            self._transactions.want_session(self._stream, taker)
 
     def renew_ticket(self, taker: SessionTaker) -> None:
         """Renews the ticket of the taker's session, which is of a transaction."""
-        if self.giver is not None:
-            self.giver.want_ticket(taker)
+        if self._transactions is not None:
+            self._transactions.want_ticket(self._stream, taker)
 
     def check_layout(self) -> None:
         """Asks whether the stream is still the one of `layout`; one request at a time."""

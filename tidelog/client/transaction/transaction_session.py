@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine
-from typing import Any, Protocol, assert_never
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_never
 
 from tidelog.client.base.exceptions import BadRequest, TransactionAborted
 from tidelog.client.cluster.coordinator_link import Attempts, CoordinatorLink
 from tidelog.client.group.group_commits import TransactionPart
 from tidelog.client.producer.batches import ProducerSession
+from tidelog.client.producer.producer_config import TransactionConfig
+from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
 from tidelog.client.transaction.producer_transactions import (
     Drop,
     Effects,
@@ -23,6 +25,7 @@ from tidelog.client.transaction.producer_transactions import (
     State,
     Transactions,
 )
+from tidelog.client.transaction.transaction_work import TransactionWork, TransactionWriter
 from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import ADD_PARTITIONS, END, INIT
@@ -36,6 +39,7 @@ from wire.protobuf.transactions_pb2 import (
     TransactionPartition,
 )
 from wire.security.transaction_proofs import add_proof
+from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
@@ -48,43 +52,24 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that an abort has where no caller waits for its outcome."""
 
 
-class Work(Protocol):
-    """The records and offsets of the transaction."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all of it is acknowledged."""
-
-    def grant(self, grant: Grant) -> None: ...
-
-    def on_gone(self, stream: str) -> None:
-        """The coordinator knows another incarnation of the stream, or none: the next transaction opens it anew."""
-
-    def close(self, refusal: TidelogError) -> None:
-        """Takes no more records, for that reason, and sends lingering ones."""
-
-    def drop(self, error: TidelogError) -> None:
-        """Takes no more records, and gives up those that are not acknowledged."""
-
-
 class TransactionSession:
-    """`answer_timeout`: seconds that the coordinator has, with all repetitions."""
+    """`client`: the name of the program, for operators. `make_writer`: that of `TransactionWork`."""
 
     def __init__(
         self,
         link: CoordinatorLink,
         transactional_id: str,
+        config: TransactionConfig[Any, Any],
         *,
-        timeout_ms: int,
         client: str,
-        answer_timeout: float,
-        work: Work,
+        make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[Any, Any]],
     ) -> None:
         self._link = link
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = round(config.transaction_timeout * 1000)
         self._client = client
-        self._answer_timeout = answer_timeout
-        self._work = work
+        self._answer_timeout = config.delivery_timeout
+        """Seconds that the coordinator has, with all repetitions."""
+        self.work: TransactionWork[Any, Any] = TransactionWork(make_writer, self)
         self.machine = Transactions(transactional_id)
         self._initializing = asyncio.Lock()
         self._adding: set[asyncio.Task[None]] = set()
@@ -139,7 +124,7 @@ class TransactionSession:
         if not self._has_ended_untold:
             self.carry_out(self.machine.commit())
         if self.machine.state is State.CLOSING:
-            self._work.close(self.machine.being_committed())
+            self.work.close(self.machine.being_committed())
             self.on_progress()
         self._is_untold = True
         failure = await self._outcome()
@@ -157,7 +142,7 @@ class TransactionSession:
         machine = self.machine
         self.carry_out(machine.prepare())
         if machine.state is State.CLOSING:
-            self._work.close(machine.being_committed())
+            self.work.close(machine.being_committed())
             self.on_progress()
         failure = await self._outcome()
         if failure is not None:
@@ -195,7 +180,7 @@ class TransactionSession:
 
     def on_progress(self) -> None:
         """Notes that a record or an offset of the transaction was acknowledged, or has failed."""
-        if self.machine.state is State.CLOSING and self._work.is_done:
+        if self.machine.state is State.CLOSING and self.work.is_done:
             self.carry_out(self.machine.on_written())
 
     async def part_of(self, group: str, number: int) -> TransactionPart:
@@ -253,9 +238,9 @@ class TransactionSession:
                 case SendEnd():
                     self._ending = _spawn(self._end(effect))
                 case Grant():
-                    self._work.grant(effect)
+                    self.work.grant(effect)
                 case Drop(error):
-                    self._work.drop(error)
+                    self.work.drop(error)
                 case _:
                     assert_never(effect)
         self._wake()
@@ -288,7 +273,7 @@ class TransactionSession:
                 )
         except TidelogError as error:
             if error.code in _GONE and add.kind == ADD_PARTITIONS:
-                self._work.on_gone(add.added)
+                self.work.on_gone(add.added)
             self.carry_out(self.machine.on_add_refused(add, error))
         else:
             self.carry_out(self.machine.on_added(add, answer.tickets))

@@ -7,46 +7,21 @@ from contextlib import contextmanager
 from typing import Generic, Protocol
 
 from tidelog.client.base.records import K, V
-from tidelog.client.cluster.metadata_cache import StreamMetadata, stream_name
-from tidelog.client.producer.accumulator import Acknowledged, Failed
+from tidelog.client.cluster.metadata_cache import stream_name
 from tidelog.client.producer.pipe import Pipe
 from tidelog.client.producer.producer import Producer
+from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
 from tidelog.client.transaction.producer_transactions import Effects, Grant, PartitionLife, Transactions
-from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.types import StreamName
 
 
-class Owner(Protocol):
-    """The owner of the transactions."""
-
-    def on_wanted(self, partition: PartitionLife) -> None:
-        """Called when records wait for the ticket of the partition."""
-
-    def on_ticket_refused(self, partition: PartitionLife) -> None: ...
-
-    def on_settled(self, failure: TidelogError | None) -> None:
-        """Called when a batch was acknowledged, or has failed."""
-
-
 class TransactionWriter(Producer[K, V]):
-    """Writes the records that a transactional producer sends to one stream.
+    """Writes the records that a transactional producer sends to one stream: a producer that its transactions command.
 
-    It is a producer whose sessions come from transactions: each partition asks for one before its first batch, and gets
-    it with the ticket of that partition. Between transactions it takes no records. `serve` names its owner, before
-    anything else.
+    Each partition asks for a session before its first batch, and gets it with the ticket of that partition. Between
+    transactions it takes no records.
     """
-
-    _owner: Owner
-    _adopted_next: StreamMetadata | None = None
-    """Metadata with another layout, for the next transaction: the sequences of a transaction belong to one layout."""
-
-    def serve(self, owner: Owner, barred: TidelogError | None) -> None:
-        """Sets the owner. `barred`: why no records are taken yet."""
-        self._owner = owner
-        self._upkeep.giver = self
-        self._barred = barred
-        self._receipts.is_quiet = True  # the commit raises the failure
 
     @property
     def is_started(self) -> bool:
@@ -71,22 +46,11 @@ class TransactionWriter(Producer[K, V]):
         """Begins a transaction."""
         for pipe in self._pipes.values():
             pipe.core.on_session(None)
-        if self._adopted_next is not None:
-            super()._adopt(self._adopted_next)
-            self._note_applied(self._adopted_next)
-            self._adopted_next = None
+        if self._next_layout is not None:
+            self._adopt(self._next_layout)
+            self._note_applied(self._next_layout)
+            self._next_layout = None
         self._barred = None
-
-    def _adopt(self, layout: StreamMetadata) -> None:
-        self._adopted_next = layout
-
-    def _note_applied(self, layout: StreamMetadata) -> None:
-        """Notes the routes as applied between transactions, too: nothing is sent then, and the next records go by
-        them."""
-        if self._watch is not None and self._barred is not None:
-            self._watch.applied = layout.routing_generation
-        else:
-            super()._note_applied(layout)
 
     def bar(self, error: TidelogError) -> None:
         """Takes no more records, also of the calls that wait for room."""
@@ -94,11 +58,10 @@ class TransactionWriter(Producer[K, V]):
         self._stop_gathering()
         self._buffer.fail_waiting(error)
 
-    def hurry(self) -> None:
-        """Sends lingering records."""
-        for pipe in self._pipes.values():
-            pipe.core.gathering.seal()
-            pipe.pump()
+    def finish(self, error: TidelogError) -> None:
+        """Takes no more records, and sends lingering ones."""
+        self.bar(error)
+        self._hurry()
 
     def grant(self, grant: Grant) -> None:
         self._pipes[grant.partition.partition].on_session(grant.session, grant.ticket)
@@ -108,43 +71,31 @@ class TransactionWriter(Producer[K, V]):
         for pipe in self._pipes.values():
             pipe.run(pipe.core.fail_all(error))
 
-    def want_session(self, taker: Pipe) -> None:
-        self._owner.on_wanted(self._life(taker))
 
-    def want_ticket(self, taker: Pipe) -> None:
-        self._owner.on_ticket_refused(self._life(taker))
+class Session(Protocol):
+    """The transactions with their coordinator."""
 
-    def _settle(self, partition: int, effect: Acknowledged | Failed) -> None:
-        failure = None
-        if isinstance(effect, Failed):
-            # No record of the transaction will be read, whether it was written or not.
-            failure = effect.error.with_details(OUTCOME.of("not_written"))
-            effect = Failed(effect.batch, failure)
-        super()._settle(partition, effect)
-        self._owner.on_settled(failure)
+    machine: Transactions
 
-    def _life(self, pipe: Pipe) -> PartitionLife:
-        stream, partition = pipe.incarnations
-        return PartitionLife(self._stream, stream, pipe.partition, partition)
+    def carry_out(self, effects: Effects) -> None: ...
+
+    def on_progress(self) -> None:
+        """Called when a record or an offset of the transaction was acknowledged, or has failed."""
 
 
 class TransactionWork(Generic[K, V]):
-    """`serve` sets the owner of the transactions, before anything else."""
+    """Gives the writers of its streams, of which it makes one at the first call for it, sessions and tickets."""
 
-    def __init__(self, make_writer: Callable[[StreamName], TransactionWriter[K, V]]) -> None:
+    def __init__(
+        self, make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[K, V]], session: Session
+    ) -> None:
         self._make_writer = make_writer
+        self._session = session
         self._writers: dict[str, TransactionWriter[K, V]] = {}
         self._gone: set[str] = set()
         """Streams of which the coordinator does not know the writer's incarnation."""
         self._offsets: set[object] = set()
         """An object for each call that has offsets on their way to a group."""
-
-    def serve(
-        self, machine: Transactions, carry_out: Callable[[Effects], object], on_progress: Callable[[], object]
-    ) -> None:
-        self._machine = machine
-        self._carry_out = carry_out
-        self._on_progress = on_progress
 
     # ---- calls of the program
 
@@ -158,8 +109,7 @@ class TransactionWork(Generic[K, V]):
         name = stream_name(stream)
         writer = self._writers.get(name)
         if writer is None:
-            writer = self._writers[name] = self._make_writer(name)
-            writer.serve(self, self._machine.refusal())
+            writer = self._writers[name] = self._make_writer(name, self)
         try:
             await writer.start()
         except TidelogError as error:
@@ -198,7 +148,7 @@ class TransactionWork(Generic[K, V]):
             yield
         finally:
             self._offsets.discard(call)
-            self._on_progress()
+            self._session.on_progress()
 
     @property
     def writers(self) -> list[TransactionWriter[K, V]]:
@@ -223,8 +173,7 @@ class TransactionWork(Generic[K, V]):
 
     def close(self, refusal: TidelogError) -> None:
         for writer in self._writers.values():
-            writer.bar(refusal)
-            writer.hurry()
+            writer.finish(refusal)
 
     def drop(self, error: TidelogError) -> None:
         for writer in self._writers.values():
@@ -234,18 +183,26 @@ class TransactionWork(Generic[K, V]):
 
     # ---- calls of the writers
 
-    def on_wanted(self, partition: PartitionLife) -> None:
-        self._carry_out(self._machine.on_wanted(partition))
+    def refusal(self) -> TidelogError | None:
+        return self._session.machine.refusal()
 
-    def on_ticket_refused(self, partition: PartitionLife) -> None:
-        self._carry_out(self._machine.on_ticket_refused(partition))
+    def want_session(self, stream: StreamName, taker: Pipe) -> None:
+        self._session.carry_out(self._session.machine.on_wanted(_life(stream, taker)))
+
+    def want_ticket(self, stream: StreamName, taker: Pipe) -> None:
+        self._session.carry_out(self._session.machine.on_ticket_refused(_life(stream, taker)))
 
     def on_settled(self, failure: TidelogError | None) -> None:
         if failure is not None:
-            self._carry_out(self._machine.require_abort(failure))
-        self._on_progress()
+            self._session.carry_out(self._session.machine.require_abort(failure))
+        self._session.on_progress()
 
     # ----
 
     def _remove(self, name: str, error: TidelogError) -> None:
         self._writers.pop(name)._abort(error)
+
+
+def _life(stream: StreamName, pipe: Pipe) -> PartitionLife:
+    stream_incarnation, partition_incarnation = pipe.incarnations
+    return PartitionLife(stream, stream_incarnation, pipe.partition, partition_incarnation)

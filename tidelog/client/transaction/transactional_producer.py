@@ -28,6 +28,7 @@ from tidelog.client.group.group_commits import TransactionPart
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.group.subscription import Name
 from tidelog.client.producer.producer_config import TransactionConfig
+from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
 from tidelog.client.transaction.prepared_transactions import PreparedTransaction
 from tidelog.client.transaction.producer_transactions import State
 from tidelog.client.transaction.transaction_session import TransactionSession
@@ -64,24 +65,16 @@ class TransactionalProducer(Generic[K, V]):
         config: TransactionConfig[K, V],
         *,
         client: str,
-        make_writer: Callable[[StreamName], TransactionWriter[K, V]],
+        make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[K, V]],
         started: Started[Any],
     ) -> None:
         self._groups = groups
         self._streams = config.stream_names
         self._delivery_timeout = config.delivery_timeout
         self._started = started
-        self._work = TransactionWork(make_writer)
-        self._session = TransactionSession(
-            link,
-            transactional_id,
-            timeout_ms=round(config.transaction_timeout * 1000),
-            client=client,
-            answer_timeout=config.delivery_timeout,
-            work=self._work,
-        )
+        self._session = TransactionSession(link, transactional_id, config, client=client, make_writer=make_writer)
         self._machine = self._session.machine
-        self._work.serve(self._machine, self._session.carry_out, self._session.on_progress)
+        self._work: TransactionWork[K, V] = self._session.work
         self._closed = False
         self._one_at_a_time = asyncio.Lock()
         """Orders commits of offsets: the coordinator of a group takes none that comes behind a later one."""
