@@ -10,22 +10,25 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
 from ssl import SSLContext
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack, cast, overload, runtime_checkable
 
 from tidelog.client.admin.copied_stream import CopiedStream, CopyRequest, copy_stream
-from tidelog.client.admin.stream_admin import Admin, EnsuredStream, PartitionChanges
+from tidelog.client.admin.stream_admin import Admin, EnsuredStream, check_offsets, partition_numbers
 from tidelog.client.base.arguments import (
     bad,
     check_flag,
     check_number,
     check_optional_paths,
     check_optional_texts,
+    check_text,
     check_whole,
+    partition_count,
     shown,
 )
 from tidelog.client.base.exceptions import Closed, NoServer, UnknownStream, WrongIncarnation, typed
@@ -41,20 +44,52 @@ from tidelog.client.consumer.consumer_config import ConsumerConfig, ConsumerOpti
 from tidelog.client.consumer.follower_sources import FollowerSources
 from tidelog.client.consumer.offset_lookup import OffsetLookup, Span, StreamExtents
 from tidelog.client.consumer.stream_reading import ANSWER_OVERHEAD, set_sources
-from tidelog.client.group.group_admin import GroupAdmin
+from tidelog.client.group.group_admin import DescribedGroup, GroupAdmin, OffsetChange
 from tidelog.client.group.group_consumer import GroupConsumer
-from tidelog.client.group_calls import GroupCalls
+from tidelog.client.group.named_cursor import Cursor
+from tidelog.client.group.subscription import GroupConfig, GroupOptions, Name, member_settings
 from tidelog.client.producer.producer import Producer
-from tidelog.client.producer_calls import ProducerCalls
+from tidelog.client.producer.producer_config import (
+    ProducerConfig,
+    ProducerOptions,
+    TransactionConfig,
+    TransactionOptions,
+)
+from tidelog.client.producer.send_buffer import SendBuffer
+from tidelog.client.producer.upkeep import Transactions
+from tidelog.client.transaction.prepared_transactions import FamilyCommit, PreparedTransaction, end_family, last_commit
+from tidelog.client.transaction.transaction_work import TransactionWriter
 from tidelog.client.transaction.transactional_producer import TransactionalProducer
-from tidelog.client.transaction_calls import TransactionCalls
 from wire.batch import RecordBatch
+from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.internal_records.activity_events import ActivityEvent, EventFilter
+from wire.internal_records.transaction_records import MAX_METADATA, MAX_SEQUENCE, check_family, check_transactional_id
 from wire.internal_streams import ACTIVITY, is_internal
 from wire.messaging.transport import Transport
 from wire.operations import api_operations as op
+from wire.operations.partition_operations import (
+    LATEST,
+    STREAM_DELETE_RECORDS,
+    STREAM_PAUSE,
+    STREAM_REPARTITION,
+    STREAM_REPARTITION_CANCEL,
+    STREAM_REPARTITION_STATUS,
+    STREAM_RESUME,
+    STREAM_SET_READONLY,
+    ChangedPartition,
+    Repartitioned,
+    RepartitionStatus,
+)
+from wire.operations.transaction_operations import (
+    TRANSACTION_ABORT,
+    TRANSACTION_DESCRIBE,
+    TRANSACTION_LIST,
+    TransactionDescription,
+    TransactionList,
+)
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
+from wire.types import StreamName
 
 if TYPE_CHECKING:
     from tidelog.client.base.read_positions import Start
@@ -87,6 +122,8 @@ async def read_activity(client: Client, subjects: Subjects, start: Start, follow
 
 
 _MAX_OFFSET = (1 << 63) - 1
+_END_TIMEOUT = 120.0
+"""Seconds that a coordinator of transactions has to answer, with all repetitions."""
 
 
 @runtime_checkable
@@ -94,7 +131,7 @@ class ClosableTransport(Transport, Protocol):
     async def close(self) -> None: ...
 
 
-class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
+class Client:
     """A connection to a cluster. Make it with `connect`; use it with `async with`, or `await close()` it."""
 
     def __init__(
@@ -287,6 +324,105 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         self._check_open()
         return await self._metadata.refresh(stream, of_controller=True)
 
+    async def set_readonly(
+        self, stream: str, readonly: bool = True, partitions: Iterable[int] | None = None
+    ) -> list[ChangedPartition]:
+        """Let partitions (None: all) take no records, or with `readonly=False` take them again. A publish to one that
+        takes none fails with ReadOnly; consumers read on. Returns the partitions when all live replicas know it, or
+        after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        check_flag("readonly", readonly)
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_SET_READONLY, name=name, readonly=readonly, partitions=numbers)
+        return answer["partitions"]
+
+    async def pause(
+        self, stream: str, partitions: Iterable[int] | None = None, resume_all: bool = False
+    ) -> list[ChangedPartition]:
+        """Pause partitions (None: all) to which nothing is published for long: their followers sleep, and cost next to
+        nothing. A publish of any kind ends the pause of its partition by itself, and is stored and acknowledged as
+        ever; with `resume_all` it ends the pause of the whole stream. Paused partitions can be read. Returns the
+        partitions as `set_readonly` does.
+
+        Raises UnknownStream, BadRequest (no such partition, one of Tidelog's own streams), NoServer.
+        """
+        self._check_open()
+        check_flag("resume_all", resume_all)
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_PAUSE, name=name, partitions=numbers, resume_all=resume_all)
+        return answer["partitions"]
+
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None) -> list[ChangedPartition]:
+        """End the pause of partitions (None: all). Returns and raises as `pause`."""
+        self._check_open()
+        name = stream_name(stream)
+        numbers = [] if partitions is None else partition_numbers(partitions)
+        answer = await self._api.call(STREAM_RESUME, name=name, partitions=numbers)
+        return answer["partitions"]
+
+    async def repartition(self, stream: str, partitions: int, dry_run: bool = False) -> Repartitioned:
+        """Spread the keys of a living stream over another number of partitions. With `dry_run` nothing is changed: the
+        answer's `plan` tells what would be. Returns when new records go to the new layout, or after 3 s: `status` tells
+        how far it is, as `repartition_status` does.
+
+        Raises UnknownStream, BadRequest (another repartition is under way, it has so many partitions already, one of
+        Tidelog's own streams, a compacted stream), BadConfig, LimitReached, BadReplicationFactor (too few live
+        brokers), NoServer.
+        """
+        self._check_open()
+        check_flag("dry_run", dry_run)
+        wanted, name = partition_count(partitions), stream_name(stream)
+        planned = await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=True)
+        if dry_run:
+            return planned
+        try:
+            return await self._api.call(STREAM_REPARTITION, name=name, partitions=wanted, dry_run=False)
+        except TidelogError as error:
+            if not error.detail(REPEATED):
+                raise
+            # The answer was lost on the way, or takes longer than one attempt: what is under way may be ours.
+            status = await self.repartition_status(name)
+            begun = status["repartition"]
+            if wanted != (status["partitions"] if begun is None else begun["partitions"]):
+                raise
+            return {"plan": planned["plan"], "status": status}
+
+    async def repartition_status(self, stream: str) -> RepartitionStatus:
+        """How far the repartition of a stream is; its field `repartition` is None while none is under way. Raises
+        UnknownStream, NoServer."""
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_STATUS, stream_name(stream))
+
+    async def cancel_repartition(self, stream: str) -> RepartitionStatus:
+        """Give up a repartition. That can be done until new records go to the new layout.
+
+        Raises UnknownStream, BadRequest (none is under way, or it is too late), NoServer.
+        """
+        self._check_open()
+        return await self._api.call(STREAM_REPARTITION_CANCEL, stream_name(stream))
+
+    async def delete_records(
+        self, stream: str, before: Mapping[int, int | Literal["latest"]]
+    ) -> list[ChangedPartition]:
+        """Delete the records below an offset, by partition; "latest": all that are committed, up to what `offsets`
+        calls the end, which is in front of a transaction that is open. They are served no more,
+        whatever happens to brokers; their bytes go with the segments that hold nothing else. An offset below the first
+        record changes nothing. Returns the partitions, with their `log_start_offset`, when all live replicas know it,
+        or after 3 s: `not_yet` names those that do not.
+
+        Raises UnknownStream, BadRequest, OffsetOutOfRange (above the committed log: nothing was deleted), NoServer.
+        """
+        self._check_open()
+        check_offsets(before)
+        offsets = {str(number): LATEST if offset == "latest" else offset for number, offset in before.items()}
+        answer = await self._api.call(STREAM_DELETE_RECORDS, stream_name(stream), offsets)
+        return answer["partitions"]
+
     # Records
 
     @takes(ConsumerConfig)
@@ -324,6 +460,83 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
             partitions=partitions,
             spread=next(self._numbers),
             started=self._consumers,
+        )
+
+    @overload
+    def producer(self, stream: str, **options: Unpack[ProducerOptions[K, V]]) -> Producer[K, V]: ...
+
+    @overload
+    def producer(
+        self, *, transactional_id: str, **options: Unpack[TransactionOptions[K, V]]
+    ) -> TransactionalProducer[K, V]: ...
+
+    @takes(TransactionConfig)
+    def producer(
+        self, stream: str | None = None, *, transactional_id: str | None = None, **options: Any
+    ) -> Producer[K, V] | TransactionalProducer[K, V]:
+        """A producer for a stream; or, with `transactional_id` in place of a stream, one that writes to any streams in
+        transactions.
+
+        `transactional_id`: a name that the producer keeps when its program is started anew, and that no other has at
+        the same time: a newer producer of that name fences the older one. `acks`, `durability`, `confirm_timeout` and
+        `dedup` are not for it: each of its records is committed as its stream asks before the transaction is.
+        """
+        self._check_open()
+        if transactional_id is not None:
+            transaction_config: TransactionConfig[K, V] = TransactionConfig(**options)
+            if stream is not None:
+                raise bad(
+                    f"a transactional producer writes to any streams: name {stream!r} in its send(), or in"
+                    " streams=[...]"
+                )
+            return self._of_transactions(transactional_id, transaction_config)
+        if "streams" in options or "transaction_timeout" in options:
+            raise bad("streams and transaction_timeout are of transactional producers; give a transactional_id")
+        config: ProducerConfig[K, V] = ProducerConfig(**options)
+        if stream is None:
+            raise bad("stream name None is no name: give the producer a stream, or a transactional_id")
+        return Producer(
+            self._transport,
+            self._subjects,
+            self._api,
+            self._metadata,
+            stream_name(stream),
+            config,
+            buffer=SendBuffer(config.buffer_bytes, timeout=config.delivery_timeout, of=repr(stream)),
+            spread=next(self._numbers),
+            started=self._producers,
+        )
+
+    def _of_transactions(self, transactional_id: str, config: TransactionConfig[K, V]) -> TransactionalProducer[K, V]:
+        check_text("transactional_id", transactional_id, "billing-1")
+        try:
+            name = check_transactional_id(transactional_id)
+        except TidelogError as error:
+            raise typed(error) from None
+        buffer = SendBuffer(config.buffer_bytes, timeout=config.delivery_timeout, of=f"transactions of {name!r}")
+
+        def make_writer(stream: StreamName, transactions: Transactions) -> TransactionWriter[K, V]:
+            return TransactionWriter(
+                self._transport,
+                self._subjects,
+                self._api,
+                self._metadata,
+                stream,
+                config,
+                buffer=buffer,
+                spread=next(self._numbers),
+                started=Started(self._check_open),
+                transactions=transactions,
+            )
+
+        return TransactionalProducer(
+            self._transactions_link,
+            self._groups,
+            name,
+            config,
+            client=self._name,
+            make_writer=make_writer,
+            started=self._producers,
         )
 
     # Positions, for callers that plan their reads themselves
@@ -486,6 +699,199 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         async for event in read_activity(self, self._subjects, start, follow):
             yield event
 
+    # Groups
+
+    @takes(GroupConfig)
+    def subscribe(
+        self,
+        streams: str | Iterable[str] = (),
+        *,
+        group: str,
+        patterns: str | Iterable[str] = (),
+        instance_id: str | None = None,
+        **options: Unpack[GroupOptions[K, V]],
+    ) -> GroupConsumer[K, V]:
+        """A member of a consumer group, which shares the partitions of these streams with the group's other members.
+
+        `patterns`: also streams whose names match, with `*` for any characters and `?` for one; new ones are found.
+        `instance_id`: a name that this member keeps when it is started anew; then its partitions wait for it until its
+        session ends, and nothing is moved.
+        """
+        self._check_open()
+        config: GroupConfig[K, V] = GroupConfig(**options)
+        settings = member_settings(
+            config, group=group, streams=streams, patterns=patterns, instance_id=instance_id, client=self._name
+        )
+        return GroupConsumer(
+            self._transport,
+            self._subjects,
+            self._metadata,
+            self._link,
+            self._lookup,
+            settings,
+            config,
+            spread=next(self._numbers),
+            started=self._consumers,
+        )
+
+    async def groups(self) -> op.GroupList:
+        """All consumer groups, by name; `unanswered` are partitions of `__groups` whose coordinators did not answer,
+        so that their groups are missing. Raises NoServer."""
+        self._check_open()
+        return await self._api.call(op.GROUP_LIST)
+
+    async def describe_group(self, group: str) -> DescribedGroup:
+        """A group's members and their partitions, what is committed, and as `progress` how far it is behind in each
+        partition. Raises UnknownGroup, NoServer."""
+        self._check_open()
+        return await self._groups.describe(group)
+
+    async def reset_group(
+        self,
+        group: str,
+        *,
+        to: str | int | datetime | AtTime | Mapping[Name, int] | None = None,
+        shift: int | None = None,
+        streams: str | Iterable[str] | None = None,
+        partitions: Iterable[int] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetChange]:
+        """Commit other offsets for a group without members; returns what was committed before and is now, by stream and
+        partition. `dry_run`: what would be, and nothing is changed.
+
+        `to`: "earliest", "latest" (the end of the committed log), an offset, a datetime, AtTime or ISO-8601 text (the
+        first record at or after it), or {(stream, partition): offset}. `shift`: so many offsets on, or back, from what
+        is committed. An offset outside of the log becomes its start or end. `streams`: None = all of which something is
+        committed; `partitions`: None = all.
+
+        Raises GroupNotEmpty, UnknownGroup (without `streams`), UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        return await self._groups.reset(group, to, shift, streams, partitions, dry_run)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group without members, and what it has committed. Raises GroupNotEmpty, UnknownGroup, NoServer."""
+        self._check_open()
+        await self._groups.delete(group)
+
+    async def commit_offsets(self, group: str, offsets: Mapping[Name, int], metadata: str = "") -> None:
+        """Commit {(stream, partition): the next offset to read} for a group without members, as programs do that choose
+        their partitions themselves; `describe_group` tells them. Returns when the in-sync replicas have it. A call that
+        failed with NoServer may still take effect later, and then takes a later one back.
+
+        Raises GroupNotEmpty, UnknownStream, BadRequest, NoServer.
+        """
+        self._check_open()
+        await self._groups.commit(group, offsets, metadata)
+
+    def cursor(self, name: str) -> Cursor:
+        """A named value in the cluster. Raises BadName."""
+        self._check_open()
+        return Cursor(self._link, name)
+
+    # Transactions
+
+    async def transactions(self, *, idle: bool = False, stream: str = "", group: str = "") -> TransactionList:
+        """The transactions that are open or end, the oldest first, as many as an answer holds (`left_out` is the number
+        of the others); with `idle` also the transactional ids without one. `stream`, `group`: only those in which it
+        takes part. `unanswered` are partitions of `__transactions` whose coordinators did not answer. Raises NoServer,
+        BadRequest."""
+        self._check_open()
+        return await self._api.call(TRANSACTION_LIST, idle, stream, group)
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """What is known of a transactional id, and for which partitions and groups its transaction waits. Raises
+        UnknownTransaction, BadName, NoServer."""
+        self._check_open()
+        return await self._api.call(TRANSACTION_DESCRIBE, _checked(transactional_id))
+
+    async def abort_transaction(self, transactional_id: str) -> TransactionDescription:
+        """Abort the open transaction of a producer that hangs, and fence that producer: it hears ProducerFenced.
+        Returns when that is decided, and who is still to be told of it. Raises UnknownTransaction, NotInTransaction
+        (no transaction is open, or it is being committed already), BadName, NoServer."""
+        self._check_open()
+        return await self._api.call(TRANSACTION_ABORT, _checked(transactional_id))
+
+    # Prepared transactions
+
+    async def commit_prepared(
+        self,
+        family: str,
+        transactions: Iterable[PreparedTransaction],
+        *,
+        sequence: int,
+        abort_others: bool = True,
+        once: bool = False,
+        metadata: str = "",
+        timeout: float = _END_TIMEOUT,
+    ) -> bool:
+        """Commit transactions that producers of a family have prepared (`TransactionalProducer.prepare`), all of them
+        or none, once for each `sequence`, a number that grows from commit to commit. True: they are committed, now or
+        by an earlier call with the same ones. False: others were committed with this sequence before, and these are
+        aborted. `abort_others`: whatever else is open under the family is aborted, such as attempts that were given up.
+        `once`: the family was made for this commit, and is forgotten after two hours with its transactional ids; others
+        are kept for 30 days. `metadata`: up to 512 characters that are kept with the commit, such as a digest of what
+        was written; `last_commit` returns them.
+
+        Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
+        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence: they are
+        aborted, unless an earlier call has committed them. Raises DeliveryTimeout where the coordinator was asked and
+        did not answer for `timeout` seconds: they may be committed, and another call with the same ones tells. Raises
+        NoServer, NotPermitted, BadName, BadRequest.
+        """
+        self._check_open()
+        check_whole("sequence", sequence, 0, MAX_SEQUENCE)
+        check_text("metadata", metadata, "")
+        if len(metadata) > MAX_METADATA:
+            raise bad(
+                f"metadata has {len(metadata)} characters, and {MAX_METADATA} are kept at most: give a digest of it"
+            )
+        return await end_family(
+            self._transactions_link,
+            _family(family),
+            transactions,
+            commits=True,
+            sequence=sequence,
+            others=abort_others,
+            once=once,
+            metadata=metadata,
+            timeout=timeout,
+        )
+
+    async def abort_prepared(
+        self,
+        family: str,
+        transactions: Iterable[PreparedTransaction] = (),
+        *,
+        abort_others: bool = False,
+        timeout: float = _END_TIMEOUT,
+    ) -> None:
+        """Abort transactions that producers of a family have prepared; with `abort_others` all that are open under it.
+        Those that have ended otherwise stay aborted. Raises BadRequest where one is committed (the others are aborted),
+        NoServer, NotPermitted, BadName."""
+        self._check_open()
+        await end_family(
+            self._transactions_link,
+            _family(family),
+            transactions,
+            commits=False,
+            sequence=0,
+            others=abort_others,
+            timeout=timeout,
+        )
+
+    async def committed_sequence(self, family: str, *, timeout: float = _END_TIMEOUT) -> int | None:
+        """The sequence of the last commit of prepared transactions of a family. None: there was none, or the family has
+        committed nothing for 30 days. Raises NoServer, NotPermitted, BadName."""
+        last = await self.last_commit(family, timeout=timeout)
+        return None if last is None else last.sequence
+
+    async def last_commit(self, family: str, *, timeout: float = _END_TIMEOUT) -> FamilyCommit | None:
+        """The last commit of prepared transactions of a family: its sequence, and the metadata that was given with it.
+        None and errors as of `committed_sequence`."""
+        self._check_open()
+        return await last_commit(self._transactions_link, _family(family), timeout)
+
     async def _close(self) -> None:
         gone = Closed(Code.UNAVAILABLE, "the client was closed before this was acknowledged; close the producer first")
         producers = (
@@ -503,6 +909,22 @@ class Client(PartitionChanges, GroupCalls, ProducerCalls, TransactionCalls):
         if self._closed:
             raise Closed(Code.BAD_REQUEST, "this client is closed; connect again")
         self._home.check()
+
+
+def _family(name: str) -> str:
+    """Raises BadName."""
+    try:
+        return check_family(name)
+    except TidelogError as error:
+        raise typed(error) from None
+
+
+def _checked(transactional_id: str) -> str:
+    """Raises BadName."""
+    try:
+        return check_transactional_id(transactional_id)
+    except TidelogError as error:
+        raise typed(error) from None
 
 
 def _looked_up(which: str | Moment) -> Literal[Anchor.EARLIEST, Anchor.NEW] | AtTime:
