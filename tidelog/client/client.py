@@ -56,7 +56,7 @@ from tidelog.client.producer.producer_config import (
     TransactionOptions,
 )
 from tidelog.client.producer.send_buffer import SendBuffer
-from tidelog.client.producer.upkeep import Transactions
+from tidelog.client.producer.upkeep import TransactionPolicy
 from tidelog.client.transaction.prepared_transactions import FamilyCommit, PreparedTransaction, end_family, last_commit
 from tidelog.client.transaction.transaction_work import TransactionWriter
 from tidelog.client.transaction.transactional_producer import TransactionalProducer
@@ -515,7 +515,7 @@ class Client:
             raise typed(error) from None
         buffer = SendBuffer(config.buffer_bytes, timeout=config.delivery_timeout, of=f"transactions of {name!r}")
 
-        def make_writer(stream: StreamName, transactions: Transactions) -> TransactionWriter[K, V]:
+        def make_writer(stream: StreamName, transactions: TransactionPolicy) -> TransactionWriter[K, V]:
             return TransactionWriter(
                 self._transport,
                 self._subjects,

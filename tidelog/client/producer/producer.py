@@ -51,7 +51,7 @@ from tidelog.client.producer.producer_layouts import ProducerLayouts, tell_epoch
 from tidelog.client.producer.receipts import Receipts, all_of
 from tidelog.client.producer.runs import BatchSpace, Run, Values, check_bytes, check_lists, keyed_runs, unkeyed_runs
 from tidelog.client.producer.send_buffer import SendBuffer
-from tidelog.client.producer.upkeep import Transactions, Upkeep
+from tidelog.client.producer.upkeep import TransactionPolicy, Upkeep
 from wire.batch import Compression, GivenHeaders
 from wire.batch.encoded import RecordLimit
 from wire.error_details import OUTCOME
@@ -84,7 +84,7 @@ class Producer(Generic[K, V]):
         buffer: SendBuffer,
         spread: int,
         started: Started[Any],
-        transactions: Transactions | None = None,
+        transactions: TransactionPolicy | None = None,
     ) -> None:
         """`spread` differs from producer to producer: they begin at different partitions."""
         self._stream = stream

@@ -26,7 +26,7 @@ class SessionTaker(Protocol):
     def on_session(self, session: ProducerSession) -> None: ...
 
 
-class Transactions(Protocol):
+class TransactionPolicy(Protocol):
     """The transactions that a producer's records are parts of. They give its partitions their sessions."""
 
     def refusal(self) -> TidelogError | None:
@@ -52,7 +52,7 @@ class Upkeep:
         stream: StreamName,
         give_up: Callable[[TidelogError], None],
         on_layout: Callable[[StreamMetadata], None],
-        transactions: Transactions | None,
+        transactions: TransactionPolicy | None,
     ) -> None:
         self._api = api
         self._metadata = metadata

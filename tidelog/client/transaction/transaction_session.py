@@ -13,7 +13,7 @@ from tidelog.client.cluster.coordinator_link import Attempts, CoordinatorLink
 from tidelog.client.group.group_commits import TransactionPart
 from tidelog.client.producer.batches import ProducerSession
 from tidelog.client.producer.producer_config import TransactionConfig
-from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
+from tidelog.client.producer.upkeep import TransactionPolicy
 from tidelog.client.transaction.producer_transactions import (
     Drop,
     Effects,
@@ -62,7 +62,7 @@ class TransactionSession:
         config: TransactionConfig[Any, Any],
         *,
         client: str,
-        make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[Any, Any]],
+        make_writer: Callable[[StreamName, TransactionPolicy], TransactionWriter[Any, Any]],
     ) -> None:
         self._link = link
         self._timeout_ms = round(config.transaction_timeout * 1000)

@@ -10,7 +10,7 @@ from tidelog.client.base.records import K, V
 from tidelog.client.cluster.metadata_cache import stream_name
 from tidelog.client.producer.pipe import Pipe
 from tidelog.client.producer.producer import Producer
-from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
+from tidelog.client.producer.upkeep import TransactionPolicy
 from tidelog.client.transaction.producer_transactions import Effects, Grant, PartitionLife, Transactions
 from wire.errors import Code, TidelogError
 from wire.types import StreamName
@@ -87,7 +87,7 @@ class TransactionWork(Generic[K, V]):
     """Gives the writers of its streams, of which it makes one at the first call for it, sessions and tickets."""
 
     def __init__(
-        self, make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[K, V]], session: Session
+        self, make_writer: Callable[[StreamName, TransactionPolicy], TransactionWriter[K, V]], session: Session
     ) -> None:
         self._make_writer = make_writer
         self._session = session

@@ -28,7 +28,7 @@ from tidelog.client.group.group_commits import TransactionPart
 from tidelog.client.group.group_consumer import GroupConsumer
 from tidelog.client.group.subscription import Name
 from tidelog.client.producer.producer_config import TransactionConfig
-from tidelog.client.producer.upkeep import Transactions as ProducerTransactions
+from tidelog.client.producer.upkeep import TransactionPolicy
 from tidelog.client.transaction.prepared_transactions import PreparedTransaction
 from tidelog.client.transaction.producer_transactions import State
 from tidelog.client.transaction.transaction_session import TransactionSession
@@ -65,7 +65,7 @@ class TransactionalProducer(Generic[K, V]):
         config: TransactionConfig[K, V],
         *,
         client: str,
-        make_writer: Callable[[StreamName, ProducerTransactions], TransactionWriter[K, V]],
+        make_writer: Callable[[StreamName, TransactionPolicy], TransactionWriter[K, V]],
         started: Started[Any],
     ) -> None:
         self._groups = groups
