@@ -78,8 +78,19 @@ class Consumer(Generic[K, V]):
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> AsyncIterator[Record[K, V]]:
-        return self._records()
+    async def __aiter__(self) -> AsyncIterator[Record[K, V]]:
+        self._begin_iteration()
+        state = self._state
+        try:
+            await self.start()
+            while (assigned := await self._next()) is not None:
+                for record in assigned.records():
+                    assigned.last = record
+                    yield record
+                    if state.is_changed:
+                        break
+        finally:
+            await self.aclose()
 
     @property
     def stream(self) -> str:
@@ -226,32 +237,8 @@ class Consumer(Generic[K, V]):
             times = dict.fromkeys(asked, moment)
         return await self._lookup.at_times(self._stream, times, read_uncommitted=self._read_uncommitted)
 
-    def batches(self) -> AsyncIterator[Batch]:
+    async def batches(self) -> AsyncIterator[Batch]:
         """Batches of columns instead of single records."""
-        return self._whole_batches()
-
-    async def aclose(self) -> None:
-        """Stop fetching. Safe to call twice."""
-        try:
-            await self._reading.aclose()
-        finally:
-            self._started.discard(self)
-
-    async def _records(self) -> AsyncIterator[Record[K, V]]:
-        self._begin_iteration()
-        state = self._state
-        try:
-            await self.start()
-            while (assigned := await self._next()) is not None:
-                for record in assigned.records():
-                    assigned.last = record
-                    yield record
-                    if state.is_changed:
-                        break
-        finally:
-            await self.aclose()
-
-    async def _whole_batches(self) -> AsyncIterator[Batch]:
         self._begin_iteration()
         try:
             await self.start()
@@ -259,6 +246,13 @@ class Consumer(Generic[K, V]):
                 yield self._state.take_batch(assigned)
         finally:
             await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop fetching. Safe to call twice."""
+        try:
+            await self._reading.aclose()
+        finally:
+            self._started.discard(self)
 
     def _begin_iteration(self) -> None:
         if self._iterated:

@@ -45,6 +45,7 @@ from wire.types import LeaderEpoch, Offset
 
 PUBLISH_RETRY = 0.002
 """Seconds until the next attempt of a publish that the full buffer of the connection refused."""
+_WIRE_ACKS = {"all": AppendRequest.ALL, "leader": AppendRequest.LEADER, "none": AppendRequest.NONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,44 +62,55 @@ class Sender:
     """Called when the pipe of an older layout is to be handed over (`Routes.hand_over`)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """The common parts of a producer's pipes."""
+
+    upkeep: Upkeep
+    transport: Transport
+    subjects: Subjects
+    asked: ProducerConfig[Any, Any]
+    """The options that the program has given."""
+    config: ProducerConfig[Any, Any]
+    """The options that take effect with the stream's settings and the connection's bounds."""
+    compression: Compression
+
+
 class Pipe:
     """Carries out the effects of one partition's accumulator."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        upkeep: Upkeep,
-        transport: Transport,
-        partition: int,
-        core: PartitionAccumulator,
-        request: AppendRequest,
-        *,
-        compression: Compression,
-        dedup: bool,
-        append_subject: str,
-        leader_subject: str,
-        proof_target: str,
-    ) -> None:
-        """`proof_target`: the partition, in proofs of batches (`wire.security.batch_proofs`)."""
+    def __init__(self, sending: Sending, sender: Sender, layout: StreamMetadata, known: PartitionMetadata) -> None:
+        config, partition = sending.config, known.partition
         self.partition = partition
-        self.core = core
+        self.core = PartitionAccumulator(f"{layout.name}/{partition}", config, known.leader_epoch)
         self.touched_at = 0.0
         """Time when the records of this turn of the loop began to come in."""
         self._sender = sender
-        self._compression = compression
-        self._dedup = dedup
-        self._upkeep = upkeep
-        self._request = request
-        self._transport = transport
+        self._compression = sending.compression
+        self._dedup = config.dedup
+        self._upkeep = sending.upkeep
+        self._request = AppendRequest(
+            cluster_id=layout.cluster_id,
+            stream_incarnation=layout.incarnation,
+            partition_incarnation=known.incarnation,
+            partitioning_version=layout.partitioning_version,
+            acks=_WIRE_ACKS[sending.asked.acks],
+        )
+        if config.confirm_timeout is not None:
+            self._request.confirm_timeout_ms = max(1, round(config.confirm_timeout * 1000))
+        if sending.asked.level is not None:
+            ask_durability(self._request, sending.asked.level)
+        self._transport = sending.transport
         self._loop = asyncio.get_running_loop()
-        self._append_subject = append_subject
-        self._leader_subject = leader_subject
-        self._proof_target = proof_target
-        self._acknowledged = request.acks != AppendRequest.NONE
+        self._append_subject = sending.subjects.append(layout.name, partition)
+        self._leader_subject = sending.subjects.leader(layout.name, partition)
+        self._proof_target = partition_target(layout.name, layout.incarnation, partition, known.incarnation)
+        """The partition, in proofs of batches (`wire.security.batch_proofs`)."""
+        self._acknowledged = config.acks != "none"
         self._inboxes: dict[PendingBatch, list[str]] = {}
         self._probe_inbox: str | None = None
         self._timer: asyncio.TimerHandle | None = None
-        transport.violations.hear(self._on_violation, publishes_to=append_subject)
+        self._transport.violations.hear(self._on_violation, publishes_to=self._append_subject)
 
     def close(self) -> None:
         self._transport.violations.stop_hearing(self._on_violation)
@@ -299,46 +311,3 @@ class Pipe:
         if self._probe_inbox is not None:
             self._transport.on_inbox(self._probe_inbox, None)
             self._probe_inbox = None
-
-
-_WIRE_ACKS = {"all": AppendRequest.ALL, "leader": AppendRequest.LEADER, "none": AppendRequest.NONE}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeMaker:
-    """Makes the pipes of a producer: one for each partition of each layout."""
-
-    upkeep: Upkeep
-    transport: Transport
-    subjects: Subjects
-    asked: ProducerConfig[Any, Any]
-    """The options that the program has given."""
-    config: ProducerConfig[Any, Any]
-    """The options that take effect with the stream's settings and the connection's bounds."""
-    compression: Compression
-
-    def make(self, layout: StreamMetadata, known: PartitionMetadata, sender: Sender) -> Pipe:
-        request = AppendRequest(
-            cluster_id=layout.cluster_id,
-            stream_incarnation=layout.incarnation,
-            partition_incarnation=known.incarnation,
-            partitioning_version=layout.partitioning_version,
-            acks=_WIRE_ACKS[self.asked.acks],
-        )
-        if self.asked.confirm_timeout is not None:
-            request.confirm_timeout_ms = max(1, round(self.asked.confirm_timeout * 1000))
-        if self.asked.level is not None:
-            ask_durability(request, self.asked.level)
-        return Pipe(
-            sender,
-            self.upkeep,
-            self.transport,
-            known.partition,
-            PartitionAccumulator(f"{layout.name}/{known.partition}", self.config, known.leader_epoch),
-            request,
-            compression=self.compression,
-            dedup=self.config.dedup,
-            append_subject=self.subjects.append(layout.name, known.partition),
-            leader_subject=self.subjects.leader(layout.name, known.partition),
-            proof_target=partition_target(layout.name, layout.incarnation, known.partition, known.incarnation),
-        )

@@ -45,7 +45,7 @@ from tidelog.client.producer.encoding import (
 )
 from tidelog.client.producer.layout_routes import Routes, Split
 from tidelog.client.producer.partitioner import KEY_HASHES, KeyHash, Partitioner
-from tidelog.client.producer.pipe import Pipe, PipeMaker
+from tidelog.client.producer.pipe import Pipe, Sending
 from tidelog.client.producer.producer_config import ProducerConfig
 from tidelog.client.producer.producer_layouts import ProducerLayouts, tell_epochs
 from tidelog.client.producer.receipts import Receipts, all_of
@@ -209,7 +209,7 @@ class Producer(Generic[K, V]):
         if asked.acks == "all" and (asked.level or layout.config.durability).is_local:
             config = replace(config, acks="leader")  # the level allows losing records with the leader
         session = await self._upkeep.first_session() if asked.acks != "none" else None
-        maker = PipeMaker(
+        sending = Sending(
             upkeep=self._upkeep,
             transport=self._transport,
             subjects=self._subjects,
@@ -220,7 +220,7 @@ class Producer(Generic[K, V]):
         self._layouts = ProducerLayouts(
             layout,
             self._upkeep,
-            maker=maker,
+            sending=sending,
             make_waiting=self._loop.create_future,
             stop_gathering=self._stop_gathering,
             settle=self._settle,

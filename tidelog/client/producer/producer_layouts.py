@@ -12,7 +12,7 @@ from tidelog.client.producer.accumulator import Acknowledged, Failed
 from tidelog.client.producer.batches import ProducerSession
 from tidelog.client.producer.layout_routes import Moved, RoutedLayout, Routes, Split
 from tidelog.client.producer.partitioner import KeyHash, Partitioner
-from tidelog.client.producer.pipe import Pipe, PipeMaker, Sender
+from tidelog.client.producer.pipe import Pipe, Sender, Sending
 from tidelog.client.producer.upkeep import Upkeep
 from wire.types import LeaderEpoch
 
@@ -26,7 +26,7 @@ class ProducerLayouts:
         first: StreamMetadata,
         upkeep: Upkeep,
         *,
-        maker: PipeMaker,
+        sending: Sending,
         make_waiting: Callable[[], object],
         stop_gathering: Callable[[], object],
         settle: Callable[[int, Acknowledged | Failed], object],
@@ -36,7 +36,7 @@ class ProducerLayouts:
         with_sessions: bool,
     ) -> None:
         self._upkeep = upkeep
-        self._maker = maker
+        self._sending = sending
         self._stop_gathering = stop_gathering
         self._settle = settle
         self._on_switch = on_switch
@@ -112,7 +112,8 @@ class ProducerLayouts:
             drained=self._hand_over,
         )
         for partition in range(count):
-            layout.targets[partition] = self._maker.make(metadata, self._with_own_epoch(metadata, partition), sender)
+            known = self._with_own_epoch(metadata, partition)
+            layout.targets[partition] = Pipe(self._sending, sender, metadata, known)
         return layout
 
     def _with_own_epoch(self, metadata: StreamMetadata, partition: int) -> PartitionMetadata:
