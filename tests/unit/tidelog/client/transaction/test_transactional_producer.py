@@ -237,8 +237,9 @@ async def test_a_record_that_fails_dooms_its_transaction(world: World) -> None:
         world.broker.refusals = [TidelogError(Code.READONLY, "nothing is taken")]
         failed = producer.send_nowait("s", b"two")
         other = producer.send_nowait("s", b"three", partition=0, expected_offset=1)
-        with pytest.raises(TidelogError, match="nothing is taken"):
+        with pytest.raises(TidelogError, match="nothing is taken") as refused:
             await failed
+        assert refused.value.details["outcome"] == "not_written"
         with pytest.raises(TransactionAborted, match="nothing is taken"):
             await other
         with pytest.raises(TransactionAborted, match="nothing is taken"):
