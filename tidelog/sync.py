@@ -205,8 +205,7 @@ class GroupConsumer(Reader[group_consumer.GroupConsumer[K, V]], Generic[K, V]):
     def __iter__(self) -> Iterator[Record[K, V]]:
         inner, stopwatch, state = self._inner, self._inner._stopwatch, self._inner._state
         while (assigned := self._turns.run(inner._next(), self._take_back)) is not None:
-            assert inner._session is not None
-            left = inner._session.seconds_left(inner._clock())
+            left = inner._session.seconds_left(inner._session.clock())
             look_at = stopwatch() + min(left, _CALL_EVERY)
             try:
                 for record in assigned.records():

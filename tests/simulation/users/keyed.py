@@ -161,7 +161,7 @@ class KeyReader:
                 rebalance_timeout=self.readers.session_timeout,
                 read_from=self.rng.choice(("leader", "follower")),
             )
-            consumer._clock = consumer._stopwatch = self.process.time
+            consumer._session.clock = consumer._stopwatch = self.process.time
             self.consumer = consumer
             try:
                 await consumer.start()

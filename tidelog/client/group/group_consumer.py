@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self
@@ -24,18 +23,15 @@ from tidelog.client.base.arguments import bad, check_number, check_text, check_w
 from tidelog.client.base.exceptions import BadRequest, Closed
 from tidelog.client.base.read_positions import AtTime
 from tidelog.client.base.records import Batch, K, Record, V
-from tidelog.client.base.serialization import Deserializers
 from tidelog.client.cluster.coordinator_link import CoordinatorLink
 from tidelog.client.cluster.lifetime import Closing, HomeLoop, Started, close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache
 from tidelog.client.consumer.consumer import MOST_SECONDS
 from tidelog.client.consumer.offset_lookup import OffsetLookup
-from tidelog.client.consumer.stream_reading import StreamReading
-from tidelog.client.consumer.subscription_state import AssignedPartition, Phase, SubscriptionState
-from tidelog.client.group.group_commits import COMMIT_TIMEOUT, GroupCommits, TransactionPart
-from tidelog.client.group.group_gate import GroupGate
+from tidelog.client.consumer.subscription_state import AssignedPartition, Phase
+from tidelog.client.group.group_commits import COMMIT_TIMEOUT, TransactionPart
 from tidelog.client.group.group_partitions import GroupPartitions
-from tidelog.client.group.group_session import GroupSession, session_clock
+from tidelog.client.group.group_session import GroupSession
 from tidelog.client.group.membership import MemberSettings
 from tidelog.client.group.subscription import GroupConfig, Name, checked_name, checked_names
 from wire.errors import Code
@@ -94,38 +90,21 @@ class GroupConsumer(Generic[K, V]):
         *,
         spread: int,
         started: Started[Any],
-        clock: Callable[[], float] = session_clock,
     ) -> None:
         """`spread` differs from consumer to consumer: they read from different followers."""
         self._settings = settings
         self._config = config
-        self._transport = transport
-        self._subjects = subjects
         self._metadata = metadata
-        self._link = link
-        self._lookup = lookup
         self._started = started
-        self._clock = clock
         self._stopwatch: Callable[[], float] = time.monotonic
         """Quicker than the clock, which is looked at again soon: it runs on while the process is stopped, though not
         while the machine sleeps."""
-        state = self._state = SubscriptionState(Deserializers(config.key_deserializer, config.value_deserializer).read)
-        progress = self._progress = asyncio.Event()
-        """There may be records to hand out, or something to raise."""
-        self._partitions = GroupPartitions(
-            lambda stream: StreamReading(
-                transport, subjects, metadata, stream, state, config, spread=spread, progress=progress
-            ),
-            state,
-            progress,
-            metadata,
-            config=config,
-            commit_timeout=min(COMMIT_TIMEOUT, settings.rebalance_timeout / 2),
-        )
-        self._session: GroupSession | None = None
-        self._commits: GroupCommits | None = None
-        self._gate: GroupGate | None = None
-        """None before the start, and where keys are not kept in order."""
+        self._partitions = GroupPartitions(transport, subjects, metadata, link, lookup, settings, config, spread=spread)
+        self._state = self._partitions.state
+        self._progress = self._partitions.progress
+        self._session = self._partitions.session
+        self._commits = self._partitions.commits
+        self._gate = self._partitions.gate
         self._tasks: list[asyncio.Task[None]] = []
         """The tasks of automatic commits and of the gate."""
         self._starting = asyncio.Lock()
@@ -170,12 +149,12 @@ class GroupConsumer(Generic[K, V]):
     @property
     def member_id(self) -> str:
         """The id of this member, a new one each time that it joins; empty before it has begun."""
-        return "" if self._session is None else self._session.member_id
+        return self._session.member_id
 
     @property
     def generation(self) -> int:
         """The generation of the group, that this member has reached; it grows with each change of the group."""
-        return 0 if self._session is None else self._session.generation
+        return self._session.generation
 
     @property
     def assignment(self) -> frozenset[Name]:
@@ -224,31 +203,16 @@ class GroupConsumer(Generic[K, V]):
         """
         async with self._starting:
             self._check_open()
-            if self._session is not None:
+            if self._session.has_begun:
                 return
             self._started.add(self)
             try:
-                settings = replace(self._settings, cluster_id=await self._link.cluster_id())
+                await self._session.find_cluster()
             except BaseException:
                 self._started.discard(self)
                 raise
-            session = self._session = GroupSession(
-                self._transport,
-                self._subjects,
-                self._link,
-                settings,
-                holder=self._partitions,
-                on_change=self._progress.set,
-                clock=self._clock,
-            )
-            commits = self._commits = GroupCommits(self._link, session, self.group, self._state, self._progress)
-            if self._config.order == "key":
-                soon = self._partitions.commit_soon.set if self._config.auto_commit else None
-                starts = self._lookup.beginnings
-                self._gate = GroupGate(self.group, self._state, self._progress, commits, soon, starts)
-            self._partitions.serve(session, commits, self._gate)
             try:
-                await session.join()
+                await self._session.join()
             except BaseException:
                 await self._close()
                 raise
@@ -288,7 +252,6 @@ class GroupConsumer(Generic[K, V]):
         """
         check_text("metadata", metadata, "")
         await self.start()
-        assert self._commits is not None
         if offsets is None:
             self._state.finish()
             marks = self._commits.marks(again=bool(metadata))
@@ -311,7 +274,6 @@ class GroupConsumer(Generic[K, V]):
             )
         await self.start()
         commits, member_id = self._commits, self.member_id
-        assert commits is not None
         claim, given = commits.claim(), None if offsets is None else checked_names(offsets)
         commits.check_claims(given)
         if given is None:
@@ -330,7 +292,6 @@ class GroupConsumer(Generic[K, V]):
         """What the group has committed of these partitions (None: of those assigned to this member); those of which
         nothing is committed are left out. Raises UnknownStream, NoServer."""
         await self.start()
-        assert self._commits is not None
         named = None if partitions is None else [await _life(self._metadata, name) for name in partitions]
         wanted = {*(self._state.partitions if named is None else named)}
         found = [] if not wanted else await self._commits.fetch(wanted, COMMIT_TIMEOUT)
@@ -398,11 +359,11 @@ class GroupConsumer(Generic[K, V]):
     async def _close_once(self) -> None:
         await self._end_tasks()  # whose commits would be in the way of the last one
         session = self._session
-        if session is not None and session.is_member:
+        if session.is_member:
             await self._partitions.give_up_all(_CLOSE_TIMEOUT)
         self._is_closed = True
         self._started.discard(self)
-        left = () if session is None else (session.leave, session.aclose)
+        left = (session.leave, session.aclose) if session.has_begun else ()
         await close_all((*left, self._partitions.aclose, self._progress.set))
 
     async def _end_tasks(self) -> None:
@@ -412,24 +373,23 @@ class GroupConsumer(Generic[K, V]):
 
     async def _next(self, timeout: float | None = None) -> AssignedPartition | None:
         """The partition to hand out from, until `_look_at`. None: nothing came within `timeout` seconds."""
-        if self._session is None or self._is_closed:
-            await self.start()
         session = self._session
-        assert session is not None
+        if not session.has_begun or self._is_closed:
+            await self.start()
         self._home.check()
-        now = self._clock()
+        now = self._session.clock()
         session.app_calls(now)
         self._partitions.app_calls()
         try:
             if now >= self._breathed + _BREATH:
                 await asyncio.sleep(0)
-                now = self._breathed = self._clock()
+                now = self._breathed = self._session.clock()
             found = self._next_here(session, now)
             if found is None:
                 try:
                     found = await self._wait(session, timeout)
                 finally:
-                    now = self._clock()
+                    now = self._session.clock()
             return found
         finally:
             session.app_returns(now)
@@ -442,7 +402,7 @@ class GroupConsumer(Generic[K, V]):
                     self._progress.clear()
                     await self._progress.wait()
                     self._check_open()
-                    self._breathed = self._clock()
+                    self._breathed = self._session.clock()
                     found = self._next_here(session, self._breathed)
                     if found is not None:
                         return found
@@ -481,8 +441,6 @@ class GroupConsumer(Generic[K, V]):
             except TimeoutError:
                 pass
             commit_soon.clear()
-            assert self._session is not None
-            assert self._commits is not None
             if self._session.is_member:
                 await self._commits.try_to_commit(self._commits.marks(), COMMIT_TIMEOUT)
 

@@ -22,18 +22,23 @@ from typing import Any
 from tidelog.client.base.arguments import bad
 from tidelog.client.base.exceptions import Closed, NoServer, NotAssigned
 from tidelog.client.base.read_positions import Anchor, AtOffset, Position, Start, start_positions
+from tidelog.client.base.serialization import Deserializers
+from tidelog.client.cluster.coordinator_link import CoordinatorLink
 from tidelog.client.cluster.lifetime import close_all
 from tidelog.client.cluster.metadata_cache import MetadataCache, StreamMetadata
+from tidelog.client.consumer.offset_lookup import OffsetLookup
 from tidelog.client.consumer.stream_reading import StreamReading
 from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream, Phase, SubscriptionState
-from tidelog.client.group.group_commits import GroupCommits, Mark
+from tidelog.client.group.group_commits import COMMIT_TIMEOUT, GroupCommits, Mark
 from tidelog.client.group.group_gate import GroupGate
 from tidelog.client.group.group_session import GroupSession
-from tidelog.client.group.membership import Partitions
+from tidelog.client.group.membership import MemberSettings, Partitions
 from tidelog.client.group.subscription import GroupConfig, GroupListeners, Name
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition
+from wire.messaging.transport import Transport
 from wire.protobuf.groups_pb2 import CommittedOffset
+from wire.subjects import Subjects
 from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
@@ -48,51 +53,58 @@ _Life = tuple[str, int]
 
 
 class GroupPartitions:
-    """A `Holder`. `make_reading` makes a reading of a stream into `state`, which sets `progress`, as this does: there
-    may be records to hand out, or something to raise. `commit_timeout`: seconds for the commit of partitions that are
-    given up."""
+    """A `Holder`: reads the partitions of a member into `state`, and commits what is finished of those that go."""
 
     def __init__(
         self,
-        make_reading: Callable[[StreamName], StreamReading],
-        state: SubscriptionState,
-        progress: asyncio.Event,
+        transport: Transport,
+        subjects: Subjects,
         metadata: MetadataCache,
-        *,
+        link: CoordinatorLink,
+        lookup: OffsetLookup,
+        settings: MemberSettings,
         config: GroupConfig[Any, Any],
-        commit_timeout: float,
+        *,
+        spread: int,
     ) -> None:
-        self._make_reading = make_reading
-        self._state = state
-        self._progress = progress
+        """As those of `GroupConsumer`."""
+        self.state = SubscriptionState(Deserializers(config.key_deserializer, config.value_deserializer).read)
+        self.progress = asyncio.Event()
+        """There may be records to hand out, or something to raise."""
+        self.commit_soon = asyncio.Event()
+        """A partition was begun of which nothing is committed, or others wait for what was finished."""
+        self.session = GroupSession(transport, subjects, link, settings, holder=self, on_change=self.progress.set)
+        self.commits = GroupCommits(link, self.session, settings.group, self.state, self.progress)
+        self.gate: GroupGate | None = None
+        """None: keys are not kept in order."""
+        if config.order == "key":
+            soon = self.commit_soon.set if config.auto_commit else None
+            self.gate = GroupGate(settings.group, self.state, self.progress, self.commits, soon, lookup.beginnings)
+        self._on_change: Callable[[], object] = _nothing if self.gate is None else self.gate.check
+        self._transport = transport
+        self._subjects = subjects
         self._metadata = metadata
         self._config = config
-        self._commit_timeout = commit_timeout
-        self.listeners = GroupListeners(config, progress.set)
+        self._spread = spread
+        self._commit_timeout = min(COMMIT_TIMEOUT, settings.rebalance_timeout / 2)
+        """Seconds for the commit of partitions that are given up."""
+        self.listeners = GroupListeners(config, self.progress.set)
         self._readings: dict[_Life, StreamReading] = {}
         self._beginning: dict[AssignedPartition, asyncio.Task[None]] = {}
         """Tasks that begin partitions."""
         self._tasks: set[asyncio.Task[None]] = set()
         """With these, all tasks."""
-        self.commit_soon = asyncio.Event()
-        """A partition was begun of which nothing is committed, or others wait for what was finished."""
-
-    def serve(self, session: GroupSession, commits: GroupCommits, gate: GroupGate | None) -> None:
-        """Sets what the member makes when it starts. `gate`: None where keys are not kept in order."""
-        self._session = session
-        self._commits = commits
-        self._on_change: Callable[[], object] = _nothing if gate is None else gate.check
 
     # ---- effects of the membership
 
     def assign(self, partitions: Partitions) -> None:
-        self._spawn(self._begin([self._state.assign(of) for of in sorted(partitions)]))
+        self._spawn(self._begin([self.state.assign(of) for of in sorted(partitions)]))
 
     def revoke(self, partitions: Partitions) -> None:
-        self._leave(self._state.revoke(partitions))
+        self._leave(self.state.revoke(partitions))
 
     def lose(self, partitions: Partitions) -> None:
-        lost = [self._state.partitions[of] for of in partitions if of in self._state.partitions]
+        lost = [self.state.partitions[of] for of in partitions if of in self.state.partitions]
         self._drop(lost)
         announced = self._report_lost(lost)
         if announced:
@@ -103,7 +115,7 @@ class GroupPartitions:
 
     def app_calls(self) -> None:
         """It asks for records: all that was handed out before is finished."""
-        revoked = self._state.finish()
+        revoked = self.state.finish()
         if revoked is not None:
             self._leave([revoked])
 
@@ -111,7 +123,7 @@ class GroupPartitions:
         """Raises what one of the program's functions raised, or why a partition cannot be begun, or read on. One that
         the coordinator is about to take away is not read any more, which the log says."""
         self.listeners.raise_raised()
-        for one, error in self._state.failures.items():
+        for one, error in self.state.failures.items():
             is_begun = isinstance(one, AssignedStream) or one.phase is not Phase.BEGINNING
             if not (is_begun and isinstance(error, TidelogError) and error.code in GONE):
                 raise error from None
@@ -123,12 +135,12 @@ class GroupPartitions:
     @property
     def assignment(self) -> frozenset[StreamPartition]:
         """The partitions that are read, or about to be."""
-        return frozenset(of for of, assigned in self._state.partitions.items() if not assigned.is_leaving)
+        return frozenset(of for of, assigned in self.state.partitions.items() if not assigned.is_leaving)
 
     def find(self, name: Name) -> AssignedPartition | None:
         """The partition of that name, of the newest incarnation of the stream; None: the member does not have it."""
-        found = max((of for of in self._state.partitions if (of.stream, of.partition) == name), default=None)
-        return None if found is None else self._state.partitions[found]
+        found = max((of for of in self.state.partitions if (of.stream, of.partition) == name), default=None)
+        return None if found is None else self.state.partitions[found]
 
     def found(self, name: Name) -> AssignedPartition:
         """The same. Raises BadRequest for a partition that this member does not have."""
@@ -165,7 +177,7 @@ class GroupPartitions:
             return
         number = assigned.number
         assigned.start = start_positions(position, (number,), (number,))[number]
-        has_failed = self._state.failures.pop(assigned, None) is not None
+        has_failed = self.state.failures.pop(assigned, None) is not None
         beginning = self._beginning.pop(assigned, None)
         if beginning is not None:
             beginning.cancel()
@@ -178,16 +190,16 @@ class GroupPartitions:
 
     async def give_up_all(self, timeout: float) -> None:
         """Calls on_revoked, and commits what is finished, if commits are automatic."""
-        leaving = [*self._state.partitions.values()]
+        leaving = [*self.state.partitions.values()]
         for assigned in leaving:
             self._cease(assigned)
         await self._announce_revoked(leaving)
         if self._config.auto_commit:
-            await self._commits.try_to_commit(self._commits.marks(), timeout)
+            await self.commits.try_to_commit(self.commits.marks(), timeout)
 
     async def aclose(self) -> None:
-        for assigned in tuple(self._state.partitions.values()):
-            self._state.drop(assigned)
+        for assigned in tuple(self.state.partitions.values()):
+            self.state.drop(assigned)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -204,7 +216,7 @@ class GroupPartitions:
         committed: dict[StreamPartition, CommittedOffset] = {}
         while present := _present(partitions):
             try:
-                found = await self._commits.fetch([assigned.of for assigned in present], _OFFSETS_TIMEOUT)
+                found = await self.commits.fetch([assigned.of for assigned in present], _OFFSETS_TIMEOUT)
             except TidelogError as error:
                 if not error.retriable:
                     for assigned in _present(partitions):
@@ -234,7 +246,7 @@ class GroupPartitions:
                     if committed is not None and not _is_of_life(committed, stream):
                         assigned.committed = committed = None
                     start = assigned.start or (None if committed is None else AtOffset(committed.offset))
-                    start = start or await _first_start(of, stream, Anchor(self._config.start), self._commits)
+                    start = start or await _first_start(of, stream, Anchor(self._config.start), self.commits)
                     await self._read(assigned, start, stream)
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
@@ -255,7 +267,16 @@ class GroupPartitions:
         """Returns once the partition is read. Raises as `StreamReading.add`; then it stays until it is dropped."""
         reading = self._readings.get(_life_of(assigned))
         if reading is None:
-            reading = self._readings[_life_of(assigned)] = self._make_reading(StreamName(assigned.of.stream))
+            reading = self._readings[_life_of(assigned)] = StreamReading(
+                self._transport,
+                self._subjects,
+                self._metadata,
+                StreamName(assigned.of.stream),
+                self.state,
+                self._config,
+                spread=self._spread,
+                progress=self.progress,
+            )
             reading.stream.is_shared = True
             reading.on_layout = self._on_change
             reading.on_made_anew = self._begin_anew
@@ -282,11 +303,11 @@ class GroupPartitions:
     async def _give_up(self, partitions: list[AssignedPartition]) -> None:
         await self._announce_revoked(partitions)
         if self._config.auto_commit:
-            await self._commits.try_to_commit(self._commits.marks(_leaving(partitions)), self._commit_timeout)
+            await self.commits.try_to_commit(self.commits.marks(_leaving(partitions)), self._commit_timeout)
         given = _leaving(partitions)
         self._drop(given)
         await self._close_unread()
-        self._session.given_up(frozenset(assigned.of for assigned in given))
+        self.session.given_up(frozenset(assigned.of for assigned in given))
 
     async def _announce_revoked(self, partitions: list[AssignedPartition]) -> None:
         async with self.listeners.one_at_a_time:
@@ -304,13 +325,13 @@ class GroupPartitions:
     def _cease(self, assigned: AssignedPartition) -> None:
         """Begins or fetches it no more, and hands out nothing more of it."""
         self._end(assigned)
-        self._state.leave(assigned)
+        self.state.leave(assigned)
 
     def _drop(self, partitions: Iterable[AssignedPartition]) -> None:
         for assigned in partitions:
             self._end(assigned)
             self._beginning.pop(assigned, None)
-            self._state.drop(assigned)
+            self.state.drop(assigned)
         self._share()
         self._on_change()
 
@@ -322,19 +343,19 @@ class GroupPartitions:
 
     def _share(self) -> None:
         """The partitions that are read, or are about to be, share the bytes that may be fetched ahead."""
-        count = sum(assigned.stream is not None for assigned in self._state.partitions.values())
+        count = sum(assigned.stream is not None for assigned in self.state.partitions.values())
         for reading in self._readings.values():
             reading.share_prefetch(max(count, 1))
 
     async def _close_unread(self) -> None:
         """Closes readings of which no partition is left."""
-        read = {assigned.stream for assigned in self._state.partitions.values()}
+        read = {assigned.stream for assigned in self.state.partitions.values()}
         await self._close([life for life, reading in self._readings.items() if reading.stream not in read])
 
     async def _close(self, lives: list[_Life]) -> None:
         closing = [self._readings.pop(life) for life in lives]
         for reading in closing:
-            self._state.failures.pop(reading.stream, None)
+            self.state.failures.pop(reading.stream, None)
         await close_all(reading.aclose for reading in closing)
 
     def _report_lost(self, partitions: Iterable[AssignedPartition]) -> set[StreamPartition]:
@@ -349,8 +370,8 @@ class GroupPartitions:
             await self.listeners.lost(partitions)
 
     def _fail(self, assigned: AssignedPartition, error: TidelogError) -> None:
-        self._state.fail(assigned, error)
-        self._progress.set()
+        self.state.fail(assigned, error)
+        self.progress.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -104,7 +104,7 @@ class GroupSession:
         """Partitions that no member of the group gets, as the coordinator said last."""
         self._looking: asyncio.Task[None] | None = None
         self._is_closed = False
-        transport.violations.hear(self._on_violation)
+        self.has_begun = False
 
     @property
     def member_id(self) -> str:
@@ -121,6 +121,12 @@ class GroupSession:
     def seconds_left(self, now: float) -> float:
         """Seconds in which records may be handed out, if no heartbeat is answered until then."""
         return self._membership.session_until - now
+
+    async def find_cluster(self) -> None:
+        """Learns which cluster it is, before it joins. Raises NoServer."""
+        self._membership.cluster_id = await self._link.cluster_id()
+        self._transport.violations.hear(self._on_violation)
+        self.has_begun = True
 
     async def join(self) -> None:
         """Raises NoServer when no coordinator takes the member in, and the error with which one refuses it."""

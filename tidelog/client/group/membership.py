@@ -64,7 +64,6 @@ class MemberSettings:
     instance: str = ""
     """Name of a static member; empty: it is none."""
     client: str = ""
-    cluster_id: str = ""
     session_timeout: float = 45.0
     rebalance_timeout: float = 60.0
     max_poll_interval: float = 300.0
@@ -145,6 +144,8 @@ class Membership:
     def __init__(self, settings: MemberSettings, new_id: Callable[[], str]) -> None:
         self._settings = settings
         self._new_id = new_id
+        self.cluster_id = ""
+        """The cluster whose coordinators take heartbeats; known before the first one."""
         self.state = State.AWAY
         self.member_id = ""
         self.generation = 0
@@ -394,7 +395,7 @@ class Membership:
         for number in [*self._sent][:-_REMEMBERED]:
             del self._sent[number]
         request = HeartbeatRequest(
-            group=settings.group, member=self.member_id, applied=self._applied, cluster_id=settings.cluster_id
+            group=settings.group, member=self.member_id, applied=self._applied, cluster_id=self.cluster_id
         )
         if kind is not None:
             request.kind = kind

@@ -285,7 +285,7 @@ async def test_a_fenced_instance_raises_for_good(world: World) -> None:
     async with one:
         await take(one, 5)
         async with world.client().subscribe("s", group="g", instance_id="i") as two:
-            one._session.hurry()  # type: ignore[union-attr]
+            one._session.hurry()
             await until(lambda: lost == [{S0, S1}])
             for _ in range(2):
                 with pytest.raises(FencedInstance):
@@ -318,7 +318,7 @@ async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(
     world.coordinator.interval_ms = 50
     now = 0.0
     consumer = world.client().subscribe("s", group="g", session_timeout=10)
-    consumer._clock = lambda: session_clock() + now
+    consumer._session.clock = lambda: session_clock() + now
     async with consumer:
         await take(consumer, 1)
         world.coordinator.kill()
@@ -332,7 +332,7 @@ async def test_after_its_session_it_hands_out_nothing_until_it_is_answered(
 async def test_an_iteration_stops_in_the_middle_of_an_answer_when_its_session_ends(world: World) -> None:
     now = 0.0
     consumer = world.client().subscribe("s", group="g", session_timeout=10)
-    consumer._clock = consumer._stopwatch = lambda: session_clock() + now
+    consumer._session.clock = consumer._stopwatch = lambda: session_clock() + now
     async with consumer:
         found = []
         async for record in consumer:

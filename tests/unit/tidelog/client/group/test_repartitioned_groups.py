@@ -118,7 +118,7 @@ async def test_a_member_that_is_killed_before_it_commits_keeps_the_others_waitin
         await until(lambda: len(first.assignment) == len(second.assignment) == 2)
         await take(first, 5)
         world.coordinator.remove("g", first.member_id)
-        await first._session.aclose()  # type: ignore[union-attr] # it is killed
+        await first._session.aclose()  # it is killed
         await until(lambda: len(second.assignment) == 4)
         found = await take(second, 10)
         assert {partition for _, partition, _ in found} == {0, 1}

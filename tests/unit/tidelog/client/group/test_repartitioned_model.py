@@ -123,7 +123,7 @@ class Scenario:
                 auto_commit=not by_hand,
                 auto_commit_interval=0.02 + rng.random() * 0.2,
             )
-            consumer._clock = consumer._stopwatch = asyncio.get_running_loop().time
+            consumer._session.clock = consumer._stopwatch = asyncio.get_running_loop().time
             await self._life(consumer, rng, by_hand)
 
     def _client(self) -> Client:
@@ -154,9 +154,8 @@ class Scenario:
 
     async def _kill(self, consumer: GroupConsumer[Any, Any]) -> None:
         """Nothing leaves it any more, and it hears nothing."""
-        transport, session = consumer._transport, consumer._session
+        transport, session = consumer._partitions._transport, consumer._session
         assert isinstance(transport, FakeTransport)
-        assert session is not None
         transport.cut()
         transport.publish = lambda *_, **__: False  # type: ignore[method-assign] # it is killed
         for task in consumer._tasks:
