@@ -28,6 +28,7 @@ from typing import Final
 
 from metadata.cluster.model import Partition
 from metadata.commands.cluster_state import ClusterState
+from wire.retry import Retry
 from wire.stream_config import OnUnderCapacity, StreamConfig
 from wire.turns import LOOKS
 from wire.types import BrokerId, LeaderMove, PartitionKey, Room
@@ -47,8 +48,8 @@ _RANK: Final[Mapping[Room, int]] = {Room.AMPLE: 0, Room.SHORT: 1, Room.FULL: 2}
 
 @dataclass(slots=True)
 class _Failed:
-    pause_s: float
-    again_at: float
+    retry: Retry
+    again_at: float = 0.0
 
 
 class LeaderRebalancing:
@@ -144,10 +145,11 @@ class LeaderRebalancing:
 
     def on_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         self._under_way.pop(move.key, None)
-        failed = self._failed.pop(move.key, None)
-        if not moved:
-            pause = min(LONGEST_PAUSE_S, 2 * failed.pause_s if failed is not None else SHORTEST_PAUSE_S)
-            self._failed[move.key] = _Failed(pause, now + pause)
+        if moved:
+            self._failed.pop(move.key, None)
+        else:
+            failed = self._failed.setdefault(move.key, _Failed(Retry(SHORTEST_PAUSE_S, LONGEST_PAUSE_S, chance=None)))
+            failed.again_at = now + failed.retry.failed()
 
     def _is_due(self, key: PartitionKey, now: float) -> bool:
         failed = self._failed.get(key)

@@ -21,6 +21,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from random import random
 from typing import Any, NoReturn, TypeVar
 
 from pysyncobj import FAIL_REASON
@@ -44,6 +45,7 @@ from metadata.raft.types import (
     RaftUnavailable,
     StateMachine,
 )
+from wire.retry import Retry
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -312,6 +314,7 @@ class RaftNode:
 
     async def _offer(self, kind: int, command: bytes, timeout: float) -> object:
         deadline = asyncio.get_running_loop().time() + timeout
+        retry = Retry(RETRY_PAUSE_S, chance=random)
         while True:
             await self._await_leader(deadline, timeout)
             result, reason = await self._submit(kind, command, deadline, timeout)
@@ -324,7 +327,7 @@ class RaftNode:
                     f"The outcome of a Raft command is unknown: {_REASONS.get(reason, f'reason {reason}')}. Read the "
                     "applied state."
                 )
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(retry.failed())
 
     async def _await_leader(self, deadline: float, timeout: float) -> None:
         try:

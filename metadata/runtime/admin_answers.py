@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from random import random
 from typing import Any, TypeVar
 
 from metadata.cluster.model import Outcome, Stream
@@ -66,6 +67,7 @@ from wire.operations.partition_operations import (
 )
 from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 from wire.stream_config import StreamConfig
 from wire.subjects import ingest_subject
 from wire.turns import in_turns, pieces
@@ -143,6 +145,9 @@ STATUS_TIMEOUT_S = 0.5
 MAX_ASKED = 250
 """Partitions of a stream that one request to a broker names: the answer fits into a message, and is read at once."""
 READY_TIMEOUT_S = 3.0
+FIRST_LOOK_S = 0.01
+LONGEST_LOOK_S = 0.2
+"""Looks at the replicas are that far apart in the end: each asks all of them."""
 """The answer waits for a new stream's leaders so long; the stream exists either way."""
 
 
@@ -207,6 +212,11 @@ class Admin:
             lambda form: all(partition["log_end_offset"] is not None for partition in form["partitions"]),
         )
 
+    def _readiness(self) -> Retry:
+        """Paces looks at replicas, until READY_TIMEOUT_S."""
+        deadline = self._context.monotonic() + READY_TIMEOUT_S
+        return Retry(FIRST_LOOK_S, LONGEST_LOOK_S, chance=random, deadline=deadline)
+
     async def _check_heard(self, subject: str, partitions: int) -> None:
         """Raises TidelogError when NATS does not let this broker subscribe to the subjects of the first or the last
         partition: publishes to the stream would arrive nowhere. Other brokers' logins are taken to be like its own."""
@@ -267,7 +277,7 @@ class Admin:
     @handles(STREAM_DELETE_RECORDS)
     async def delete_records(self, request: DeleteRecordsRequest) -> ChangedPartitions:
         before = partition_numbers(request.before)
-        deadline = self._context.monotonic() + READY_TIMEOUT_S
+        retry = self._readiness()
         while True:
             committed = await self._committed_ends(request.name, before)
             try:
@@ -277,9 +287,9 @@ class Admin:
             except TidelogError as error:  # a change of leader: nothing was deleted
                 if error.code not in (Code.UNAVAILABLE, Code.FENCED_LEADER_EPOCH):
                     raise
-                if self._context.monotonic() >= deadline:
+                if not retry.left_s(self._context.monotonic()):
                     raise
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(retry.failed(self._context.monotonic()))
 
     async def _committed_ends(self, name: str, numbers: Collection[int]) -> dict[int, tuple[LeaderEpoch, int]]:
         """Returns (LeaderEpoch, end of the committed log) of the partitions whose leaders report it."""
@@ -303,10 +313,9 @@ class Admin:
 
     async def _until(self, look: Callable[[], Awaitable[_Form]], is_done: Callable[[_Form], bool]) -> _Form:
         """Returns the form that is done, or the one after READY_TIMEOUT_S."""
-        deadline, pause = self._context.monotonic() + READY_TIMEOUT_S, 0.01
-        while not is_done(form := await look()) and self._context.monotonic() < deadline:
-            await asyncio.sleep(pause)  # longer each time: each look asks every replica
-            pause = min(2 * pause, 0.2)
+        retry, monotonic = self._readiness(), self._context.monotonic
+        while not is_done(form := await look()) and retry.left_s(monotonic()):
+            await asyncio.sleep(retry.failed(monotonic()))
         return form
 
     @handles(op.STREAM_DELETE)
@@ -366,16 +375,16 @@ class Admin:
     async def move_leader(self, request: op.MoveLeaderRequest) -> op.MovedPartition:
         """The old leader stays in the ISR. Answers after the new one serves, or READY_TIMEOUT_S."""
         await self._moves.move(request.stream, request.partition, BrokerId(request.broker))
-        deadline = self._context.monotonic() + READY_TIMEOUT_S
+        retry = self._readiness()
         number = request.partition
         while True:
             stream = find_stream(self._context.state, request.stream)
             replicas = find_partition(stream, number).replicas
             said = (await self._ask_replicas(stream, replicas, partitions=[number])).get(number, {})
-            is_late = self._context.monotonic() >= deadline
+            is_late = not retry.left_s(self._context.monotonic())
             if report_of_leader(find_partition(stream, number), said) or is_late:
                 return partition_form(stream, number, said)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(retry.failed(self._context.monotonic()))
 
     @handles(op.PARTITION_HISTORY)
     async def partition_history(self, request: op.PartitionRef) -> op.PartitionHistory:

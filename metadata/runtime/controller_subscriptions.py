@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from random import random
 from typing import Final
 
 from metadata.cluster.references import key_of
@@ -19,6 +20,7 @@ from metadata.runtime.namespace import Namespace
 from metadata.runtime.proposals import Proposals
 from wire.messaging.transport import Message, Subscription
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 from wire.turns import LOOKS, Steps, in_turns, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderReport, PartitionEpoch
 
@@ -56,6 +58,7 @@ class ControllerSubscriptions:
 
     async def _keep(self) -> None:
         serves = False
+        retry = Retry(self._context.settings.retry_interval_s, chance=random)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -68,7 +71,7 @@ class ControllerSubscriptions:
                     await self.close()
             except Exception:  # noqa: BLE001 - a cluster without a listening controller would stand still
                 _log.exception("controller %s cannot subscribe or unsubscribe yet", self._context.broker_id)
-                await asyncio.sleep(self._context.settings.retry_interval_s)
+                await asyncio.sleep(retry.failed())
                 self._changed.set()
 
     async def _open(self) -> None:

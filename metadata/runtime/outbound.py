@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
+from random import random
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 from google.protobuf.message import Message as Protobuf
@@ -25,6 +26,7 @@ from google.protobuf.message import Message as Protobuf
 from metadata.cluster.references import ref_of
 from metadata.runtime.driver_context import MetadataContext
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 from wire.types import (
     CutoverReport,
     IsrChange,
@@ -62,8 +64,7 @@ class _Open:
     """A request that is not over."""
 
     request: Request
-    pause_s: float = 0.0
-    """The pause before it was sent last."""
+    retry: Retry
 
 
 class _Time(NamedTuple):
@@ -102,7 +103,9 @@ class OutboundRequests:
             return
         # One that is over already, as the state that is applied shows, is not opened: no change of it may follow.
         if not self._is_over(request):
-            opened = self._open.setdefault(request.key, {})[type(request)] = _Open(request)
+            opened = self._open.setdefault(request.key, {})[type(request)] = _Open(
+                request, Retry(self._context.settings.retry_interval_s, LONGEST_PAUSE_S, chance=random)
+            )
             self._send_at(self._context.monotonic(), opened)
             self._send_soon()
 
@@ -196,7 +199,6 @@ class OutboundRequests:
                 self._send_later(max(TURN_PAUSE_S, self._times[0].at - now))
 
     def _send_due(self, now: float) -> None:
-        shortest = self._context.settings.retry_interval_s
         due: dict[str, list[Protobuf]] = {}
         looks = 0
         while self._times and self._times[0].at <= now and looks < TURN:
@@ -209,8 +211,7 @@ class OutboundRequests:
             if self._is_over(request):
                 self._forget(request)
                 continue
-            opened.pause_s = min(LONGEST_PAUSE_S, max(shortest, 2 * opened.pause_s))
-            self._send_at(now + opened.pause_s, opened)
+            self._send_at(now + opened.retry.failed(), opened)
             due.setdefault(_BODIES[type(request)], []).append(self._item(request))
         for body, items in due.items():
             # Withdrawals name the incarnation of this broker.

@@ -8,6 +8,7 @@ attempt  a decision of the controller or a request of another broker: sent once;
 from __future__ import annotations
 
 import asyncio
+from random import random
 
 from metadata.cluster.model import Outcome
 from metadata.raft.types import RaftError, RaftOutcomeUnknown, RaftUnavailable
@@ -15,6 +16,7 @@ from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.metadata_ports import RaftPort
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 
 MAX_PROPOSALS = 256
 """Limit of attempts on their way at once; one more is not sent."""
@@ -38,9 +40,9 @@ class Proposals:
         command.sequence = self._sequence
         data = _encode(command)
         monotonic, timeout = self._context.monotonic, self._context.settings.command_timeout_s
-        deadline = monotonic() + timeout
+        retry = Retry(RETRY_PAUSE_S, chance=random, deadline=monotonic() + timeout)
         code, trouble = Code.UNAVAILABLE, "no time was left"
-        while (left := deadline - monotonic()) > 0:
+        while (left := retry.left_s(monotonic())) > 0:
             try:
                 return await self._propose(data, min(left, ATTEMPT_TIMEOUT_S))
             except RaftUnavailable as error:
@@ -49,7 +51,7 @@ class Proposals:
                 code, trouble = Code.OUTCOME_UNKNOWN, str(error)
             except RaftError as error:
                 raise TidelogError(Code.BAD_REQUEST, str(error)) from error
-            await asyncio.sleep(min(RETRY_PAUSE_S, left))
+            await asyncio.sleep(retry.failed(monotonic()))
         raise TidelogError(code, f"the metadata group did not answer in {timeout} s: {trouble}")
 
     async def attempt(self, command: pb.Command) -> Outcome | None:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import random
 
 from metadata.cluster.cluster_view import PIECE
 from metadata.cluster.references import log_ends_to_pb, logs_to_pb
@@ -26,6 +27,7 @@ from metadata.runtime.proposals import Proposals
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 from wire.turns import Steps, Turns, in_turns
 from wire.types import Incarnation, PartitionKey
 
@@ -164,28 +166,30 @@ class Registrar:
         return None
 
     async def _keep_registered(self) -> None:
-        context, pause = self._context, self._context.settings.retry_interval_s
+        context = self._context
+        retry = Retry(context.settings.retry_interval_s, chance=random)
+        soon = Retry(context.settings.retry_interval_s / 10, chance=random)
         while True:
             await self._is_due.wait()
             if not context.transport.is_connected:
                 # Registered brokers get leaderships; this one could not act on them yet.
-                await asyncio.sleep(pause)
+                await asyncio.sleep(retry.failed())
                 continue
             try:
                 outcome = await self._proposals.commit(await in_turns(self._command()))
             except TidelogError as error:
                 _log.warning("broker %s cannot register yet: %s", context.broker_id, error)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(retry.failed())
                 continue
             if outcome.code is None:
                 own = context.state.brokers.get(context.broker_id)
                 if own is not None and own.alive and own.life_id == context.life_id:
                     self._is_due.clear()
                 else:
-                    await self._try_later("the metadata that is applied here does not show it", pause / 10)
+                    await self._try_later("the metadata that is applied here does not show it", soon.failed())
                 continue
             if outcome.code.retriable:
-                await self._try_later(outcome.message, pause / 10)
+                await self._try_later(outcome.message, soon.failed())
                 continue
             refusal = TidelogError(outcome.code, outcome.message)
             if outcome.code is Code.ID_IN_USE:

@@ -34,7 +34,7 @@ from spark_connector.reads.log_port import OffsetRange
 from spark_connector.reads.read_task import TaskSettings, read_ranges
 from spark_connector.shared.arrow_rows import spark_schema
 from spark_connector.shared.connections import Address, Cluster
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tidelog.client.base.read_positions import AtTime
 from tidelog.client.client import Client
 from tidelog.server.devcluster import DevCluster
@@ -414,7 +414,7 @@ class StoredFuzz:
         return [(None, *_row(record)[1:]) async for record in client.consume(COPY, stop="latest")]
 
     def _spark(self) -> list[Row]:
-        log = ClientLog(Cluster(Address((self._cluster.nats_url,), "tidelog", None, ()), Retry(60)))
+        log = ClientLog(Cluster(Address((self._cluster.nats_url,), "tidelog", None, ()), Patience(60)))
         extent = log.extents([StreamName(STREAM)])[StreamName(STREAM)]
         ranges = [
             OffsetRange(extent.stream, extent.incarnation, number, held.incarnation, held.log_start, held.end)

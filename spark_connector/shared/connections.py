@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import tidelog
 from spark_connector.shared.inline_files import with_paths
 from spark_connector.shared.option_values import ConnectionOptions
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tidelog.client.client import Client
 from tidelog.loop_thread import LoopThread
 from wire.errors import Code, TidelogError
@@ -151,7 +151,7 @@ RENEW_SECONDS = 15.0
 class Cluster:
     """A cluster, connected at the first request. For one thread at a time."""
 
-    def __init__(self, address: Address, retry: Retry, pool: KeptConnections = kept) -> None:
+    def __init__(self, address: Address, retry: Patience, pool: KeptConnections = kept) -> None:
         self.retry = retry
         self.address = address
         self._pool = pool
@@ -161,7 +161,7 @@ class Cluster:
     def of(cls, options: ConnectionOptions) -> Cluster:
         login = tuple(sorted(with_paths(options.login).items()))
         address = Address(options.servers, options.namespace, options.inbox_prefix, login)
-        return cls(address, Retry(options.retry_seconds))
+        return cls(address, Patience(options.retry_seconds))
 
     def ask(self, what: str, work: Callable[[Client], Coroutine[Any, Any, _T]]) -> _T:
         """Returns the answer to a request that can be repeated. `what` completes "cannot … yet" in the log. Raises the

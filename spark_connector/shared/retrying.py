@@ -1,7 +1,7 @@
 """Repeats requests that a cluster could not answer, for as long as the option `retry.timeout` says.
 
 Brokers and NATS servers are restarted while queries run. Whatever talks to the cluster, on the driver and in tasks,
-does it through a `Retry`, so that a query waits for the cluster as a producer or a consumer does, and says so in the
+does it through a `Patience`, so that a query waits for the cluster as a producer or a consumer does, and says so in the
 log.
 """
 
@@ -11,10 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import random
 from typing import TypeVar
 
 from tidelog.client.base.exceptions import NoServer
 from wire.errors import TidelogError
+from wire.retry import Retry
 
 WARN_SECONDS = 10.0
 """Seconds between two warnings of one wait."""
@@ -33,7 +35,7 @@ class WaitedOut(TidelogError):
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Patience:
     """`timeout`: seconds from the first failure until an error is raised; 0: at once."""
 
     timeout: float
@@ -44,14 +46,15 @@ class Retry:
         """Returns the result of `attempt`, which is called again while its error may pass. `what` completes "cannot …
         yet" in the log. Raises the error of the last attempt, whose sentence then says how long it was tried."""
         first: float | None = None
-        warn_at = pause = 0.0
+        warn_at = 0.0
+        retry = Retry(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, chance=random)
         while True:
             try:
                 return attempt()
             except TidelogError as error:
                 failed_at = self.now()
                 if first is None:
-                    first, warn_at, pause = failed_at, failed_at, FIRST_PAUSE_SECONDS
+                    first = warn_at = failed_at
                 waited = failed_at - first
                 left = self._patience(error) - waited
                 if left <= 0:
@@ -64,8 +67,7 @@ class Retry:
                         what, left, error.message,
                     )  # fmt: skip
                     warn_at = failed_at + WARN_SECONDS
-                self.sleep(min(max(pause, error.retry_after or 0.0), left))
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                self.sleep(min(retry.failed(at_least_s=error.retry_after or 0.0), left))
 
     def _patience(self, error: TidelogError) -> float:
         """Returns the seconds for which this error is waited out."""

@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import gc
 import logging
+import random
 import secrets
 import socket
 import sys
@@ -517,8 +518,8 @@ def _warned_of_coroutines(world: World) -> Iterator[None]:
 
 @contextmanager
 def inhabited(world: World) -> Iterator[None]:
-    """For the time of a run: logs go to the world, `time.time_ns` is the world's clock, `secrets.token_hex` follows
-    from the seed, the garbage collector waits.
+    """For the time of a run: logs go to the world, `time.time_ns` is the world's clock, `secrets.token_hex` and
+    `random.random` follow from the seed, the garbage collector waits.
 
     Code under test must look `time.time_ns` up at each call: one that it bound at its import is the real clock."""
     listener = _Listener(world)
@@ -529,6 +530,7 @@ def inhabited(world: World) -> Iterator[None]:
     collects = gc.isenabled()
     real_time_ns = time.time_ns
     time.time_ns = lambda: EPOCH_NS + int(world.now * 1e9)
+    random.seed(f"pauses of {world.seed}")
     tokens = Random(f"tokens of {world.seed}")
     real_token_hex = secrets.token_hex
     secrets.token_hex = lambda nbytes=32: tokens.randbytes(nbytes or 32).hex()

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from random import random
 from ssl import SSLContext
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack, cast, overload, runtime_checkable
@@ -88,6 +89,7 @@ from wire.operations.transaction_operations import (
     TransactionDescription,
     TransactionList,
 )
+from wire.retry import Retry
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, Subjects, check_inbox_prefix
 from wire.types import StreamName
 
@@ -1035,7 +1037,7 @@ async def connect(
     _check_inbox_prefix(inboxes, subjects.namespace)
     await in_thread(lambda: warn_of_open(found.secret_files))
     label = name or f"tidelog-client@{socket.gethostname()}:{os.getpid()}"
-    deadline = time.monotonic() + start_wait
+    retry = Retry(_START_RETRY, chance=random, deadline=time.monotonic() + start_wait)
     while True:
         try:
             transport = await _connected(
@@ -1048,11 +1050,11 @@ async def connect(
                 )
             )
         except NatsUnavailable as error:
-            if not isinstance(error, NatsNotListening) or time.monotonic() >= deadline:
+            if not isinstance(error, NatsNotListening) or not retry.left_s(time.monotonic()):
                 no_server = NoServer(Code.UNAVAILABLE, str(error))
                 no_server.is_refusal = isinstance(error, NatsRefused)
                 raise no_server from error
-            await asyncio.sleep(_START_RETRY)
+            await asyncio.sleep(retry.failed(time.monotonic()))
             continue
         try:
             transport.violations.check_answers_arrive()

@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from random import random
 from typing import Any, cast
 from urllib.parse import ParseResult, urlparse
 
@@ -51,6 +52,7 @@ from nats.aio.transport import TcpTransport
 from tidelog.nats.login import LiveLogin, NatsLogin
 from tidelog.nats.nats_errors import NatsRefused, is_refusal
 from tidelog.nats.nats_parser import ChunkParser, ProtocolError
+from wire.retry import Retry
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +221,7 @@ class ChunkedClient(Client):
         self._url_logins: dict[Address, NatsLogin | None] = {}
         """The login of each server's URL; for an announced one, that of the server that announced it."""
         self._was_connected = False
-        self._refusals = 0
+        self._refusals = Retry(FIRST_PAUSE, LONGEST_PAUSE, chance=random, at_once=True)
         """Refused logins since the connection was lost."""
         self.parser = ChunkParser(self._control_line)
         self.on_writable: Callable[[bool], None] = _ignore
@@ -423,8 +425,7 @@ class ChunkedClient(Client):
 
     async def _pause(self) -> None:
         """Waits after a refused login, until the login has changed or the pause is over. Reads the login."""
-        pause = min(FIRST_PAUSE * 2 ** (self._refusals - 1), LONGEST_PAUSE) if self._refusals else 0.0
-        end = time.monotonic() + pause
+        end = time.monotonic() + self._refusals.pause_s()
         while not await self.login.read_again():
             left = end - time.monotonic()
             if left <= 0:
@@ -447,7 +448,7 @@ class ChunkedClient(Client):
                 self._tell_refusal(error)
             raise
         if self.is_connected:
-            self._refusals = 0
+            self._refusals.succeeded()
 
     def _tell_refusal(self, error: Exception) -> None:
         """Logs that a connection which was made before is refused, if that is the error."""
@@ -455,7 +456,7 @@ class ChunkedClient(Client):
         # A server that refuses closes at once, and the reset may overtake its -ERR.
         is_cut_off = isinstance(error, ConnectionError) and bool(self._server_info.get("auth_required"))
         if is_tls or is_refusal(error) or is_cut_off:
-            self._refusals += 1
+            self._refusals.failed()
             _log.warning(
                 "the NATS server at %s refuses %s (%s); trying again, every %g s in the end, and as soon as the login"
                 " has changed",

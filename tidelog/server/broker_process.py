@@ -56,6 +56,7 @@ from wire.errors import Code, TidelogError
 from wire.messaging.transport import REFUSAL_GRACE, Message, Subscription
 from wire.notation import RACK_LABEL
 from wire.protobuf import metadata_pb2 as pb
+from wire.retry import Retry
 from wire.subjects import Subjects
 from wire.types import BrokerId
 
@@ -387,6 +388,7 @@ class Node:
         name = f"tidelog {self.config.broker} {purpose}"
         inboxes = Subjects(self.config.namespace).broker_inbox(self.config.broker)
         next_log = 0.0
+        retry = Retry(NATS_RETRY, chance=random.random)
         while True:
             try:
                 connection = await NatsConnection.connect(
@@ -399,7 +401,7 @@ class Node:
                 if now >= next_log:
                     next_log = now + NATS_WAIT_LOG_INTERVAL
                     _log.warning("%s waits for NATS: %s", self.config.broker, e)
-                await asyncio.sleep(NATS_RETRY)
+                await asyncio.sleep(retry.failed())
                 continue
             if (refused := connection.violations.of_inboxes) is not None:
                 await connection.close()

@@ -35,6 +35,7 @@ from tidelog.process.loopback import HOST, free_addresses
 from tidelog.server.config import VOTER_COUNTS
 from wire.errors import Code, TidelogError
 from wire.notation import MOST_PORT
+from wire.retry import Retry
 
 MAX_NODES = 16
 LOCK_FILE = "up.lock"
@@ -397,8 +398,7 @@ class NatsKeeper:
         self._started_at = clock()
         self._start_at: float | None = None
         """Time of the next start; None while the server runs."""
-        self._pause = 0.0
-        """Seconds before the next start."""
+        self._retry = Retry(NATS_PAUSE, NATS_MAX_PAUSE, chance=None, at_once=True)
         self._failing_since: float | None = None
 
     def look(self) -> None:
@@ -408,16 +408,17 @@ class NatsKeeper:
         now = self._clock()
         if self._start_at is None:
             if now - self._started_at >= NATS_STEADY:
-                self._pause = 0.0
-            self._start_at = now + self._pause
-            when = f"in {self._pause:g} s" if self._pause else "now"
+                self._retry.succeeded()
+            pause_s = self._retry.pause_s()
+            self._start_at = now + pause_s
+            when = f"in {pause_s:g} s" if pause_s else "now"
             self._say(
                 f"nats-server {how_it_ended(self._nats.exit_status)}: the cluster stands still. Starting it again"
                 f" {when}, on port {self._nats.port}; its output is in {self._nats.log_path}"
             )
         if now < self._start_at:
             return
-        self._pause = min(max(2 * self._pause, NATS_PAUSE), NATS_MAX_PAUSE)
+        self._retry.failed()
         try:
             self._nats.start()
         except NatsServerFailed as error:
@@ -434,8 +435,9 @@ class NatsKeeper:
             raise TidelogError(
                 Code.UNAVAILABLE, f"nats-server ended and cannot be started again, so the cluster stops: {error}"
             ) from error
-        self._start_at = now + self._pause
-        self._say(f"nats-server does not start, trying again in {self._pause:g} s: {error}")
+        pause_s = self._retry.pause_s()
+        self._start_at = now + pause_s
+        self._say(f"nats-server does not start, trying again in {pause_s:g} s: {error}")
 
 
 def _assignments(values: Mapping[str, Any]) -> list[str]:

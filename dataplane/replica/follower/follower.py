@@ -44,7 +44,7 @@ from dataplane.replica.follower.follower_states import (
     Truncating,
 )
 from dataplane.replica.follower.followership import Followership
-from dataplane.replica.follower.leader_contact import Backoff, LeaderContact
+from dataplane.replica.follower.leader_contact import LeaderContact
 from dataplane.replica.follower.reconciliation import BeginAnew, Installer, Reconciler
 from dataplane.replica.history import History
 from dataplane.replica.replica_effects import (
@@ -58,6 +58,7 @@ from dataplane.replica.replica_effects import (
 from dataplane.replica.replica_settings import ReplicaSettings
 from wire.error_details import DELETIONS_GONE, LOG_START
 from wire.errors import Code, InvariantViolation, TidelogError, require
+from wire.retry import Retry
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
 
 
@@ -68,7 +69,7 @@ class Fetcher:
         self,
         replica: Followership,
         contact: LeaderContact,
-        bad_answers: Backoff,
+        bad_answers: Retry,
         settings: ReplicaSettings,
         *,
         first_sequence: int,
@@ -80,7 +81,7 @@ class Fetcher:
         """Records cannot be written at present."""
         self.disk_hangs = disk_hangs
         """Records are not synced at present."""
-        self.timeout = Backoff(settings.replica_fetch_timeout, settings.replica_max_leader_timeout)
+        self.timeout = Retry(settings.replica_fetch_timeout, settings.replica_max_leader_timeout, chance=None)
         """It grows with every fetch that is given up, so that slow answers come through."""
         self.refused_batch = ""
         """Why the last answer was refused; the next fetch reports it to the leader."""
@@ -97,7 +98,7 @@ class Fetcher:
         self._sequence += 1
         replica.was_notified = False
         self._contact.no_responders = False
-        replica.enter(Fetching(self._sequence, replica.log_end_offset, now + self.timeout.value), now)
+        replica.enter(Fetching(self._sequence, replica.log_end_offset, now + self.timeout.pause_s()), now)
         refused, self.refused_batch = self.refused_batch, ""
         fetch = SendFetch(self._sequence, replica.log_end_offset, replica.reported_end, False, refused)
         fetch.no_space, fetch.disk_hangs = self.no_space, self.disk_hangs
@@ -114,7 +115,7 @@ class Fetcher:
         self._replica.enter(Syncing(now + self._settings.replica_fetch_timeout / 2), now)
 
     def on_good_answer(self) -> None:
-        self._bad_answers.reset()
+        self._bad_answers.succeeded()
         self.refused_batch = ""
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
@@ -124,11 +125,10 @@ class Fetcher:
         if not isinstance(state, (Fetching, Idle)) or sequence != state.sequence:
             return []
         self.refused_batch = reason
-        wait = self._bad_answers.value
-        self._bad_answers.grow()
+        wait = self._bad_answers.failed()
         if wait == 0.0:
             return self.fetch(now)
-        self.timeout.reset()
+        self.timeout.succeeded()
         self._replica.enter(Idle(state.sequence, state.offset, now + wait), now)
         return []
 
@@ -138,8 +138,8 @@ class Fetcher:
 
     def pause_longer(self, now: float) -> None:
         """The same answer would come again: it is asked for after ever longer waits."""
-        self._bad_answers.grow()
-        self.pause(self._bad_answers.value, now)
+        self._bad_answers.failed()
+        self.pause(self._bad_answers.pause_s(), now)
 
     def idle(self, state: Fetching | Idle, now: float) -> None:
         """The answer was empty: the leader's data waiter, a notification or the time ends the wait."""
@@ -195,7 +195,7 @@ class Follower:
             now,
         )
         self._contact = LeaderContact(settings, replica.history, connected_since=connected_since, now=now)
-        bad_answers = Backoff(0.0, settings.replica_max_idle_wait, least=settings.offset_retry)
+        bad_answers = Retry(settings.offset_retry, settings.replica_max_idle_wait, chance=None, at_once=True)
         self._reconciler = Reconciler(replica, epochs, self._contact, settings)
         self._installer = Installer(replica, epochs, self._contact, bad_answers, settings)
         self._fetcher = Fetcher(
@@ -301,7 +301,7 @@ class Follower:
         if answer.leader_epoch > self.leader_epoch:
             self._fetcher.pause(self.settings.offset_retry, now)
             return []
-        self._fetcher.timeout.reset()
+        self._fetcher.timeout.succeeded()
         if answer.error is not None:
             return self._on_error(answer.error, now)
         if state.offset != replica.log_end_offset:
@@ -500,7 +500,7 @@ class Follower:
                 out += self._installer.on_silence(state, now)
             case Fetching() if now >= state.unanswered_at:
                 if not self._contact.no_responders:
-                    self._fetcher.timeout.grow()
+                    self._fetcher.timeout.failed()
                 out += self._reconcile(now)  # the probe: it finds a leader that is gone, and does no harm
             case Idle() | Syncing() if now >= state.until:
                 out += self._fetcher.fetch(now)

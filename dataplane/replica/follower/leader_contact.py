@@ -12,25 +12,8 @@ import math
 from dataplane.replica.history import History
 from dataplane.replica.replica_effects import ReportLeader
 from dataplane.replica.replica_settings import ReplicaSettings
+from wire.retry import Retry
 from wire.types import BrokerId, LeaderReport, PartitionView
-
-
-class Backoff:
-    """A waiting time that grows from one failure to the next. Seconds. `value` begins at `first`; `grow` doubles it, to
-    `least` at least and `most` at most."""
-
-    __slots__ = ("_first", "_least", "_most", "value")
-
-    def __init__(self, first: float, most: float, *, least: float = 0.0) -> None:
-        self.value = self._first = first
-        self._least = least
-        self._most = most
-
-    def grow(self) -> None:
-        self.value = min(max(2 * self.value, self._least), self._most)
-
-    def reset(self) -> None:
-        self.value = self._first
 
 
 class LeaderContact:
@@ -45,8 +28,8 @@ class LeaderContact:
         self._connected_since = connected_since
         self._last_good = now
         self._suspected = False
-        self._no_responders_wait = Backoff(
-            settings.no_leader_retry, max(settings.no_leader_retry, settings.offset_retry)
+        self._no_responders_wait = Retry(
+            settings.no_leader_retry, max(settings.no_leader_retry, settings.offset_retry), chance=None
         )
         """Until the next request after a 503. A leader that begins announces itself, and of a thousand partitions that
         begin together most are asked many times."""
@@ -58,7 +41,7 @@ class LeaderContact:
 
     def on_good_answer(self, now: float) -> None:
         self._last_good = now
-        self._no_responders_wait.reset()
+        self._no_responders_wait.succeeded()
         self.has_answered = True
         self._suspected = False
 
@@ -67,9 +50,7 @@ class LeaderContact:
         if self.has_answered and now - self._connected_since >= self._settings.liveness_grace:
             self._suspected = True
         self.no_responders = True
-        again_at = now + self._no_responders_wait.value
-        self._no_responders_wait.grow()
-        return again_at
+        return now + self._no_responders_wait.failed()
 
     def on_connection(self, connected_since: float, now: float) -> None:
         """Our own connection came back (`inf`: it is down): silence before it proves nothing."""

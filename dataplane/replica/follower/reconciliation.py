@@ -34,7 +34,7 @@ from dataplane.replica.follower.follower_states import (
     Truncating,
 )
 from dataplane.replica.follower.followership import Followership
-from dataplane.replica.follower.leader_contact import Backoff, LeaderContact
+from dataplane.replica.follower.leader_contact import LeaderContact
 from dataplane.replica.replica_effects import (
     FollowerEffect,
     InstallSnapshot,
@@ -44,6 +44,7 @@ from dataplane.replica.replica_effects import (
 )
 from dataplane.replica.replica_settings import ReplicaSettings
 from wire.errors import Code, TidelogError
+from wire.retry import Retry
 from wire.types import LeaderEpoch, LossReport, Offset
 
 
@@ -53,7 +54,7 @@ class Installer:
         replica: Followership,
         epochs: LeaderEpochCache,
         contact: LeaderContact,
-        bad_answers: Backoff,
+        bad_answers: Retry,
         settings: ReplicaSettings,
     ) -> None:
         self._replica = replica
@@ -61,24 +62,24 @@ class Installer:
         self._contact = contact
         self._bad_answers = bad_answers
         self._settings = settings
-        self._wait = Backoff(settings.replica_fetch_timeout, settings.replica_max_leader_timeout)
+        self._wait = Retry(settings.replica_fetch_timeout, settings.replica_max_leader_timeout, chance=None)
         """Until an unanswered question is repeated."""
 
     # Keeps R8.
     def begin(self, now: float) -> list[FollowerEffect]:
-        self._wait.reset()
+        self._wait.succeeded()
         return self._ask(None, (), now)
 
     def _ask(self, offset: Offset | None, pieces: tuple[bytes, ...], now: float) -> list[FollowerEffect]:
         self._contact.no_responders = False
         number = self._replica.next_question()
-        state = Installing(number, now + self._wait.value, offset, pieces)
+        state = Installing(number, now + self._wait.pause_s(), offset, pieces)
         self._replica.enter(state, now)
         return [SendSnapshotRequest(number, offset, state.position)]
 
     def on_silence(self, state: Installing, now: float) -> list[FollowerEffect]:
         if not self._contact.no_responders:
-            self._wait.grow()
+            self._wait.failed()
         return self._ask(state.offset, state.pieces, now)
 
     def on_answer(self, answer: SnapshotAnswer, now: float) -> list[FollowerEffect]:
@@ -105,7 +106,7 @@ class Installer:
             or not whole <= answer.size <= MAX_SNAPSHOT_BYTES
         ):
             return self.on_bad_snapshot(now)
-        self._wait.reset()
+        self._wait.succeeded()
         pieces = (*state.pieces, answer.piece)
         if whole < answer.size:
             return self._ask(answer.offset, pieces, now)
@@ -118,8 +119,8 @@ class Installer:
 
     def on_bad_snapshot(self, now: float) -> list[FollowerEffect]:
         """It is not the snapshot at a log start; nothing was changed. It is asked for anew, in a while."""
-        self._bad_answers.grow()
-        self._replica.enter(Installing(self._replica.next_question(), now + self._bad_answers.value), now)
+        self._bad_answers.failed()
+        self._replica.enter(Installing(self._replica.next_question(), now + self._bad_answers.pause_s()), now)
         return []
 
 
@@ -167,7 +168,7 @@ class Reconciler:
         self._epochs = epochs
         self._contact = contact
         self._settings = settings
-        self._wait = Backoff(settings.no_leader_retry, settings.replica_max_leader_timeout)
+        self._wait = Retry(settings.no_leader_retry, settings.replica_max_leader_timeout, chance=None)
         """Until an unanswered question is repeated. It begins low: after a planned move the first request is often
         lost, because the old leader still listens, and is silent, and the new one does not listen yet."""
 
@@ -177,7 +178,7 @@ class Reconciler:
         newest = self._epochs.latest
         if newest is None or not self._replica.log_end_offset:
             return []
-        self._wait.reset()
+        self._wait.succeeded()
         return self._ask(newest, self._replica.log_end_offset, now)
 
     def _ask(self, epoch: LeaderEpoch, cut: Offset, now: float) -> list[FollowerEffect]:
@@ -185,7 +186,7 @@ class Reconciler:
         replica.was_notified = False
         self._contact.no_responders = False
         number = replica.next_question()
-        replica.enter(Reconciling(epoch, cut, number, now + self._wait.value), now)
+        replica.enter(Reconciling(epoch, cut, number, now + self._wait.pause_s()), now)
         return [SendOffsetRequest(epoch, number)]
 
     def ask_again(self, state: Reconciling, now: float) -> list[FollowerEffect]:
@@ -193,7 +194,7 @@ class Reconciler:
 
     def on_silence(self, state: Reconciling, now: float) -> list[FollowerEffect]:
         if not self._contact.no_responders:
-            self._wait.grow()
+            self._wait.failed()
         return self.ask_again(state, now)
 
     def on_answer(self, answer: OffsetAnswer, now: float) -> list[FollowerEffect] | Reconciled:

@@ -15,7 +15,7 @@ from scripts.demos import demo_security
 from scripts.demos.demo_security import Access, NotRefused, attempts, secure
 from spark_connector.reads.client_log import ClientLog
 from spark_connector.shared.connections import Address, Cluster, kept
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tests.integration.rig.dev_cluster import assert_logs_without, dev_cluster
 from tests.integration.rig.waiting import LIMIT
 from tidelog.server.devcluster import DevCluster
@@ -52,7 +52,7 @@ async def test_each_role_does_its_work_and_what_must_be_refused_is_refused(
         assert values == [VALUE] * 101
         options = access.of_spark("spark")
         login = tuple((name.removeprefix("nats."), text) for name, text in options.items() if name.startswith("nats."))
-        log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Retry(60)))
+        log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", options["inboxPrefix"], login), Patience(60)))
         try:
             assert log.extents((StreamName(STREAM),))[StreamName(STREAM)].partitions.keys() == {0, 1}
         finally:

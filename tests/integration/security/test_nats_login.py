@@ -85,7 +85,7 @@ async def test_a_refused_reconnect_is_tried_slowly_and_at_once_with_a_new_passwo
         assert "Authorization Violation" in told[0].getMessage()
         login = NatsLogin(user="u", password="new-password")
         await until(lambda: connection.is_connected, timeout=7)  # the next pause is at least eight
-        assert connection._client._refusals == 0
+        assert connection._client._refusals.failures == 0
         assert await used(connection)
     assert "new-password" not in caplog.text
 
@@ -250,7 +250,7 @@ async def test_a_reconnect_does_not_fall_back_to_plain_text(tmp_path: Path, auth
         server.stop()
         fake = PlainServer()
         listening = await asyncio.start_server(fake.serve, "127.0.0.1", server.port)
-        await until(lambda: connection._client._refusals > 1)
+        await until(lambda: connection._client._refusals.failures > 1)
         listening.close()
         assert not fake.received
         await asyncio.to_thread(server.start)

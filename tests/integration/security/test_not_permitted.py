@@ -14,7 +14,7 @@ import tidelog
 from spark_connector.reads.client_log import ClientLog
 from spark_connector.reads.log_port import OffsetRange
 from spark_connector.shared.connections import Address, Cluster, kept
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tests.integration.rig.command_line import tidelog_command
 from tests.integration.rig.least_privilege import PASSWORD, client_of, least_privilege, printed, with_password
 from tests.integration.rig.nats_logins import reload
@@ -168,11 +168,11 @@ async def _incarnations(cluster: DevCluster) -> tuple[Incarnation, Incarnation]:
 def test_a_spark_job_says_what_is_not_permitted(cluster: DevCluster) -> None:
     login = (("password", PASSWORD), ("user", "knows"))
     with pytest.raises(NotPermitted, match="inboxPrefix"):
-        ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, login), Retry(60))).extents(
+        ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, login), Patience(60))).extents(
             (StreamName("orders"),)
         )
     incarnation, in_partition = asyncio.run(_incarnations(cluster))
-    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Retry(60)))
+    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.knows", login), Patience(60)))
     try:
         with refused_at_once("knows", "tidelog.orders.0.fetch", "--role consumer --stream orders"):
             log.extents((StreamName("orders"),))

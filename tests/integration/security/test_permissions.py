@@ -16,7 +16,7 @@ import pytest
 import tidelog
 from spark_connector.reads.client_log import ClientLog
 from spark_connector.shared.connections import Address, Cluster, kept
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tests.integration.rig.brokers_status import described
 from tests.integration.rig.command_line import tidelog_command
 from tests.integration.rig.dev_cluster import assert_logs_without
@@ -297,7 +297,7 @@ async def test_a_producer_has_all_of_its_family_and_commits_for_it(cluster: DevC
 def test_a_spark_job_reads_its_streams(cluster: DevCluster) -> None:
     """By the connection that Spark's tasks make."""
     login = (("password", PASSWORD), ("user", "spark-orders"))
-    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Retry(60)))
+    log = ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", "_INBOX.spark-orders", login), Patience(60)))
     try:
         streams = (StreamName("orders"), StreamName("payments"))
         extents = log.extents(streams)

@@ -19,7 +19,7 @@ from spark_connector.reads.read_task import TaskSettings, read_ranges
 from spark_connector.reads.stream_reader import TidelogStreamReader
 from spark_connector.shared.arrow_rows import spark_schema
 from spark_connector.shared.connections import Address, Cluster, KeptConnections
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.transactions.told_transactions import until_told
 from tidelog.server.devcluster import DevCluster
@@ -43,7 +43,7 @@ def pool() -> Iterator[KeptConnections]:
 
 
 def log_of(cluster: DevCluster, pool: KeptConnections, isolation: Isolation = LEVELS[0]) -> ClientLog:
-    return ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, ()), Retry(60), pool), isolation)
+    return ClientLog(Cluster(Address((cluster.nats_url,), "tidelog", None, ()), Patience(60), pool), isolation)
 
 
 def whole(log: ClientLog, stream: str) -> list[OffsetRange]:

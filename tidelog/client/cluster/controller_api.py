@@ -22,6 +22,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from random import random
 from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -35,6 +36,7 @@ from wire.messaging.violation import Violation
 from wire.operations.api_operations import CLUSTER_ID
 from wire.operations.operation import Operation
 from wire.protobuf.metadata_pb2 import ClusterClaim
+from wire.retry import Retry
 from wire.subjects import Subjects
 
 
@@ -139,25 +141,26 @@ class Api:
     ) -> _Answer:
         """Repeats a request until it is answered. `called`: the caller's operation, for sentences. `inboxes`: gets the
         inboxes that stay open for more answers, which the caller closes."""
-        loop = asyncio.get_running_loop()
+        clock = asyncio.get_running_loop().time
+        retry = Retry(_RETRY_EVERY, chance=random, deadline=deadline)
         headers = {CLIENT_HEADER: described_self()} if operation.writes else {}
         repeated = False
         refusal: TidelogError | None = None
         nobody_listens = False
-        while (left := deadline - loop.time()) > 0:
+        while (left := retry.left_s(clock())) > 0:
             try:
                 message = await self._ask(subject, payload, headers, min(left, _ATTEMPT_TIMEOUT), inboxes)
             except TimeoutError:
                 if self._transport.is_connected:
                     # An attempt that the deadline cut short does not show whether anybody listens.
                     repeated, nobody_listens = True, nobody_listens and left < _ATTEMPT_TIMEOUT
-                await asyncio.sleep(min(_RETRY_EVERY, left))
+                await asyncio.sleep(retry.failed(clock()))
                 continue
             except TidelogError as not_sent:  # the request is too large for NATS, or not permitted
                 raise typed(_with_repeated(not_sent, repeated)) from None
             if message.status == NO_RESPONDERS:
                 nobody_listens = True
-                await asyncio.sleep(min(_RETRY_EVERY, left))
+                await asyncio.sleep(retry.failed(clock()))
                 continue
             nobody_listens = False
             try:
@@ -166,7 +169,7 @@ class Api:
                 if not error.retriable:
                     raise typed(_with_repeated(error, repeated)) from None
                 refusal, repeated = error, repeated or error.code.unknown_outcome
-            await asyncio.sleep(min(_RETRY_EVERY, left))
+            await asyncio.sleep(retry.failed(clock()))
         brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else []
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from random import random
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ from wire.messaging.transport import NO_RESPONDERS, Transport
 from wire.operations.api_operations import CLUSTER_ID, GROUP_COORDINATOR
 from wire.operations.operation import Operation
 from wire.operations.transaction_operations import TRANSACTION_COORDINATOR
+from wire.retry import Retry
 from wire.subjects import Subjects
 
 _log = logging.getLogger(__name__)
@@ -99,15 +101,15 @@ class CoordinatorLink:
     ) -> _Answered:
         """Returns the answer. Raises typed errors; NoServer when no coordinator has answered for `timeout` seconds.
         `added`: the stream or the group that the request adds to a transaction, whose name its subject ends with."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        clock = asyncio.get_running_loop().time
+        retry = Retry(_BACKOFF, _BACKOFF_MAX, factor=1.5, chance=random, deadline=clock() + timeout)
         subject = self._coordinators.subject(self._subjects, kind, name) + (f".{added}" if added else "")
         payload = request.SerializeToString()
         attempts = attempts or Attempts()
         refusal: TidelogError | None = None
-        has_looked, backoff = False, _BACKOFF
-        while (left := deadline - loop.time()) > 0:
-            wait, was_connected = backoff, self._transport.is_connected
+        has_looked = False
+        while (left := retry.left_s(clock())) > 0:
+            at_least_s, was_connected = 0.0, self._transport.is_connected
             try:
                 message = await self._transport.request(subject, payload, timeout=min(left, ATTEMPT_TIMEOUT))
             except TimeoutError:
@@ -128,10 +130,9 @@ class CoordinatorLink:
                 elif not error.retriable or error.code is Code.STALE_GENERATION:
                     raise typed(error)
                 else:
-                    refusal, wait = error, max(backoff, error.retry_after or 0.0)
+                    refusal, at_least_s = error, error.retry_after or 0.0
                     attempts.repeated = attempts.repeated or error.code.unknown_outcome
-            await asyncio.sleep(max(min(wait, deadline - loop.time()), 0.0))
-            backoff = min(backoff * 1.5, _BACKOFF_MAX)
+            await asyncio.sleep(retry.failed(clock(), at_least_s=at_least_s))
         because = "" if refusal is None else f": {refusal.message}"
         raise NoServer(
             Code.UNAVAILABLE,

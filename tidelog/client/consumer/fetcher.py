@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import random
 from typing import Any, TypeAlias
 
 from tidelog.client.base.exceptions import CorruptBatch, OffsetOutOfRange, typed
@@ -49,6 +50,7 @@ from wire.partition_messages.replication import (
     decode_header,
 )
 from wire.protobuf.tidelog_pb2 import FetchRequest
+from wire.retry import Retry
 from wire.types import BrokerId, Offset
 
 _BACKOFF = 0.01
@@ -152,7 +154,7 @@ class PartitionFetcher:
         self._stream_incarnation = stream_incarnation
         self.partition_incarnation = partition_incarnation
         self._last_record_epoch = 0
-        self._setbacks = 0
+        self._retry = Retry(_BACKOFF, _MAX_BACKOFF, factor=1.5, chance=random)
         self._lost = 0
         self._share = 1.0
         """The part of `max_bytes` that is asked for."""
@@ -211,7 +213,7 @@ class PartitionFetcher:
         try:
             leader_epoch, high_watermark = decode_header(body)
             if leader_epoch < self.leader_epoch:
-                return self._leave_source() or Wait(self._back_off(), refresh=True)
+                return self._leave_source() or Wait(self._retry.failed(), refresh=True)
             self.leader_epoch = leader_epoch
             self.committed_end = max(self.committed_end, high_watermark)
             if self._asked != "records":
@@ -226,15 +228,15 @@ class PartitionFetcher:
                     "see the broker's log",
                 )
             )
-        self._setbacks = 0
+        self._retry.succeeded()
         self._lost = 0
         return outcome
 
     def on_error(self, error: TidelogError) -> Outcome:
         """The replica that was asked refused."""
         self.leader_epoch = max(self.leader_epoch, error.detail(LEADER_EPOCH) or 0)
-        if error.code is Code.FENCED_LEADER_EPOCH and self._setbacks == 0:
-            self._setbacks = 1
+        if error.code is Code.FENCED_LEADER_EPOCH and self._retry.failures == 0:
+            self._retry.failed()
             return Wait(0.0)
         elsewhere = self._leave_source()
         if elsewhere is not None:
@@ -255,7 +257,7 @@ class PartitionFetcher:
             )
         if not error.retriable:
             return Raise(typed(error))
-        return Wait(max(self._back_off(), error.retry_after or 0.0), error.code.refresh_metadata)
+        return Wait(self._retry.failed(at_least_s=error.retry_after or 0.0), error.code.refresh_metadata)
 
     def on_metadata(self, leader_epoch: int) -> None:
         """The LeaderEpoch of the partition, as the controller says it just now. No replica answers a request that names
@@ -269,12 +271,11 @@ class PartitionFetcher:
         elsewhere = self._leave_source()
         if elsewhere is not None:
             return elsewhere
-        wait = self._back_off()
-        return Wait(wait, refresh=self._setbacks % 16 == 0)
+        return Wait(self._retry.failed(), refresh=self._retry.failures % 16 == 0)
 
     def on_disconnected(self) -> Outcome:
         """Our own connection is down, which says nothing of the replica that was asked."""
-        return Wait(self._back_off())
+        return Wait(self._retry.failed())
 
     def on_timeout(self) -> Outcome:
         """No answer: it was lost, or the replica was killed. Asking again finds out which, at once."""
@@ -300,7 +301,7 @@ class PartitionFetcher:
         self.log_start = whole_number(headers.get(LOG_START_HEADER, ""))
         self.log_end = whole_number(headers.get(LOG_END_HEADER, ""))
         self.span_bytes = whole_number(headers.get(BYTES_HEADER, "")) or 0
-        self._setbacks = 0
+        self._retry.succeeded()
         self._lost = 0
         if self._asked == "stop":
             self.stop = offset
@@ -356,10 +357,6 @@ class PartitionFetcher:
     @property
     def _grace(self) -> float:
         return min(_GRACE * 2.0 ** min(self._lost, 10), _MAX_GRACE)
-
-    def _back_off(self) -> float:
-        self._setbacks += 1
-        return min(_BACKOFF * 1.5 ** min(self._setbacks, 20), _MAX_BACKOFF)
 
 
 def _set_position(request: FetchRequest, position: Position | AfterBytes) -> None:

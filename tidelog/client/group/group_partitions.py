@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from random import random
 from typing import Any
 
 from tidelog.client.base.arguments import bad
@@ -38,6 +39,7 @@ from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.messaging.transport import Transport
 from wire.protobuf.groups_pb2 import CommittedOffset
+from wire.retry import Retry
 from wire.subjects import Subjects
 from wire.types import StreamName
 
@@ -214,6 +216,7 @@ class GroupPartitions:
                 assigned.is_announced = True
             await self.listeners.assigned(assigned.of for assigned in present)
         committed: dict[StreamPartition, CommittedOffset] = {}
+        retry = Retry(_AGAIN, chance=random)
         while present := _present(partitions):
             try:
                 found = await self.commits.fetch([assigned.of for assigned in present], _OFFSETS_TIMEOUT)
@@ -223,7 +226,7 @@ class GroupPartitions:
                         self._fail(assigned, error)
                     return
                 _log.warning("committed offsets are not known at present: %s", error.message)
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(retry.failed())
                 continue
             committed = {StreamPartition(o.stream, o.incarnation, o.partition): o for o in found if o.offset >= 0}
             break
@@ -239,6 +242,7 @@ class GroupPartitions:
     async def _begin_reading(self, assigned: AssignedPartition, committed: CommittedOffset | None) -> None:
         """`committed` None: nothing is."""
         of, reported, has_gone = assigned.of, "", False
+        retry = Retry(_AGAIN, chance=random)
         while True:
             try:
                 stream = await self._life(of, anew=has_gone)
@@ -258,7 +262,7 @@ class GroupPartitions:
             if why != reported:
                 _log.warning("%s cannot be begun at present: %s", of, why)
                 reported = why
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(retry.failed())
         self._beginning.pop(assigned, None)
         if assigned.is_read and assigned.finished != assigned.committed:
             self.commit_soon.set()

@@ -36,12 +36,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from random import random
 from typing import TypeAlias, assert_never
 
 from tidelog.client.base.exceptions import UnknownMember, typed
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import StreamPartition, from_stream_partitions
 from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
+from wire.retry import Chance, Retry
 
 Partitions: TypeAlias = frozenset[StreamPartition]
 
@@ -71,6 +73,7 @@ class MemberSettings:
     """A heartbeat without an answer is taken for lost after this time; a tenth of the session at most."""
     backoff: float = 0.05
     backoff_max: float = 1.0
+    chance: Chance = random
 
     @property
     def heartbeat_timeout(self) -> float:
@@ -169,7 +172,7 @@ class Membership:
         """When the next heartbeat is to be sent, unless one is in flight."""
         self._is_wanted = False
         """Another heartbeat is to follow the one in flight at once."""
-        self._setbacks = 0
+        self._retry = Retry(settings.backoff, settings.backoff_max, factor=1.5, chance=settings.chance)
         self._ends_with = HeartbeatRequest.PART if settings.instance else HeartbeatRequest.LEAVE
         self._is_called = False
         """The program is waiting for records."""
@@ -265,7 +268,7 @@ class Membership:
         if not answer.unasked:
             self._heard = max(self._heard, self._sent[number])
             if self.state is State.MEMBER:
-                self._setbacks = 0
+                self._retry.succeeded()
             if answer.heartbeat_interval_ms:
                 self._interval = answer.heartbeat_interval_ms / 1000
             if number == self._in_flight:
@@ -300,10 +303,9 @@ class Membership:
             return []
         lost = self._lose()
         if error.code is Code.UNKNOWN_MEMBER:
-            wait = self._back_off() if self._setbacks else 0.0
-            self._setbacks += 1
+            is_first, wait = not self._retry.failures, self._retry.failed()
             leave: Effects = [self._heartbeat(now, HeartbeatRequest.LEAVE)] if lost else []
-            return lost + leave + self._join(now, wait)
+            return lost + leave + self._join(now, 0.0 if is_first else wait)
         self.state = State.LEFT
         self._due = float("inf")
         return [*lost, Fail(typed(error))]
@@ -417,14 +419,12 @@ class Membership:
         return SendHeartbeat(self._number, request, settings.heartbeat_timeout)
 
     def _repeat_later(self, now: float, at_least: float = 0.0) -> Effects:
-        self._due = now + max(self._back_off(), min(at_least, self._settings.session_timeout / _INTERVALS_IN_SESSION))
-        self._setbacks += 1
+        self._due = now + self._retry.failed(
+            at_least_s=min(at_least, self._settings.session_timeout / _INTERVALS_IN_SESSION)
+        )
         if self.state not in (State.JOINING, State.MEMBER) and now >= self._heard + self._settings.session_timeout:
             self._due = float("inf")  # the coordinator removes it without being told
         return self.tick(now)
-
-    def _back_off(self) -> float:
-        return min(self._settings.backoff * 1.5 ** min(self._setbacks, 20), self._settings.backoff_max)
 
     def _waits(self, interval: float) -> float:
         return max(min(interval, self._settings.session_timeout / _INTERVALS_IN_SESSION), _MIN_INTERVAL)

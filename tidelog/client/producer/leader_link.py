@@ -9,8 +9,11 @@ Waits grow with the setbacks in a row: refusals, and probes without a listener.
 
 from __future__ import annotations
 
+from random import random
+
 from tidelog.client.producer.batches import BatchState, PendingBatch
 from wire.errors import TidelogError
+from wire.retry import Retry
 
 BACKOFF = 0.01
 """Seconds of the first wait after a refusal; each further one is half as long again."""
@@ -33,8 +36,10 @@ class LeaderLink:
         """Nothing is sent before this time, after a refusal that passes."""
         self.probe_at = 0.0
         self.refresh_at = 0.0
-        self._setbacks = 0
-        """Refusals, or probes without a listener, since the last success: the exponent of the backoff."""
+        self._refusals = Retry(BACKOFF, _MAX_REFUSAL_BACKOFF, factor=1.5, chance=random)
+        """Since the last success."""
+        self._probes = Retry(BACKOFF, _MAX_PROBE_BACKOFF, factor=1.5, chance=random)
+        """Messages without a listener, since the last success."""
         self.troubled_since: float | None = None
         """Time of the first refusal or 503 since the last success."""
         self.refusal: TidelogError | None = None
@@ -43,7 +48,7 @@ class LeaderLink:
     @property
     def is_cautious(self) -> bool:
         """Whether only the first batch of the window is sent."""
-        return self._setbacks >= _CAUTIOUS_AFTER
+        return self._refusals.failures + self._probes.failures >= _CAUTIOUS_AFTER
 
     def may_send(self, now: float) -> bool:
         return not self.is_down and now >= self.hold_until
@@ -60,7 +65,8 @@ class LeaderLink:
         self.probe_at = max(self.probe_at, now + _PROBE_INTERVAL)
 
     def succeeded(self) -> None:
-        self._setbacks = 0
+        self._refusals.succeeded()
+        self._probes.succeeded()
         self.troubled_since = self.refusal = None
 
     def come_up(self) -> bool:
@@ -68,18 +74,19 @@ class LeaderLink:
         was_down, self.is_down = self.is_down, False
         if was_down:
             self.hold_until = 0.0
-            self._setbacks = 0
+            self._refusals.succeeded()
+            self._probes.succeeded()
             self.troubled_since = None
         return was_down
 
     def go_down(self, now: float) -> None:
         """Takes the link down: a message had no listener."""
-        self._setbacks += 1
+        pause_s = self._probes.failed()
         self._note_trouble(now, None)
         if not self.is_down:
             self.is_down = True
             self.refresh_at = now + _REFRESH_INTERVAL
-            self.probe_at = now + self._probe_backoff()
+            self.probe_at = now + pause_s
 
     def reconnected(self, now: float) -> None:
         self.hold_until = now
@@ -91,17 +98,15 @@ class LeaderLink:
     def back_off(self, now: float, refusal: TidelogError | None) -> None:
         """Waits after a refusal that passes, as long as the leader said if it did. None: it is about the session
         alone."""
-        self._setbacks += 1
         if refusal is not None:
             self._note_trouble(now, None if refusal.code.unknown_outcome else refusal)
-        wait = min(self._growing_wait(), _MAX_REFUSAL_BACKOFF)
-        self.hold(now + max(wait, (refusal and refusal.retry_after) or 0.0))
+        self.hold(now + self._refusals.failed(at_least_s=(refusal and refusal.retry_after) or 0.0))
 
     def probe_is_due(self, now: float, *, waiting: bool) -> bool:
         """Returns True once per interval while the link is down or `waiting` for an answer; the next time is set."""
         if not (self.is_down or waiting) or now < self.probe_at:
             return False
-        self.probe_at = now + (self._probe_backoff() if self.is_down else _PROBE_INTERVAL)
+        self.probe_at = now + (self._probes.pause_s() if self.is_down else _PROBE_INTERVAL)
         return True
 
     def refresh_is_due(self, now: float) -> bool:
@@ -115,9 +120,3 @@ class LeaderLink:
         self.refusal = refusal
         if self.troubled_since is None:
             self.troubled_since = now
-
-    def _probe_backoff(self) -> float:
-        return min(self._growing_wait(), _MAX_PROBE_BACKOFF)
-
-    def _growing_wait(self) -> float:
-        return BACKOFF * 1.5 ** min(self._setbacks, 20)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from random import random
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -37,6 +38,7 @@ from wire.batch import GivenHeaders
 from wire.batch.message_ids import NAME as MESSAGE_ID
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import TILDE
+from wire.retry import Retry
 from wire.security.producer_keys import prove
 from wire.security.transaction_proofs import proven_of_prepared
 from wire.types import StreamName
@@ -357,18 +359,18 @@ class TransactionalProducer(Generic[K, V]):
     async def _commit_offsets(
         self, group: str, number: int, commit: Callable[[TransactionPart], Awaitable[None]]
     ) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._delivery_timeout
+        clock = asyncio.get_running_loop().time
+        retry = Retry(_AGAIN, chance=random, deadline=clock() + self._delivery_timeout)
         while True:
             part = await self._session.part_of(group, number)
             try:
                 await commit(part)
             except TidelogError as error:
-                if error.code not in (Code.NOT_IN_TRANSACTION, Code.PRODUCER_FENCED) or loop.time() >= deadline:
+                if error.code not in (Code.NOT_IN_TRANSACTION, Code.PRODUCER_FENCED) or not retry.left_s(clock()):
                     raise
                 self._session.check_present(number)
                 self._session.carry_out(self._machine.on_ticket_refused(group))
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(retry.failed(clock()))
             else:
                 return
 

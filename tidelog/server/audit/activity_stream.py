@@ -13,12 +13,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from random import random
 
 from metadata.cluster.cluster_events import MAX_AT_ONCE, ActivityLog, ActivityWatch
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.model import Changes
 from wire.errors import Code, TidelogError
 from wire.internal_records.activity_events import NOWHERE, Position, position_of
+from wire.retry import Retry
 from wire.turns import Steps
 
 _log = logging.getLogger(__name__)
@@ -90,18 +92,17 @@ class ActivityStream:
             self._task = asyncio.get_running_loop().create_task(self._write_for_ever())
 
     async def _write_for_ever(self) -> None:
-        pause = FIRST_PAUSE_S
+        retry = Retry(FIRST_PAUSE_S, LONGEST_PAUSE_S, chance=random)
         while True:
             await self._came.wait()
             self._came.clear()
             while self.log and self._epoch():
                 try:
                     await self._write_some()
-                    pause = FIRST_PAUSE_S
+                    retry.succeeded()
                 except Exception as error:  # noqa: BLE001 - without this task writing would silently end
                     self._tell(error)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE_S)
+                    await asyncio.sleep(retry.failed())
 
     def _tell(self, error: Exception) -> None:
         if isinstance(error, (TidelogError, TimeoutError)):

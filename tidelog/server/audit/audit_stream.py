@@ -18,10 +18,12 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from random import random
 from typing import Final
 
 from wire.errors import Code, TidelogError
 from wire.internal_records.audit_records import REFUSED, AuditRecord
+from wire.retry import Retry
 
 _log = logging.getLogger(__name__)
 
@@ -156,18 +158,17 @@ class AuditStream:
             )
 
     async def _write_for_ever(self) -> None:
-        pause = FIRST_PAUSE_S
+        retry = Retry(FIRST_PAUSE_S, LONGEST_PAUSE_S, chance=random)
         while True:
             await self._came.wait()
             self._came.clear()
             while self.queue:
                 try:
                     await self._write_some()
-                    pause = FIRST_PAUSE_S
+                    retry.succeeded()
                 except Exception as error:  # noqa: BLE001 - without this task writing would silently end
                     self._tell(error)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE_S)
+                    await asyncio.sleep(retry.failed())
 
     def _tell(self, error: Exception) -> None:
         waiting = len(self.queue)

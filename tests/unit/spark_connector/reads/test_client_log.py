@@ -13,7 +13,7 @@ from spark_connector.reads.client_log import CHUNK_BYTES, Ahead, ClientLog
 from spark_connector.reads.log_port import OffsetRange
 from spark_connector.shared import connections
 from spark_connector.shared.connections import Address, Cluster, Connection, KeptConnections
-from spark_connector.shared.retrying import Retry, WaitedOut
+from spark_connector.shared.retrying import Patience, WaitedOut
 from tidelog.client.base.exceptions import NoServer
 from tidelog.client.consumer.offset_lookup import LogExtent, StreamExtents
 from wire.batch import BatchBuilder, RecordBatch
@@ -131,7 +131,7 @@ def make_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Script, floa
         monkeypatch.setattr("tidelog.connect", connect)
         pools.append(KeptConnections(Connection))
         clock = itertools.count()
-        retry = Retry(timeout, now=lambda: float(next(clock)), sleep=lambda _: None)
+        retry = Patience(timeout, now=lambda: float(next(clock)), sleep=lambda _: None)
         return ClientLog(Cluster(Address(None, "tidelog", None, ()), retry, pools[-1]))
 
     yield make

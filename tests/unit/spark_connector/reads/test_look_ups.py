@@ -10,7 +10,7 @@ import pytest
 from spark_connector.reads.client_log import ClientLog, Isolation
 from spark_connector.reads.log_port import PartitionExtent, Span, StreamExtent
 from spark_connector.shared.connections import Address, Cluster, Connection, KeptConnections
-from spark_connector.shared.retrying import Retry
+from spark_connector.shared.retrying import Patience
 from tidelog.client.base.exceptions import UnknownStream
 from tidelog.client.base.read_positions import AtTime
 from tidelog.client.consumer.offset_lookup import LogExtent, StreamExtents
@@ -77,7 +77,7 @@ def log(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientL
 
     monkeypatch.setattr("tidelog.connect", connect)
     pool = KeptConnections(Connection)
-    yield ClientLog(Cluster(Address(None, "tidelog", None, ()), Retry(0), pool), Isolation(read_uncommitted=True))
+    yield ClientLog(Cluster(Address(None, "tidelog", None, ()), Patience(0), pool), Isolation(read_uncommitted=True))
     pool.close()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from spark_connector.shared.retrying import REFUSAL_SECONDS, WARN_SECONDS, Retry, WaitedOut
+from spark_connector.shared.retrying import REFUSAL_SECONDS, WARN_SECONDS, Patience, WaitedOut
 from tidelog.client.base.exceptions import NoServer
 from wire.errors import Code, TidelogError
 
@@ -22,8 +22,8 @@ class World:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def retry(self, timeout: float) -> Retry:
-        return Retry(timeout, now=lambda: self.now, sleep=self.sleep)
+    def retry(self, timeout: float) -> Patience:
+        return Patience(timeout, now=lambda: self.now, sleep=self.sleep)
 
     def failing_until(self, time: float, error: TidelogError) -> Callable[[], str]:
         def attempt() -> str:

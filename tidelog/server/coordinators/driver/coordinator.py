@@ -33,6 +33,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from random import random
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
@@ -50,6 +51,7 @@ from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.messaging.transport import Message, PeerTransport, Subscription, Transport, answer_too_large
 from wire.operations import json_codec
+from wire.retry import Retry
 from wire.subjects import Subjects
 from wire.turns import in_turns
 
@@ -142,6 +144,7 @@ class Coordinator:
         self._state = _State.LOADING
         self._since = ports.now()
         """Monotonic seconds of the last change of `_state`."""
+        self._reloads = Retry(RELOAD_PAUSE_S, chance=random)
         self._subscriptions: list[Subscription] = []
         self._is_appending = False
         self._flush: asyncio.Handle | None = None
@@ -236,7 +239,7 @@ class Coordinator:
                         exc_info=None if is_known else error,
                     )  # fmt: skip
                     self._refuse_if_late("it cannot read its log")
-                    await asyncio.sleep(RELOAD_PAUSE_S)
+                    await asyncio.sleep(self._reloads.failed())
                 continue
             shard.take_over(self._shard)
             self._shard = shard
@@ -475,7 +478,7 @@ class Coordinator:
         self._spawn(self._load_after_pause())
 
     async def _load_after_pause(self) -> None:
-        await asyncio.sleep(RELOAD_PAUSE_S)
+        await asyncio.sleep(self._reloads.failed())
         await self._load()
 
     def _go_on(self) -> None:

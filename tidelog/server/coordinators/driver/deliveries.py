@@ -19,11 +19,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from random import random
 from typing import Final
 
 from tidelog.server.coordinators.shard import Delivery
 from wire.errors import TidelogError
 from wire.messaging.transport import NO_RESPONDERS, PeerTransport
+from wire.retry import Retry
 from wire.subjects import Subjects
 
 _log = logging.getLogger(__name__)
@@ -39,14 +41,13 @@ COMPLAIN_S: Final = 10.0
 
 
 class _Lane:
-    __slots__ = ("failing_since", "failures", "has_complained", "subject", "timer", "under_way", "waiting")
+    __slots__ = ("failing_since", "has_complained", "retry", "subject", "timer", "under_way", "waiting")
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.waiting: deque[Delivery] = deque()
         self.under_way = 0
-        self.failures = 0
-        """Failures since the last confirmation."""
+        self.retry = Retry(PAUSE_S, PAUSE_MAX_S, chance=random)
         self.failing_since = 0.0
         self.has_complained = False
         self.timer: asyncio.TimerHandle | None = None
@@ -54,7 +55,7 @@ class _Lane:
 
     @property
     def may_send(self) -> bool:
-        most = 1 if self.failures else MOST_OF_LANE
+        most = 1 if self.retry.failures else MOST_OF_LANE
         return bool(self.waiting) and self.timer is None and self.under_way < most
 
 
@@ -111,7 +112,7 @@ class Deliveries:
 
     def _turn(self, lane: _Lane) -> None:
         if lane.may_send:
-            turns = self._retries if lane.failures else self._turns
+            turns = self._retries if lane.retry.failures else self._turns
             turns.setdefault(lane.subject, lane)
 
     def _send(self) -> None:
@@ -129,7 +130,7 @@ class Deliveries:
                 lane.under_way += 1
                 task = self._loop.create_task(self._attempt(lane, delivery))
                 self._tasks.add(task)
-                if lane.failures:
+                if lane.retry.failures:
                     self._retrying.add(task)
                 task.add_done_callback(self._done)
             self._turn(lane)
@@ -178,7 +179,8 @@ class Deliveries:
     def _on_success(self, lane: _Lane) -> None:
         if lane.has_complained:
             _log.warning("%s: %s answers again", self._name, lane.subject)
-        lane.failures, lane.has_complained = 0, False
+        lane.retry.succeeded()
+        lane.has_complained = False
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None
@@ -186,9 +188,9 @@ class Deliveries:
     def _on_failure(self, lane: _Lane, why: str) -> None:
         if lane.timer is not None:
             return  # another request that was under way has failed before
-        if not lane.failures:
+        if not lane.retry.failures:
             lane.failing_since = self._now()
-        lane.failures += 1
+        pause_s = lane.retry.failed()
         waited = self._now() - lane.failing_since
         if waited >= COMPLAIN_S and not lane.has_complained:
             lane.has_complained = True
@@ -196,8 +198,7 @@ class Deliveries:
                 "%s: %s has confirmed nothing for %d s, and %d transactions wait for it: %s",
                 self._name, lane.subject, waited, len(lane.waiting), why,
             )  # fmt: skip
-        pause = min(PAUSE_S * 2 ** min(lane.failures - 1, 10), PAUSE_MAX_S)
-        lane.timer = self._loop.call_later(pause, self._resume, lane)
+        lane.timer = self._loop.call_later(pause_s, self._resume, lane)
 
     def _resume(self, lane: _Lane) -> None:
         lane.timer = None

@@ -252,7 +252,8 @@ class TestRefusals:
         assert outcome == Wait(0.0)
         assert f.next_request(NOW).request.leader_epoch == 3
 
-    def test_passing_refusals_are_asked_again_after_growing_waits(self) -> None:
+    def test_passing_refusals_are_asked_again_after_growing_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tidelog.client.consumer.fetcher.random", lambda: 1.0)
         f = fetcher(AtOffset(0))
         waits = []
         for _ in range(20):

@@ -153,7 +153,7 @@ class TestHeartbeats:
         assert len(member.sent) == 3, "what was asked for meanwhile leaves when the answer is there"
 
     def test_waits_grow_while_nobody_listens_and_the_controller_is_asked(self) -> None:
-        member = settled(A)
+        member = settled(A, chance=lambda: 1.0)
         now, waits = 5.0, []
         for _ in range(12):
             member(member.machine.tick(now))
