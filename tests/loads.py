@@ -28,7 +28,7 @@ from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller import ControllerCore
 from metadata.controller.failover import Failover
 from metadata.runtime import admin_answers
-from metadata.runtime.applied_state import AppliedState
+from metadata.runtime.applied_state import AppliedState, AppliedWaits
 from metadata.runtime.views import ViewDelivery
 from tests.fake_nats import delivered
 from tests.loop_steps import Longest, Measure, steps_measured
@@ -290,7 +290,9 @@ async def _of_applied(measure: Measure, state: ClusterState) -> dict[str, Longes
     """What looks at all that is applied."""
     client = SimpleNamespace(cluster_status=_no_brokers, describe=_no_stream)
     address = "127.0.0.1:9292"
-    gateway = Gateway(BrokerId("a"), cast(Any, client), cast(Any, None), SUBJECTS, lambda: state, address)
+    gateway = Gateway(
+        BrokerId("a"), cast(Any, client), cast(Any, None), SUBJECTS, lambda: state, address, AppliedWaits().until
+    )
     liftbridge = MetadataCalls(gateway, cast(Any, SimpleNamespace(metadata=_no_groups)))
     activity = ActivityStream(
         cast(Any, None), cast(Any, None), epoch=lambda: 0, time_ns=lambda: 1, is_live=lambda: True

@@ -110,12 +110,11 @@ class RepartitionAdmin:
         return {"plan": plan, "status": self.status(request.name)}
 
     async def _cut_over(self, name: str, version: int) -> None:
-        deadline = self._context.monotonic() + CUTOVER_WAIT_S
-        while self._context.monotonic() < deadline:
+        def is_over() -> bool:
             stream = find_stream(self._context.state, name)
-            if stream.partitioning_version >= version or stream.repartition is None:
-                return
-            await asyncio.sleep(0.01)
+            return stream.partitioning_version >= version or stream.repartition is None
+
+        await self._context.applied.until(is_over, CUTOVER_WAIT_S)
 
     @handles(STREAM_REPARTITION_STATUS)
     async def repartition_status(self, request: RepartitionRef) -> RepartitionStatus:
@@ -314,7 +313,7 @@ class Admin:
     async def _until(self, look: Callable[[], Awaitable[_Form]], is_done: Callable[[_Form], bool]) -> _Form:
         """Returns the form that is done, or the one after READY_TIMEOUT_S."""
         retry, monotonic = self._readiness(), self._context.monotonic
-        while not is_done(form := await look()) and retry.left_s(monotonic()):
+        while not is_done(form := await look()) and retry.left_s(monotonic()):  # noqa: ASYNC110 - of other brokers
             await asyncio.sleep(retry.failed(monotonic()))
         return form
 

@@ -6,8 +6,10 @@ newest state only is notified by `on_changes`, and runs in turns when the loop i
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -61,6 +63,25 @@ class AppliedState:
 def observe_nothing(state: Cluster, changes: Changes, *, from_snapshot: bool) -> Steps[None]:  # noqa: ARG001
     """A `StateObserver` that ignores all changes."""
     yield from ()
+
+
+class AppliedWaits:
+    """Tasks that wait until the applied state is as they need it."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something has been applied."""
+        self._changed.set()
+        self._changed.clear()
+
+    async def until(self, holds: Callable[[], bool], timeout: float) -> None:
+        """Returns when `holds()`, which is called after each change, or after `timeout` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not holds():
+                    await self._changed.wait()
 
 
 class ChangesInTurns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from google.protobuf.message import Message as Protobuf
 from metadata.commands.cluster_state import ClusterState
 from metadata.controller.controller import ControllerCore
 from metadata.controller.metadata_settings import MetadataSettings
+from metadata.runtime.applied_state import AppliedWaits
 from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.metadata_ports import BrokerPort
 from wire.errors import TidelogError
@@ -133,6 +134,7 @@ class MetadataContext:
     tasks: Tasks
     messages: Messages
     producer_keys: ProducerKeys
+    applied: AppliedWaits = field(default_factory=AppliedWaits)
     incarnation: Incarnation | None = None
     """The incarnation of this process, once registered; while the broker is declared dead, the one that died."""
     refused_requests: int = 0

@@ -196,6 +196,10 @@ class MetadataService:
     def namespace(self) -> Namespace:
         return self._controller.namespace
 
+    async def until_applied(self, holds: Callable[[], bool], timeout: float) -> None:
+        """Returns when `holds()` of the applied state, or after `timeout` seconds."""
+        await self._context.applied.until(holds, timeout)
+
     async def wait_registered(self) -> None:
         """Returns when this process is registered and its partitions are handed over."""
         await self._registered.wait()
@@ -312,6 +316,7 @@ class MetadataService:
         """Called while Raft applies: keeps the changes, to act on them when the loop is free."""
         self._changes.add(changes)
         self.stream_changes += changes.streams or bool(changes.repartitioned)
+        self._context.applied.wake()
         self._flush_soon()
 
     def _flush_soon(self) -> None:

@@ -371,9 +371,7 @@ class Node:
         if liftbridge is not None:
             connection = await self._connect_liftbridge()
             stack.push_async_callback(liftbridge.close)
-            await liftbridge.serve(
-                config.broker, connection, subjects, lambda: runtime.metadata.state, runtime.reply_subjects
-            )
+            await liftbridge.serve(config.broker, connection, subjects, runtime.metadata, runtime.reply_subjects)
         try:
             ready.write_text(f"{os.getpid()}\n")
         except OSError as e:  # only processes that wait for the start read it

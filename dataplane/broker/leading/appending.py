@@ -385,6 +385,11 @@ class Appending:
         self.run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
         self._role.timer.schedule()
 
+    def await_committed(self, end: Offset, timeout: float, reply: LocalReply) -> None:
+        level = AckLevel(is_local=False, is_synced=self._role.view.config.is_durable)  # the HW
+        self.run(self._core.await_ack(level, end, reply, timeout, self._context.now()))
+        self._role.timer.schedule()
+
     def complete(self, token: ProduceToken, error: TidelogError | None) -> None:
         match token:
             case ExpectationReply(reply, refusal):

@@ -209,15 +209,21 @@ class OwnPartition:
                 )
             )
             return
-        is_taken = False
+        self._await(lambda: self._appending.append_local(batch, timeout, LocalReply(done)), done)
 
-        def append() -> None:
-            nonlocal is_taken
-            self._appending.append_local(batch, timeout, LocalReply(done))
-            is_taken = True
+    def on_committed(self, end: Offset, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        self._await(lambda: self._appending.await_committed(end, timeout, LocalReply(done)), done)
 
-        self._role.carefully(append)
-        if not is_taken:  # a bug, which is in the log
+    def _await(self, ask: Callable[[], None], done: Callable[[TidelogError | None], None]) -> None:
+        is_asked = False
+
+        def asking() -> None:
+            nonlocal is_asked
+            ask()
+            is_asked = True
+
+        self._role.carefully(asking)
+        if not is_asked:  # a bug, which is in the log
             done(TidelogError(Code.INTERNAL, f"{self.key} cannot be appended to; see the log"))
 
     def on_end(self, handler: Callable[[], None]) -> None:

@@ -83,6 +83,11 @@ class LedPartition(Protocol):
         """`done(None)`: it is committed. An error: as of an acks=all publish."""
         ...
 
+    def on_committed(self, end: Offset, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        """`done(None)`: everything below `end` is committed. An error: it was not within `timeout` seconds, or this
+        broker leads no more."""
+        ...
+
     def on_end(self, handler: Callable[[], None]) -> None:
         """To be called when this broker leads it no more in this LeaderEpoch."""
         ...

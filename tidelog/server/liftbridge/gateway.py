@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.model import Stream
@@ -28,11 +28,11 @@ ADDRESSES_FOR = 2.0
 """Seconds."""
 KNOWN_WITHIN = 2.0
 """Seconds that a created stream waits to be known to this broker with its leaders."""
-_LOOK_AGAIN = 0.01
 
 
 class Gateway:
-    """`transport` is that of `client`. `state()`: the applied state at the time of the call."""
+    """`transport` is that of `client`. `state()`: the applied state at the time of the call. `until_applied(holds,
+    timeout)` waits for it to be so."""
 
     def __init__(
         self,
@@ -42,12 +42,14 @@ class Gateway:
         subjects: Subjects,
         state: Callable[[], Cluster],
         own_address: str,
+        until_applied: Callable[[Callable[[], bool], float], Awaitable[None]],
     ) -> None:
         self.broker = broker
         self.client = client
         self.transport = transport
         self.subjects = subjects
         self._state = state
+        self._until_applied = until_applied
         self._addresses: dict[BrokerId, str] = {broker: own_address}
         self._addresses_until = 0.0
         self._asking = asyncio.Lock()
@@ -69,13 +71,12 @@ class Gateway:
     async def until_known(self, name: str) -> None:
         """Waits until this broker knows the stream and a leader of each of its partitions; for KNOWN_WITHIN at most:
         the stream exists in any case."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + KNOWN_WITHIN
-        while loop.time() < deadline:
+
+        def is_known() -> bool:
             stream = self.stream(name)
-            if stream is not None and all(each.leader is not None for each in stream.partitions.values()):
-                return
-            await asyncio.sleep(_LOOK_AGAIN)
+            return stream is not None and all(each.leader is not None for each in stream.partitions.values())
+
+        await self._until_applied(is_known, KNOWN_WITHIN)
 
     async def addresses(self) -> Mapping[BrokerId, str]:
         """Returns the addresses of the brokers that are alive and have the port: `host:port`."""

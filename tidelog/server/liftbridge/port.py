@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 from grpc import aio
 
-from metadata.cluster.cluster_view import Cluster
+from metadata.runtime.metadata_service import MetadataService
 from tidelog.client.client import Client
 from tidelog.nats.nats_connection import NatsConnection
 from tidelog.process.loopback import is_loopback
@@ -92,13 +91,15 @@ class LiftbridgePort:
         broker: BrokerId,
         connection: NatsConnection,
         subjects: Subjects,
-        state: Callable[[], Cluster],
+        metadata: MetadataService,
         replies: ReplySubjects,
     ) -> None:
         """Begins to take calls. `connection`: the port's own, with the login of its clients."""
         client = Client(connection, subjects, server="NATS", name=f"tidelog {broker} liftbridge")
         settings = self._settings
-        self._gateway = gateway = Gateway(broker, client, connection, subjects, state, settings.advertised)
+        self._gateway = gateway = Gateway(
+            broker, client, connection, subjects, lambda: metadata.state, settings.advertised, metadata.until_applied
+        )
         self._calls = Calls(gateway, replies)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._calls.handlers()),))
         await self._server.start()

@@ -61,8 +61,6 @@ CONFIRM_TIMEOUT_S: Final = 5.0
 """Seconds for the ISR to have a batch; then its outcome is unknown."""
 RELOAD_PAUSE_S: Final = 0.1
 """Seconds between two attempts to read the log."""
-COMMITTED_PAUSE_S: Final = 0.01
-"""Seconds between two looks whether all of the log is committed."""
 PATIENT_S: Final = 1.0
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 16 << 20
@@ -259,7 +257,9 @@ class Coordinator:
             if self.is_over:
                 return None
             self._refuse_if_late("its log is not committed yet")
-            await asyncio.sleep(COMMITTED_PAUSE_S)
+            changed = asyncio.Event()
+            led.on_committed(end, PATIENT_S, lambda _: changed.set())  # noqa: B023 - called in this round
+            await changed.wait()
         offset, size = led.log_start_offset, 0
         while offset < end and not self.is_over:
             parts = await led.read_committed(offset)
@@ -281,7 +281,7 @@ class Coordinator:
         return None if self.is_over else shard
 
     def _refuse_if_late(self, why: str) -> None:
-        if self._ports.now() - self._since > PATIENT_S:
+        if self._ports.now() - self._since >= PATIENT_S:
             self._refuse_all(self._unavailable(why))
 
     # ---- requests --------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Led:
         self.at_once = True
         self.refusal: TidelogError | None = None
         self.ends: list[Callable[[], None]] = []
+        self.committing: list[Callable[[TidelogError | None], None]] = []
         self._end = 0
 
     @property
@@ -90,12 +91,23 @@ class Led:
         self.store(batch)
         done(None)
 
+    def on_committed(self, end: Offset, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        self.committing.append(done)
+
+    def look(self, error: TidelogError | None = None) -> None:
+        """All of the log is committed, or not in time."""
+        if error is None:
+            self.high_watermark = self.log_end_offset
+        while self.committing:
+            self.committing.pop()(error)
+
     def on_end(self, handler: Callable[[], None]) -> None:
         self.ends.append(handler)
 
     def end(self) -> None:
         for handler in self.ends:
             handler()
+        self.look(TidelogError(Code.OUTCOME_UNKNOWN, "resigned"))
 
 
 class Ports:
@@ -255,7 +267,6 @@ async def test_what_an_append_of_unknown_outcome_has_left_is_read_once_it_is_com
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RELOAD_PAUSE_S", 0.0)
-    monkeypatch.setattr(module, "COMMITTED_PAUSE_S", 0.0)
     world = World()
     await world.until_active()
     world.led.at_once = False
@@ -269,14 +280,13 @@ async def test_what_an_append_of_unknown_outcome_has_left_is_read_once_it_is_com
     later = world.send("cursor", CursorRequest(cursor=GROUP))
     await delivered()
     assert not later, "the record may be committed yet"
-    world.led.high_watermark = world.led.log_end_offset
+    world.led.look()
     world.led.at_once = True
     await delivered()
     assert CursorResponse.FromString(later[0].data).value == b"v"
 
 
-async def test_a_coordinator_begins_when_all_of_the_log_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMMITTED_PAUSE_S", 0.0)
+async def test_a_coordinator_begins_when_all_of_the_log_is_committed() -> None:
     led = Led()
     led.store(cursor_batch(b"\x08\x01\x12\x01a"))
     led.store(cursor_batch(b"\x08\x02\x12\x01b"), committed=False)
@@ -286,14 +296,13 @@ async def test_a_coordinator_begins_when_all_of_the_log_is_committed(monkeypatch
     await delivered()
     await delivered()
     assert not answers
-    led.high_watermark = led.log_end_offset
+    led.look()
     await delivered()
     await delivered()
     assert CursorResponse.FromString(answers[0].data).value == b"b"
 
 
-async def test_while_the_log_is_not_committed_for_long_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMMITTED_PAUSE_S", 0.0)
+async def test_while_the_log_is_not_committed_for_long_requests_are_refused() -> None:
     led = Led()
     led.store(cursor_batch(b"\x08\x01"), committed=False)
     world = World(led)
@@ -302,6 +311,7 @@ async def test_while_the_log_is_not_committed_for_long_requests_are_refused(monk
     await delivered()
     world.ports.later = 10.0
     assert refusal(await world.ask("cursor", CursorRequest(cursor=GROUP))) is Code.UNAVAILABLE
+    led.look(TidelogError(Code.CONFIRM_TIMEOUT, "not yet"))
     await delivered()
     assert refusal(early[0]) is Code.UNAVAILABLE
 

@@ -51,8 +51,8 @@ class Led:
         self.log_start_offset = Offset(0)
         self.max_batch_bytes = 1 << 20
         self.log = log if log is not None else []
+        self.committing: list[Callable[[TidelogError | None], None]] = []
         self.committed = len(self.log)
-        """Batches below the HW."""
         self.commits_at_once = True
         self.refusal: TidelogError | None = None
         self.refuses_after: int | None = None
@@ -61,6 +61,19 @@ class Led:
         self.pending: list[Callable[[TidelogError | None], None]] = []
         self.damage: Exception | None = None
         self.ended: list[Callable[[], None]] = []
+
+    @property
+    def committed(self) -> int:
+        """Batches below the HW."""
+        return self._committed
+
+    @committed.setter
+    def committed(self, batches: int) -> None:
+        self._committed = batches
+        if batches == len(self.log):
+            waiting, self.committing = self.committing, []
+            for done in waiting:
+                done(None)
 
     def _end_of(self, batches: int) -> Offset:
         return Offset(sum(RecordBatch.decode(data).header.record_count for data in self.log[:batches]))
@@ -108,6 +121,9 @@ class Led:
         pending, self.pending = self.pending, []
         for done in pending:
             done(error)
+
+    def on_committed(self, end: Offset, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        self.committing.append(done)
 
     def on_end(self, handler: Callable[[], None]) -> None:
         self.ended.append(handler)
@@ -370,6 +386,7 @@ async def test_loading_waits_until_all_of_the_log_is_committed() -> None:
         waits = await scene.offsets()
         assert scene.answer(waits) is None
         scene.ports.offset = module.PATIENT_S + 1
+        led.committing.pop()(TidelogError(Code.CONFIRM_TIMEOUT, "not yet"))
         async with asyncio.timeout(30):
             while scene.answer(waits) is None:  # noqa: ASYNC110 - the client has no event for it
                 await asyncio.sleep(0.005)

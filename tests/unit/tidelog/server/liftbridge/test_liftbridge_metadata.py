@@ -8,6 +8,7 @@ import pytest
 from grpc import StatusCode
 
 from metadata.controller.descriptions import routes_form
+from metadata.runtime.applied_state import AppliedWaits
 from tests.turns import finished
 from tests.unit.metadata.cluster_bench import CLUSTER_ID, Cluster
 from tidelog.client.cluster.metadata_cache import StreamMetadata
@@ -70,6 +71,7 @@ class World:
             Subjects(),
             lambda: (self.behind or self.cluster).state,
             "127.0.0.1:9292",
+            AppliedWaits().until,
         )
         self.metadata = MetadataCalls(self.gateway, cast("GroupCalls", NoGroups()))
         self.publishing = PublishCalls(self.gateway, cast("Any", None))
