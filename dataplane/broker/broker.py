@@ -1,23 +1,23 @@
 """A broker's data plane: it reconciles the replicas that are here with the metadata.
 
 Metadata tells the wanted state (`on_partitions`); this compares it with the actual one. Nothing is led or followed
-before the registration of this life is applied, because only then do views arrive.
+before the registration of this process is applied, because only then do views arrive.
 
 ## Changes that concern all replicas
 
-What all replicas of a broker are told: its connection, the room on its disk, a disk that hangs.
+Events of the broker that all of its replicas get: its connection, the room on its disk, a disk that hangs.
 
-A role may answer with a request to another broker, and 20,000 of them take a second. So replicas are told in turns, one
-change after the other. Nothing rests on their being told at once:
+A role may answer with a request to another broker, and 20,000 of them take a second. So replicas get them in turns, one
+change after the other. Nothing rests on their getting them at once:
 
-    connection   a leader that has not heard of a loss proposes to shrink its ISR for lags of `replica_max_lag_time`
-                 alone, which is much longer; one that has not heard that it is back proposes nothing. Acknowledgements
+    connection   a leader that does not know of a loss proposes to shrink its ISR for lags of `replica_max_lag_time`
+                 alone, which is much longer; one that does not know that it is back proposes nothing. Acknowledgements
                  depend on the lease, not on the connection
     room         appends ask `SpaceWatch`, which is the first to know
-    disk         a disk has hung for `replica_max_lag_time` when anybody is told
+    disk         a disk has hung for `replica_max_lag_time` when the first replica gets the event
 
-What is told is what changed, and not the newest state: a follower whose append found no room asks for the records again
-once it has heard that there was none, and then that there is some.
+The events are changes, and not the newest state: a follower whose append found no room asks for the records again
+once it has got both events, that there is none and that there is some.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from wire.types import (
 _log = logging.getLogger(__name__)
 
 OF_REPLICA: Final = 4
-"""Looks that a replica takes which is told."""
+"""Looks that one event costs a replica."""
 
 
 @dataclass
@@ -120,7 +120,7 @@ class ReplicaNews:
             for replica in replicas:
                 try:
                     change(replica)
-                except Exception:  # noqa: BLE001 - it is logged, and the others are told
+                except Exception:  # noqa: BLE001 - it is logged, and the other replicas get the event
                     _log.exception("partition %s met a bug", replica.key)
                 yield OF_REPLICA
         self._notifying = None
@@ -162,7 +162,7 @@ async def open_replicas(
 
 def _replica(key: PartitionKey, config: LogConfig, data_dir: DataDir) -> Replica:
     entry = data_dir.manifest_entry(key)
-    if data_dir.manifest.is_lost:  # nothing tells that its log was not here before
+    if data_dir.manifest.is_lost:  # its log may have been here before
         entry.add()
     directory = data_dir.partition_directory(key)
     return Replica(key, directory, config, files=data_dir.files, pool=data_dir.pool, entry=entry)
@@ -214,7 +214,7 @@ class Broker:
             self._add(replica)
             context.the(DamageCounters).damage_found += int(replica.is_damaged)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ beginning and end
     async def start(self) -> None:
         context = self.context
         self._notifications = await context.peers.subscribe(
@@ -282,7 +282,7 @@ class Broker:
 
     # Keeps R5.
     def on_registered(self, incarnation: Incarnation) -> None:
-        """This life's registration is applied; after having been declared dead there is another one."""
+        """The registration of this process is applied; a broker that was declared dead registers once more."""
         self.context.incarnation = incarnation
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
@@ -452,7 +452,7 @@ class Broker:
         }
 
     def usage(self) -> Steps[UsageReport]:
-        """What the replicas of each stream take up here, and their traffic."""
+        """Bytes of the replicas of each stream on this disk, and their traffic."""
         now, by_stream = self.context.now(), dict[str, StreamUsage]()
         for replicas in pieces([*self._replicas.values()], _LOOKED_AT):
             traffic: dict[StreamName, list[Traffic]] = {}

@@ -1,4 +1,4 @@
-"""One replica of one partition on this broker: its log, its role, and what its life asks for.
+"""One replica of one partition on this broker: its log, its role, and the effects of its state machine.
 
 Views arrive at any time; the newest wins. `dataplane.replica.replica_state_machine` decides, this module carries its
 effects out: one step at a time, and the recording of damage beside it.
@@ -14,10 +14,10 @@ The repair of a replica with a damaged log, without a restart.
                                                                       │
                                                                       └──an operator──> ACCEPT: cut, then lead
 
-Nothing is cut before. In the LeaderEpoch in which the damage was met the leader goes by what it heard of this log: it
-may have proposed to take the replica into the ISR, and would again. `PartitionView.loss_accepted` tells an operator's
-election from one by a controller that has not heard of the damage yet. Before it cuts, the replica reads its whole log:
-it does not come back with a second damage.
+Nothing is cut before. In the LeaderEpoch in which the damage was met the leader goes by the fetches of this log: it may
+have proposed to take the replica into the ISR, and would again. `PartitionView.loss_accepted` distinguishes an
+operator's election from one by a controller that does not know of the damage yet. Before it cuts, the replica reads its
+whole log: it does not come back with a second damage.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def repair(partition_log: PartitionLog, key: PartitionKey, mode: RepairMode, *, 
     damage = partition_log.checking.examine(without_beginning=lost)
     report = partition_log.checking.cut_damage(damage, when_ns=time_ns, lost=lost)
     if mode is RepairMode.COPY and partition_log.is_without_past():
-        partition_log.drop_all(Offset(0))  # the leader tells where it may begin, and its derived state there
+        partition_log.drop_all(Offset(0))  # the leader sends the log start, and its derived state there
     _log.warning(
         "partition %s: cut a damaged log to offset %d, it went up to %d (%s): %s",
         key, damage.sound_end, damage.known_end, mode.value, damage.reason,
@@ -292,7 +292,7 @@ class Replica:
         self._run(effects, context)
 
     def fail(self, reason: str, context: BrokerContext) -> None:
-        """This replica cannot go on in this life of the process: it leaves the ISR."""
+        """This replica cannot go on until the process is started again: it leaves the ISR."""
         self._run(self.machine.on_failed(reason), context)
 
     def on_space(self, no_space: bool) -> None:
@@ -337,7 +337,7 @@ class Replica:
                     if self.machine.step is effect:
                         self._stepping = context.loop.create_task(self._take(effect, context))
                 case EndRole(reason):
-                    # At once: the lease is proved for those who have heard that they are deposed.
+                    # At once: the lease is proved for leaders that know that they are deposed.
                     if role is not None:
                         role.begin_to_end(reason)
                     self._stepping = context.loop.create_task(self._take(effect, context))

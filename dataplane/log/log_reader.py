@@ -1,7 +1,8 @@
 """Reading a log from its files: batches, times, headers.
 
-Any thread, any time; blocking. No lock is held while the disk reads: what was read while something was cut is forgotten
-and read again (`stable`). The I/O lock is taken to wait for the end of a cut, and to load the index of a cold segment.
+Any thread, any time; blocking. No lock is held while the disk reads: bytes that were read while the log was cut are
+forgotten and read again (`stable`). The I/O lock is taken to wait for the end of a cut, and to load the index of a cold
+segment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Facts that the parts of one `PartitionLog` share, and the few steps that keep it whole.
 
-The fields are changed by the parts only; which of them a thread may change, and under which lock, is told in
+The fields are changed by the parts only; which of them a thread may change, and under which lock, stands in
 `dataplane.log.partition_log`. Here are those steps that more than one part takes: how a failure becomes final, how a
 cut is announced to readers, and how a new segment begins.
 """

@@ -5,7 +5,7 @@
     assign_epoch                        a worker, while no append runs; it takes the I/O lock
     the others                          the holder of the I/O lock
 
-The order in which a sync writes is told in `dataplane.log.partition_log`.
+The order in which a sync writes stands in `dataplane.log.partition_log`.
 """
 
 from __future__ import annotations

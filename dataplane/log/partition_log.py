@@ -102,7 +102,7 @@ class PartitionLog:
     """See the module's text for the invariants and the threads of each call.
 
     `OSError` does not leave this class or its parts: it becomes NoSpace or LogDamaged. The promise of each method is
-    told where it is done.
+    documented where it is done.
     """
 
     def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:

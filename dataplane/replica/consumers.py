@@ -47,7 +47,7 @@ class ConsumerFetch:
     last_record_epoch: LeaderEpoch
     token: Reader
     client: str = ""
-    """The client that asks, as far as its inbox tells."""
+    """The client that asks, as far as its inbox names it."""
     read_uncommitted: bool = False
     """Records of open and of aborted transactions too."""
 

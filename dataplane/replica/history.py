@@ -1,7 +1,7 @@
 """The last events of a replica, for finding out how a partition came into its state.
 
-Only transitions and rare events are told (a role begins, the ISR changes, a log is cut, a disk fills), never a record
-or a batch. A history belongs to a replica and goes on from one role to the next.
+Only transitions and rare events are recorded (a role begins, the ISR changes, a log is cut, a disk fills), never a
+record or a batch. A history belongs to a replica and goes on from one role to the next.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Truncate:
 
     offset: Offset
     gives_up_committed: bool = False
-    """What is cut goes into the quarantine first: some of it is committed, and the metadata knows of its loss."""
+    """The cut records go into the quarantine first: some of them are committed, and the metadata knows of its loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class ReplicaSettings:
     empty_answer_delay: float = 0.02
     """While records come in, an empty answer is put off for this long, and left out when data go first. 0: never."""
     high_watermark_notify_delay: float = 0.02
-    """An idle follower is told of a new HW when this long brought no data."""
+    """An idle follower is sent a new HW when this long brought no data."""
     liveness_grace: float = 1.0
     """After a broker's own reconnect to NATS a 503 is no ground for suspicion for this long."""
     report_interval: float = 0.2

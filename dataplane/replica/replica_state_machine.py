@@ -1,4 +1,4 @@
-"""The life of one replica in one process: whether its log is sound, and which role it has.
+"""The state machine of one replica in one process: whether its log is sound, and which role it has.
 
 Health:
 
@@ -268,7 +268,7 @@ class ReplicaStateMachine:
 
     # Keeps R23.
     def on_damage(self, reason: str) -> list[ReplicaEffect]:
-        """The log is not what was written: this replica serves no one from now on."""
+        """The log is damaged: this replica serves no one from now on."""
         if not isinstance(self.health, Sound) or self.closing:
             return []
         self.health = RecordingDamage(reason, self.view.leader_epoch if self.view is not None else LeaderEpoch(0))
@@ -294,7 +294,7 @@ class ReplicaStateMachine:
             self.health = Failed(reason)
 
     def on_failed(self, reason: str) -> list[ReplicaEffect]:
-        """The replica cannot go on in this life of the process."""
+        """The replica cannot go on until the process is started again."""
         acting, was_sound = self.acting, isinstance(self.health, Sound)
         self.health = Failed(self.failure or reason)
         if acting is not None and not acting.stopped:
@@ -349,7 +349,7 @@ class ReplicaStateMachine:
         return self.on_failed(reason)
 
     def on_no_space(self) -> None:
-        """The step needs room on the disk; the newest view is told again when some time has passed."""
+        """The step needs room on the disk; the newest view is given again when some time has passed."""
         self.step = None
 
     def _step_over(self) -> list[ReplicaEffect]:

@@ -109,7 +109,7 @@ class SpaceWatch:
         self._evicting = False
         self._closed = False
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ beginning and end
     def start(self) -> None:
         self._spawn(self._look_for_ever())
 

@@ -111,7 +111,7 @@ class FollowerDriver(ReadableRole):
             history=self.history,
         )
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ beginning and end
     async def start(self) -> None:
         _log.info(
             "partition %s: following %s in LeaderEpoch %d from offset %d",
@@ -347,7 +347,7 @@ class FollowerDriver(ReadableRole):
         data, headers = self._batches
         try:
             self.context.space.append(self.log, [data], headers)
-        except NoSpace:  # the core hears of the disk from `on_space`, and asks for this again when there is room
+        except NoSpace:  # `on_space` brings it to the core, which fetches this again when there is room
             self.context.the(RoleCounters).refused_no_space += 1
             return
         except (LogDamaged, InvariantViolation) as e:

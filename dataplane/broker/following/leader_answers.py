@@ -109,7 +109,7 @@ class Batches(NamedTuple):
 
 
 def decode_fetch_answer(sequence: int, message: Message) -> tuple[FetchAnswer, Batches | None] | None:
-    """None: a refusal that tells nothing of the leader. Raises CorruptData."""
+    """None: a refusal without the state of the leader. Raises CorruptData."""
     error = TidelogError.from_headers(message.headers)
     try:
         leader_epoch, high_watermark = decode_header(message.data)
@@ -155,7 +155,7 @@ def _checked_headers(data: memoryview, leader_epoch: LeaderEpoch) -> list[BatchH
 
 
 def decode_offset_answer(number: int, message: Message, asked_in: LeaderEpoch) -> OffsetAnswer:
-    """`asked_in`: the epoch of an answer that tells none. Raises CorruptData."""
+    """`asked_in`: the epoch of an answer that names none. Raises CorruptData."""
     error = TidelogError.from_headers(message.headers)
     response = LeaderEpochOffsetResponse()
     epoch = asked_in

@@ -350,7 +350,7 @@ class AppendRequests:
         counter = _COUNTERS.get(error.code)
         if is_over_quota(error):
             counter, count = "appends_over_quota", 1
-            if not batch.inbox:  # no client is told to send it again
+            if not batch.inbox:  # no client will send it again
                 try:
                     counter, count = "dropped_over_quota", parse_header(batch.buffer).record_count
                 except CorruptData as e:

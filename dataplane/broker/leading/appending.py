@@ -247,8 +247,8 @@ class Appending:
 
     def append(self, batch: EncodedBatch) -> BatchHeader | TidelogError:
         """Stamp, encrypt where the stream asks for it (control batches hold no records, and stay as they are), and
-        append; the caller tells the core. An error: nothing was stored for want of room, or the log has failed, and
-        this replica withdraws."""
+        append; the caller reports it to the core. An error: nothing was stored for want of room, or the log has failed,
+        and this replica withdraws."""
         parts, header = batch.stamp(
             self._log.log_end_offset,
             self._role.leader_epoch,
@@ -264,7 +264,7 @@ class Appending:
             return TidelogError(Code.NO_SPACE, f"{self._context.broker} has no room for {self._role.view.key}: {e}")
         except LogDamaged as e:
             self._role.fail(f"append failed: {e}")
-            # It is unknown how much of it the disk took; a later life of this replica may find it whole.
+            # It is unknown how much of it the disk took; this replica may find it whole after a restart.
             return TidelogError(
                 Code.OUTCOME_UNKNOWN,
                 f"{self._context.broker} could not write to the log of {self._role.view.key}: {self._role.failed}",

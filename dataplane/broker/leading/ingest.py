@@ -87,7 +87,7 @@ class Publishes(Protocol):
 
 @dataclass(slots=True)
 class OpenBatch:
-    """What a sealed batch holds beside its records, by their places in it."""
+    """A sealed batch, and the publishers of its records, by the places of the records in the batch."""
 
     batch: EncodedBatch
     replies: list[tuple[int, Replies]]
@@ -300,7 +300,7 @@ class Ingest(BulkHandler):
         kept = obeyed = None
         if header and (wanted := PublishHeaders.of(header)) is not None:
             kept = None if wanted.message_id is None else kept_form(wanted.message_id)
-            # Where nobody can be told of a refusal message ids alone are obeyed.
+            # Without a reply subject a refusal reaches nobody: only the message id is obeyed.
             if answer_to is not None and wanted.asks_for_more:
                 obeyed = wanted
                 if wanted.expected_ends() and self._builder.count:
@@ -392,7 +392,7 @@ class Ingest(BulkHandler):
         self._publishes.on_refused(replies, error, count)
 
     def _refuse_record(self, payload: bytes, header: bytes | None) -> TidelogError | None:
-        """What is wrong with a message itself."""
+        """The fault of the message itself, whatever the log holds."""
         size = len(payload)
         if header:
             fault = block_fault(header)

@@ -11,7 +11,7 @@ lets others see its death as a 503):
     between brokers      <ns>.<stream>.<p>.replicate   .offset   .checkpoint   .mark
     ingest connection    the stream's subject          .append   .fetch
 
-What is published without a request comes on the partition's own subject, and on those of partitions that keys are not
+Bare publishes and envelopes come on the partition's own subject, and on those of partitions that keys are not
 spread over any more (`PlainSubjects`); views change them while it leads.
 
 Batches are appended in the event loop (page cache), answered to waiting followers before our own fdatasync begins.
@@ -91,8 +91,8 @@ class LeaderCounters(Counters):
 class PlainSubjects:
     """The subjects on which one leader takes plain messages and envelopes. They follow its views while it leads.
 
-    Subscribing waits for the connection, however long that takes; what is wanted by then counts. It can be given up
-    at any time, also before it has begun."""
+    Subscribing waits for the connection, however long that takes; the subjects that are wanted by then count. It can be
+    given up at any time, also before it has begun."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, subscribe: Callable[[str], Coroutine[Any, Any, Subscription]]
@@ -127,7 +127,7 @@ class PlainSubjects:
             self._settling.cancel()
 
     async def drop(self) -> None:
-        """Gives up what is being made, and releases all of them."""
+        """Gives up subscribing, and releases all subscriptions."""
         self.give_up()
         if self._settling is not None:
             await asyncio.wait({self._settling})
@@ -289,12 +289,12 @@ class LeaderDriver(ReadableRole):
         self._marking = TransactionMarks(self, self.core, self._appending, self._run)
         self._own = OwnPartition(self, self.core, self._appending)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ beginning and end
     async def start(self) -> None:
         """Returns once NATS brings everything that is published and asked."""
         context, view = self.context, self.view
         context.the(LeaderCounters).elections_won += 1
-        # Before the first publish is heard: a publisher that got no answer from the leader before sends it again.
+        # Before the first publish comes: a publisher that got no answer from the leader before sends it again.
         if not await IdLearning(self).learn(context.executor):
             return
         self._appending.repetitions.begin()
@@ -470,7 +470,8 @@ class LeaderDriver(ReadableRole):
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
     def latest(self, *, read_uncommitted: bool = False) -> Offset | TidelogError:
-        """Without a lease another broker may lead by now, and have told a later one; a client's never goes back."""
+        """Exclusive end for readers. Without a lease another broker may lead by now, and have answered with a later
+        end; the end that a client sees never goes back."""
         if not self.context.metadata.lease_valid(self.context.now()):
             return TidelogError(
                 Code.UNAVAILABLE,

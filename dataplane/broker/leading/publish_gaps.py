@@ -3,8 +3,8 @@
 A record that reaches the broker is counted, whether it is stored or refused. A record that does not cannot be counted:
 while the connection on which clients publish is down, NATS has no subscriber for a plain publish, and the messages that
 nats-server held for a connection that it cuts off (a slow consumer: the broker read more slowly than was published, for
-longer than `max_pending` or `write_deadline` of the server allow) are gone. So each loss of that connection is told as
-a gap: when, for how long, how many partitions were led, and the cause as far as it is known. Publishes with an
+longer than `max_pending` or `write_deadline` of the server allow) are gone. So each loss of that connection is reported
+as a gap: when, for how long, how many partitions were led, and the cause as far as it is known. Publishes with an
 acknowledgement are not lost by it: they were not acknowledged. Partitions of internal streams do not count, nor do
 those that take no plain publishes before or after a repartition.
 """

@@ -7,8 +7,8 @@ is answered when it is committed (R49).
 Both wait for the commit because a marker that is not committed may be lost with this leader. A coordinator that had an
 answer before would forget a transaction that is open at the next leader, where consumers wait for its end.
 
-A marker ends what was accepted before. So it is taken where records are not: by a stream that is read-only, paused, or
-above its quota, and without the master key of an encrypted one, for it is not encrypted.
+A marker ends a transaction whose records were accepted before. So it is taken where records are not: by a stream that
+is read-only, paused, or above its quota, and without the master key of an encrypted one, for it is not encrypted.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     a repetition                          until the original is committed
     a refusal that is not certain (R46)   until it is true of every leader (`append_rules.Once`)
 
-What is still waiting when the leadership ends, or after `confirm_timeout_ms`, is told what is known without the proof
+An answer that still waits when the leadership ends, or after `confirm_timeout_ms`, becomes the one that needs no proof
 (R35). Answers that wait are bounded; one more is answered with BACKPRESSURE.
 """
 

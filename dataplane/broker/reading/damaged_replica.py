@@ -3,7 +3,7 @@
 The log is not cut and nothing is appended. Consumers find it where they look for a leader, and get the committed
 records below the damage and, where the damage was met in an open log, above it too. A request for a damaged record gets
 DAMAGED; a consumer may go on behind it. Where the damage was met at the opening, "latest" and a time get DAMAGED, too.
-The answer to `.append` tells an operator's choices. Bare publishes get NATS's own "no responders": only a leader
+The answer to `.append` names an operator's choices. Bare publishes get NATS's own "no responders": only a leader
 answers them.
 
 It ends when a sound replica leads after all, or when an operator accepts the loss.
@@ -42,7 +42,7 @@ class DamagedReplica(ReadableRole):
         self._consumers = Consumers(self.log.epochs, self.context.settings, leads=False)
         self._subscriptions = RoleSubscriptions(self.context.loop)
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ beginning and end
     async def start(self) -> None:
         _log.error(
             "partition %s: the copy on %s is the last one and is damaged; it is served for reading as far as it goes",
@@ -111,7 +111,7 @@ class DamagedReplica(ReadableRole):
             request, _ = decode_append(message.data)
         except CorruptData:
             return
-        # No replica leads in this LeaderEpoch. A leader of another one, not known here yet, may hear the request too.
+        # No replica leads in this LeaderEpoch. A leader of another one, not known here yet, may get the request too.
         if (
             request.leader_epoch == self.leader_epoch
             and not self.requests.is_for_another(request)

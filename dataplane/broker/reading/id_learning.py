@@ -1,4 +1,4 @@
-"""When a role learns the message ids of its log: a leader before it hears the first publish, a follower behind what it
+"""When a role learns the message ids of its log: a leader before the first publish comes, a follower behind what it
 appends, many batches at once, so that little is left to read should it be elected."""
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Requests come on `<ns>.<stream>.<p>.fetch.<broker>`, which each replica listens on in any role, and at the leader
 on `<ns>.<stream>.<p>.fetch` as well. Batches that are not in memory are read from disk in the readers' threads.
 
-Unless a request says `read_uncommitted`, the last stable offset takes the place of the HW in all that it is told, and
+Unless a request says `read_uncommitted`, the last stable offset takes the place of the HW in every answer, and
 batches of aborted transactions are sent without their records.
 
 ## One turn of the event loop

@@ -144,7 +144,7 @@ _Kind = TypeVar("_Kind", bound=OfBroker)
 class BrokerContext:
     broker: BrokerId
     incarnation: Incarnation
-    """0 until this life's registration is applied; nothing is led or followed before."""
+    """0 until the registration of this process is applied; nothing is led or followed before."""
     ingest: Transport
     """Carries the messages of clients and the answers to them."""
     control: Transport
@@ -177,7 +177,7 @@ class BrokerContext:
     traffic: TrafficMeter = field(default_factory=TrafficMeter)
     """What clients send and are sent, without that of internal streams."""
     cluster_id: str = ""
-    """Id of the cluster; empty until this life's registration is applied."""
+    """Id of the cluster; empty until the registration of this process is applied."""
     on_led: Callable[[LedPartition], None] = lambda _: None
     """A leader has begun to serve."""
     keyring: Keyring = field(default_factory=Keyring)

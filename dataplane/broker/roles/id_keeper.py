@@ -2,7 +2,7 @@
 
     follower    reads the batches with ids that it has appended once more, some time later, in a worker: when it is
                 elected it has little left to read
-    leader      reads the rest before it hears the first publish, and adds ids itself from then on
+    leader      reads the rest before the first publish comes, and adds ids itself from then on
     cut         the ids above the new end are forgotten in the same step
 
 A replica that has just been opened knows none. The marks of the log (`dataplane.replica.derived.dedup_window`) say

@@ -108,7 +108,7 @@ class Requests:
         return stream_incarnation == key.stream_incarnation and partition_incarnation == key.partition_incarnation
 
     def is_outlived(self, request: PeerRequest | ClientRequest) -> bool:
-        """The stream was deleted and created again, and this replica of the deleted stream has not heard of it yet. It
+        """The stream was deleted and created again, and this replica of the deleted stream does not know of it yet. It
         shares its subjects with the replicas of the new stream, whose answer it must not overtake with a refusal."""
         key = self._key
         return (request.stream_incarnation, request.partition_incarnation) > (

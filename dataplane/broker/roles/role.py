@@ -1,4 +1,4 @@
-"""The common part of all roles of a replica: a life that ends, a timer, syncs, and a log that can fail."""
+"""The common part of all roles of a replica: its end, a timer, syncs, and a log that can fail."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SyncRequests:
             self._context.loop.call_soon(self._begin)
 
     def stop(self) -> None:
-        """Results are no longer told."""
+        """Results are no longer passed on."""
         self._stopped = True
 
     def _begin(self) -> None:
@@ -213,7 +213,7 @@ class RoleSubscriptions:
             self._making.cancel()
 
     async def drop(self) -> None:
-        """Gives up what is being made, and releases all of them."""
+        """Gives up subscribing, and releases all subscriptions."""
         self.give_up()
         held, self._held = self._held, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in held), return_exceptions=True)
@@ -310,7 +310,7 @@ class Role(ABC):
         await asyncio.shield(self.begin_to_end(reason))
 
     def begin_to_end(self, reason: str) -> asyncio.Task[None]:
-        """The role acts no more from here on, though others have not heard of it yet; `end` waits for the rest."""
+        """The role acts no more from here on, though others do not know of it yet; `end` waits for the rest."""
         if self._ending is None:
             self.ended = True
             self.timer.stop()
@@ -391,7 +391,7 @@ class Role(ABC):
 
     # ------------------------------------------------------------------ failing
     def fail(self, reason: str) -> None:
-        """This replica is unsound: it leaves the ISR, and does nothing more in this life of the process."""
+        """This replica is unsound: it leaves the ISR, and does nothing more until the process is started again."""
         if self.failed is not None:
             return
         self.history.add(f"withdraws: {reason}", self.context.now())

@@ -149,7 +149,7 @@ class Housekeeping:
         self._task = self._context.loop.create_task(self._run_for_ever())
 
     async def close(self) -> None:
-        """The step that is being run is told to stop, and waited for."""
+        """Stops the step that is being run, and waits for it."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

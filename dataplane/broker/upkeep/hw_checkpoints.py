@@ -49,7 +49,7 @@ CHECKPOINTS_AT_ONCE = 4
 
 
 class CheckpointDue(Enum):
-    """What a periodic checkpoint is to do."""
+    """The work of a periodic checkpoint."""
 
     NOTHING = "nothing"
     HIGH_WATERMARK = "high watermark"

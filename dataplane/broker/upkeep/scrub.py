@@ -77,7 +77,7 @@ class Scrubber:
         self._fewest_at_ns = 0
 
     def completed_at_ns(self, partition_log: PartitionLog) -> int | None:
-        """When the last pass over that log ended, by the wall clock; None: none has in this life of the process."""
+        """When the last pass over that log ended, by the wall clock; None: none has since the process began."""
         found = self._logs.get(partition_log)
         return found.shown_ns if found is not None else None
 

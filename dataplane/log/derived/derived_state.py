@@ -243,7 +243,7 @@ class DerivedState:
 
     def cut(self, end: Offset) -> None:
         """Before the log is cut to `end`: what says more goes, durably. `restore` follows, before `lock` is let go: it
-        forgets what was captured."""
+        forgets the captured state."""
         for offset in reversed(self.offsets()):
             if offset > end:
                 self._files.remove(self._path(offset))
@@ -340,7 +340,7 @@ class DerivedState:
 
 
 def without_past(start: Offset) -> Snapshot:
-    """The state at the log start where no snapshot tells it."""
+    """The state at the log start where no snapshot has it."""
     return Snapshot(start, producers=NOBODY._replace(is_partial=start > 0))
 
 

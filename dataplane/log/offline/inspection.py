@@ -114,7 +114,7 @@ class StoredBatch:
     data: bytes
     """All of it."""
     fault: str | None
-    """What is wrong with its body; None: its CRC is right."""
+    """The fault of its body; None: its CRC is right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Damage:
 
 
 def set_mark(files: FileSystem, directory: Path, reason: str) -> None:
-    """Durable on return. An earlier mark stays: the first damage is the one to tell of. Raises OSError."""
+    """Durable on return. An earlier mark stays: the first damage is the one that is reported. Raises OSError."""
     path = directory / MARK_FILE
     if read_file(files, path) is None:
         replace_file(files, path, f"{reason}\n".encode())

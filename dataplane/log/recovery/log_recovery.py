@@ -118,7 +118,7 @@ class Recovery:
     nothing_torn: bool = False
     """All that was written is there: the page cache has survived, and no room was reserved ahead."""
     expected: Committed | None = None
-    """What the manifest says of this log; None: it does not name it."""
+    """The entry of this log in the manifest; None: the manifest does not name it."""
     segments: list[Segment] = field(default_factory=list)
     beyond: list[Segment] = field(default_factory=list)
     """Segments behind the damage; not part of the log."""
@@ -137,7 +137,7 @@ class Recovery:
     _vouched: int = 0
     """Every offset below was on stable storage here, or committed."""
     _mark: str | None = None
-    """Damage was met in an earlier life: nothing is cut."""
+    """Damage was met by an earlier process: nothing is cut."""
 
     @property
     def handles(self) -> ReadHandles:
@@ -321,7 +321,7 @@ class Recovery:
         if self._mark is not None:
             return
         if self.beyond and self.beyond[0].base_offset < self.log_end_offset:
-            # A crash takes from the end of a segment, and adds nothing to it: this one, or its index, tells lies.
+            # A crash takes from the end of a segment, and adds nothing to it: this one, or its index, is wrong.
             self.damaged = (
                 f"{segment.path} reaches up to offset {self.log_end_offset}, "
                 f"and the next segment begins at {self.beyond[0].base_offset}"

@@ -77,7 +77,7 @@ class Segment:
         self.forgotten_size = 0
         """Bytes, from the beginning, that the page cache need not keep."""
         self.doubtful_from: int | None = None
-        """Bytes from here on were found at an open; nothing says that an earlier life of the process synced them."""
+        """Bytes from here on were found at an open; nothing says that an earlier process synced them."""
         self.allocated = size
         """Invariant: >= size. Length of the file."""
         self.name_synced = True

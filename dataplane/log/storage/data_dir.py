@@ -76,7 +76,7 @@ class Identity:
     """The last one that was registered from this folder."""
     lives: tuple[str, ...] = ()
     """Ids of the lives that began on this folder from the last recorded registration on, oldest first: one of them may
-    have been registered, and killed before it heard of that. It wrote nothing."""
+    have been registered, and killed before it knew of that. It wrote nothing."""
     boot_id: str = ""
     clean: bool = False
     manifest: bool = False

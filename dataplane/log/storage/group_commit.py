@@ -112,7 +112,7 @@ class SyncScheduler:
         self._running: dict[Syncable, float] = {}
         """When the sync of a log began that a thread is at."""
         self._outcomes: list[tuple[list[Done], Offset | Exception]] = []
-        """Which the loop has not heard of; while there are any, a call that tells them is posted."""
+        """Outcomes that are not delivered to the loop; while there are any, a call that delivers them is posted."""
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tidelog-{name}-{number}", daemon=True)
@@ -185,7 +185,7 @@ class SyncScheduler:
             outcome: Offset | Exception
             try:
                 outcome = log.sync()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must hear of it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must get it
                 outcome = error
             self._finished(log)
             self._report(served, outcome)

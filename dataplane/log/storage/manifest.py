@@ -23,8 +23,8 @@ All entries are in one file, which is replaced as a whole: once for all logs who
 (`dataplane.broker.upkeep.hw_checkpoints`), for all logs that are made at a time, and for each rare cut below the high
 watermark.
 
-`is_lost`: the file was there once (`broker.json` says so), and is missing or damaged. Then nothing tells a log that
-was lost from one that this broker never had. Nothing is written before the metadata has heard of that
+`is_lost`: the file was there once (`broker.json` says so), and is missing or damaged. Then nothing distinguishes a log
+that was lost from one that this broker never had. Nothing is written before the metadata knows of that
 (`settled`): a crash in between would make the manifest look complete.
 """
 

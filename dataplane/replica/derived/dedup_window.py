@@ -101,7 +101,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def kept_form(message_id: bytes) -> bytes:
-    """What is remembered of the id."""
+    """The form in which the id is remembered."""
     return message_id if len(message_id) <= LONG else b"#" + blake2b(message_id).digest()
 
 
@@ -223,7 +223,7 @@ class MessageIds:
             self.add(message_id, offset, time)
 
     def go_on_to(self, time: int) -> None:
-        """Forget what has left the window."""
+        """Forgets the ids that have left the window."""
         ticks = self._ticks
         if not self._time:
             for tick in ticks:

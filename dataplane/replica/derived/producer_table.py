@@ -206,7 +206,7 @@ class KnownProducers(NamedTuple):
 
     @property
     def references(self) -> int:
-        """What a copy costs."""
+        """The cost of a copy."""
         return len(self.producers) + len(self.transactional) + len(self.transactions.aborted)
 
 

@@ -13,7 +13,7 @@ What always holds
   these away; whoever knows that says so with `forget_aborted`. One that has no record left when the log is read again
   is not remembered at all.
 
-Which marker is committed is no fact of the log. `on_committed` tells it, and only takes away what needs no memory:
+Which marker is committed is no fact of the log. `on_committed` brings it, and only takes away what needs no memory:
 `last_stable` is right without it.
 
 The state at an offset can be copied (`known`: its values are never changed, only replaced), encoded, and taken up again

@@ -7,7 +7,7 @@ transitions stand in `follower_states`:
     installing       a new beginning at the leader's log start
     fetching         when fetches leave, and what they report
     follower_reads   consumers that read here
-    leader_contact   whether the leader lives
+    leader_contact   whether the leader is alive
 
 Invariants, beside those of the parts
 * An answer is used only if it belongs to the newest data request, that request asked for our present LEO, it comes from
@@ -119,8 +119,8 @@ class Fetcher:
         self.refused_batch = ""
 
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
-        """The answer does not decode: nothing is taken of it, and the leader is told. It verifies its copy each time,
-        so the same is asked for again after ever longer waits."""
+        """The answer does not decode: nothing is taken of it, and it is reported to the leader, which verifies its copy
+        each time, so the same is asked for again after ever longer waits."""
         state = self._replica.state
         if not isinstance(state, (Fetching, Idle)) or sequence != state.sequence:
             return []
@@ -257,7 +257,7 @@ class Follower:
 
     def on_log_start(self, log_start: Offset) -> None:
         """The oldest segments were removed here. All of them were committed. While the log is being cut, or begun anew,
-        its end moves too, and `on_truncated` tells both."""
+        its end moves too, and `on_truncated` brings both."""
         if not isinstance(self._replica.state, Truncating):
             self._replica.log_start_offset = log_start
             self._replica.transactions.forget_aborted(log_start)
@@ -323,7 +323,7 @@ class Follower:
             return [*self._fetcher.fetch(now), *served]
         self._fetcher.idle(state, now)
         if asked_to_sync and not replica.owes_a_sync:
-            return [self._fetcher.report(), *served]  # all of it is synced, and the leader waits to hear that
+            return [self._fetcher.report(), *served]  # all of it is synced, and the leader waits for the report
         return served
 
     def on_appended(
@@ -354,7 +354,7 @@ class Follower:
 
     # Keeps R11.
     def on_bad_answer(self, sequence: int, reason: str, now: float) -> list[FollowerEffect]:
-        """The answer does not decode: nothing is taken of it, and the leader is told."""
+        """The answer does not decode: nothing is taken of it, and it is reported to the leader."""
         self._replica.history.add(f"it refuses the batch at {self.log_end_offset}: {reason}", now)
         return self._fetcher.on_bad_answer(sequence, reason, now)
 
@@ -371,8 +371,8 @@ class Follower:
         return [self._fetcher.report()]
 
     def on_space(self, no_space: bool, now: float) -> list[FollowerEffect]:
-        """The disk has no room for records any more, or has some again. The leader hears of it at once. An answer that
-        could not be appended is asked for anew when there is room."""
+        """The disk has no room for records any more, or has some again. It is reported to the leader at once. An answer
+        that could not be appended is asked for anew when there is room."""
         if no_space == self._fetcher.no_space:
             return []
         self._fetcher.no_space = no_space
@@ -380,7 +380,7 @@ class Follower:
         return self._fetcher.fetch(now) if isinstance(self._replica.state, (Fetching, Idle, Syncing)) else []
 
     def on_disk(self, hangs: bool, now: float) -> list[FollowerEffect]:
-        """The disk has begun to hang, or answers again. The leader hears of it at once."""
+        """The disk has begun to hang, or answers again. It is reported to the leader at once."""
         if hangs == self._fetcher.disk_hangs:
             return []
         self._fetcher.disk_hangs = hangs
@@ -400,7 +400,7 @@ class Follower:
             return self._reconcile(now)
         asked: list[FollowerEffect] = []
         if isinstance(state, Reconciling) and (contact.no_responders or not replica.was_notified):
-            # It has begun, and did not hear us before. If it did, its answer is given up: once only.
+            # The leader has begun now, and did not get the last fetch; if it did, its answer is given up, once only.
             asked = self._reconciler.ask_again(state, now)
         elif isinstance(state, Fetching) and not (contact.has_answered or replica.was_notified):
             asked = self._fetcher.fetch(now)  # the same, with an empty log
@@ -426,7 +426,7 @@ class Follower:
                 log_start = error.detail(LOG_START)
                 is_in_log = log_start is None or log_start <= replica.log_end_offset
                 if is_in_log and (not error.detail(DELETIONS_GONE) or replica.is_relied_on):
-                    # What the leader says cannot be; its log start, or ours, may be moving.
+                    # The answer contradicts this log; the leader's log start, or ours, may be moving.
                     self._fetcher.pause(settings.offset_retry, now)
                     return []
                 return self._install(now)

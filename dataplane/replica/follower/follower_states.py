@@ -41,7 +41,7 @@ class FetchAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetAnswer:
     """An answer to a LeaderEpochOffsetRequest. `epoch` 0: the leader has no epoch at or below the asked one.
-    `log_start_offset`: the leader's. `partition_epoch`: that of the leader's metadata; 0: not told."""
+    `log_start_offset`: the leader's. `partition_epoch`: that of the leader's metadata; 0: not known."""
 
     number: int
     leader_epoch: LeaderEpoch

@@ -1,4 +1,4 @@
-"""Whether a follower believes that its leader lives.
+"""Whether a follower believes that its leader is alive.
 
 A 503 means that no subscriber listens: grounds to report the leader NOW, if it has answered in this epoch and our own
 connection is not fresh. Anybody who sees the inbox can send one, so such a report only has the controller look.

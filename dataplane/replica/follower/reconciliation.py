@@ -146,7 +146,7 @@ class BeginAnew:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLacksCommitted:
-    """The logs have nothing in common from here on, below the end of what is committed here."""
+    """The logs have nothing in common from here on, below the committed end here."""
 
     agreed_end: Offset
 

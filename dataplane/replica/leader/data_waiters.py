@@ -1,4 +1,4 @@
-"""How a leader answers fetches, and how a follower that has everything hears of more.
+"""How a leader answers fetches, and how a follower that has everything is notified of more.
 
 follower                              leader
   │ fetch(offset, epoch, seq) ────────> │ progress: acknowledged end of that follower, grows only
@@ -107,7 +107,7 @@ class DataWaiters:
         state = self._state
         settings = state.settings
         for replica, follower in state.followers.items():
-            # A follower of a paused partition may have asked for nothing for long, and hears of records now.
+            # A follower of a paused partition may have asked for nothing for long, and is notified of records now.
             active_at = max(follower.last_fetch_at, follower.fired_at)
             if follower.notified_at is not None and now - active_at > settings.replica_max_lag_time:
                 follower.notified_at = None  # it seems dead; should it live, it asks after its idle wait anyway

@@ -50,7 +50,7 @@ class Draining:
         if drain is None:
             return None
         moving = f"the leadership of {self._state.view.key} is moving from {self._state.broker} to {drain.target}"
-        if drain.is_done:  # the new leader may be hearing the same publish, and answers it
+        if drain.is_done:  # the new leader may get the same publish, and answers it
             return TidelogError(Code.NOT_LEADER, f"{moving}; try again")
         return TidelogError(Code.UNAVAILABLE, f"{moving}; try again", [RETRY_AFTER_MS.of(10)])
 
@@ -100,7 +100,7 @@ class Draining:
             )
 
     def end(self, why: str, now: float, out: list[LeaderEffect]) -> None:
-        """Sequence again, or resign; a request that has had no answer hears `why`."""
+        """Sequence again, or resign; a request without an answer is answered with `why`."""
         drain, self._drain = self._drain, None
         if drain is None:
             return

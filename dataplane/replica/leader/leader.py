@@ -172,7 +172,7 @@ class Cutover:
         self._version = 0
         """That the view awaits the cutover to; 0: to none."""
         self._end = Offset(0)
-        """LEO when this leader first heard of it."""
+        """LEO at the first view that awaits the cutover."""
         self._is_reported = False
         self._begin(now)
 
@@ -237,7 +237,8 @@ class Leader:
         shared: Uncommitted | None = None,
         history: History | None = None,
     ) -> None:
-        """`shared`: the uncommitted bytes of all partitions that this broker leads. `history`: that of the replica."""
+        """`shared`: the uncommitted bytes of all partitions that this broker leads. `history`: event log of the
+        replica, shared by its roles."""
         if view.leader != broker:
             raise InvariantViolation(f"{view.key}: {broker} made leader under a view whose leader is {view.leader}")
         self.leader_epoch = view.leader_epoch
@@ -347,7 +348,7 @@ class Leader:
         self, level: AckLevel, end: Offset, token: ProduceToken, timeout: float, now: float
     ) -> list[LeaderEffect]:
         """Complete `token` once everything below `end` is held as the level says (at once when it is). A publish is
-        announced here before it is appended, so that its followers hear with its records how far to sync."""
+        announced here before it is appended, so that its followers are asked with its records how far to sync."""
         state, commits = self._state, self._commits
         if end <= commits.reached(level):
             return [CompleteProduce(token)]
@@ -484,7 +485,7 @@ class Leader:
 
     # ------------------------------------------------------------------ metadata, disks and connection
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:
-        """Newer metadata of the same LeaderEpoch and leader. Anything else ends this object's life (`resign`)."""
+        """Newer metadata of the same LeaderEpoch and leader. Anything else ends the leadership (`resign`)."""
         state = self._state
         if view.leader_epoch != self.leader_epoch or view.leader != state.broker:
             raise InvariantViolation(

@@ -1,7 +1,7 @@
 """The facts of a leader during one LeaderEpoch: its own log, the ISR, and the progress of its followers.
 
 The parts of a leader share one `Leadership`: `commits` moves the watermarks, `isr_keeping` changes the ISR,
-`data_waiters` answers followers, `draining` hands leadership over, `cutover` tells where a layout ends, `admission`
+`data_waiters` answers followers, `draining` hands leadership over, `cutover` reports where a layout ends, `admission`
 judges publishes, and `leader` passes the events to them.
 """
 
@@ -95,7 +95,7 @@ class FollowerProgress:
     outside_fetch_at: float = -math.inf
     """Time of its last fetch while it was not in the ISR; -inf: none since it left."""
     expand_not_before: float = -math.inf
-    """After a refusal (its life is over, it is declared dead) it is not proposed again at once."""
+    """After a refusal (its incarnation is over, it is declared dead) it is not proposed again at once."""
 
     # R10: Progress belongs to one incarnation of a broker. The leader keeps LEO and acknowledged end of (replica,
     # incarnation) from fetches of its own LeaderEpoch, and they only grow. A newer incarnation starts from nothing,

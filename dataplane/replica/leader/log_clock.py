@@ -5,7 +5,8 @@ It goes on from the newest stamp in the log by the time that has elapsed in this
 brokers agree, where that is later and known. So it never goes back; no leader's own clock moves it; and where nothing
 is agreed, time in which nobody led is not counted: what is remembered is remembered longer.
 
-A log that has no stamp gets none (0) before a time is agreed; what was appended until then counts from the first one.
+A log that has no stamp gets none (0) before a time is agreed; records that were appended until then count from the
+first one.
 
 Pure: times are arguments.
 """

@@ -94,7 +94,7 @@ def not_applied(view: PartitionView, version: int) -> TidelogError:
 # Keeps R63.
 def takes_plain(view: PartitionView) -> bool:
     """Whether plain messages and envelopes are taken. A partition that keys are not spread over any more takes them
-    until its cutover is told: another one listens in its place from then on."""
+    until its cutover is reported: another one listens in its place from then on."""
     return view.is_routed or (view.state is PartitionState.DRAINING and view.awaits_cutover)
 
 

@@ -43,7 +43,7 @@ class TokenBucket:
         self._at = now
 
     def change(self, rate: int, now: float) -> None:
-        """What is owed stays owed; a level above the new burst is cut to it. A bucket that had no limit is full."""
+        """A level below zero stays; a level above the new burst is cut to it. A bucket that had no limit is full."""
         if rate == self.rate:
             return
         self.fill(now)

@@ -84,7 +84,7 @@ class Repetitions:
 
     def find(self, message_id: bytes, now: float) -> Offset | None:
         """Where the record with that id (in its kept form) lies. An id is forgotten with its record: an answer that
-        names a record which was deleted would acknowledge what is not there."""
+        names a deleted record would acknowledge a record that is gone."""
         if not self.are_sought:
             return None
         found = self._keeper.table.find(message_id, self._clock.time(now))
