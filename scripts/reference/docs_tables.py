@@ -79,7 +79,7 @@ def client_options(config: type[Any]) -> Callable[[], str]:
         return _table(
             ("option", "default", "meaning"),
             (
-                (f"`{name}`", f"`{option.default!r}`", meaning)
+                (f"`{name}`", f"`{option.default!r}`", " ".join(meaning.split()))
                 for name, (option, meaning) in options(config).items()
                 if name in vars(config)["__annotations__"]
             ),

@@ -9,7 +9,6 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import Field, field, fields
-from textwrap import fill
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 _T = TypeVar("_T")
@@ -35,9 +34,9 @@ def check_options(config: Any) -> None:
 
 
 def options(config: type[Any]) -> dict[str, tuple[Field[Any], str]]:
-    """Returns the options of a configuration by name, each with its meaning."""
+    """Returns the options of a configuration by name, each with its meaning, wrapped as in the docstring."""
     docs = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in reversed(config.__mro__[:-1]))
-    meanings = {name: " ".join(text.split()) for name, text in _ENTRY.findall(docs)}
+    meanings = dict(_ENTRY.findall(docs))
     return {each.name: (each, meanings.get(each.name, "")) for each in fields(config)}
 
 
@@ -53,9 +52,7 @@ def takes(config: type[Any]) -> Callable[[_Function], _Function]:
             for name, (each, _) in known.items()
         ]
         function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        listed = "\n".join(
-            fill(f"- `{name}`: {meaning}", 112, subsequent_indent="  ") for name, (_, meaning) in known.items()
-        )
+        listed = "\n".join(f"- `{name}`: {meaning}" for name, (_, meaning) in known.items())
         function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n\n{listed}"
         return function
 

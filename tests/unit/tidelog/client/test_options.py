@@ -45,5 +45,5 @@ def test_help_shows_each_option_with_its_default_and_meaning(call: Callable[...,
     for name, (option, meaning) in options(config).items():
         assert parameters[name].default == option.default
         assert meaning, f"{config.__name__} does not say what {name} is for"
-        assert f"- `{name}`: {meaning}" in " ".join((inspect.getdoc(call) or "").split())
+        assert f"- `{name}`: {meaning}" in (inspect.getdoc(call) or "")
     assert not [name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD]
