@@ -18,10 +18,12 @@ from dataplane.broker.replica import Replica
 from dataplane.broker.roles.request_prologue import RequestCounters
 from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.partition_log import LogConfig
+from dataplane.replica.leader.append_rules import ClientBatch
 from dataplane.replica.replica_effects import ProposeIsr
+from dataplane.replica.replies import LocalReply
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
 from tests.views import KEY, A, B
-from wire.batch import BatchBuilder, Compression
+from wire.batch import BatchBuilder, Compression, ReceivedBatch
 from wire.durability import DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import BulkHandler, Message
@@ -442,6 +444,24 @@ async def test_a_batch_that_waits_for_the_decoding_thread_keeps_no_role_from_its
     await turn()
     assert refusals(bench) == [("inbox", "NOT_LEADER", None)]
     assert bench.log.log_end_offset == 0
+
+
+async def test_a_leadership_that_has_ended_stores_nothing_more(bench: Bench) -> None:
+    """Also not what comes before the end is carried out: the batch whose turn comes, and those of this process."""
+    role = await lead(bench)
+    builder = BatchBuilder()
+    builder.add_record(b"late")
+    parts = builder.build(1).stamp(Offset(0), LeaderEpoch(0))[0]
+    ending = role.begin_to_end("over")
+    publish(bench, b"late", b"bare")
+    batch = ClientBatch("append", 1 << 20, AppendRequest(leader_epoch=EPOCH), memoryview(b"".join(map(bytes, parts))))
+    role._append_requests._take(batch)
+    outcomes: list[TidelogError | None] = []
+    role._appending.append_local(ReceivedBatch(batch.buffer).decode(), 5.0, LocalReply(outcomes.append))
+    assert refusals(bench) == [("append", "NOT_LEADER", None)], "another leader answers the bare publish"
+    assert [error and error.code for error in outcomes] == [Code.NOT_LEADER]
+    assert bench.log.log_end_offset == 0
+    await ending
 
 
 def identified(*ids: str) -> list[bytes | None]:
