@@ -24,7 +24,7 @@ from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.broker.roles.counters import declared_counters
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
-from scripts.reference.docs_bounds import BOUNDS
+from scripts.reference.docs_bounds import bounds as bounds_of_code
 from scripts.reference.rules import Place, rules
 from tidelog.client.base.options import options
 from tidelog.client.consumer.consumer_config import ConsumerConfig
@@ -129,10 +129,7 @@ def error_details() -> str:
 def bounds() -> str:
     return _table(
         ("what is bounded", "limit", "kept by", "what the sender hears", "counter"),
-        (
-            (bound.on, bound.limit, f"`{bound.where}`", bound.answer, f"`{bound.counter}`" if bound.counter else "none")
-            for bound in BOUNDS
-        ),
+        bounds_of_code(),
     )
 
 

@@ -329,8 +329,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a repetition is acknowledged before the original is committed",
         (
             WaitingAnswers.wait,
-            "self.waiting += 1",
-            "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    self.waiting += 1",
+            "if (full",
+            "if isinstance(token, BareReplies):\n        return self._role.answers.bare(token)\n    if (full",
         ),
         rules=("R45",),
     ),

@@ -29,7 +29,7 @@ from nats.nuid import NUID
 
 from tidelog.nats.header_block import encode_headers
 from tidelog.nats.pace import Pace
-from tidelog.nats.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, Asked, RequestQueue
+from tidelog.nats.request_queue import MAX_QUESTIONS_IN_WORK, MAX_WAITING_ALIKE, WAITING_REQUESTS, Asked, RequestQueue
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message, MessageHandler, Subscription, Transport, answer_too_large, too_large
@@ -42,8 +42,6 @@ Answer: TypeAlias = tuple[bytes, Mapping[str, str] | None] | None
 
 MAX_IN_WORK = 1024
 """Requests of one endpoint in work at once, where each has an answer of its own."""
-MAX_QUESTIONS_IN_WORK = 4
-"""Questions of one endpoint in work at once, where requests share answers."""
 MAX_BURST_BYTES = 256 << 10
 """Limit of one answer to many, in bytes; before the next part other tasks have their turn."""
 RETRY_AFTER_S = 0.1
@@ -60,7 +58,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 _FULL = TidelogError(
     Code.BACKPRESSURE,
-    f"{MAX_WAITING} requests, or {MAX_WAITING_ALIKE} that ask the same, wait here already; ask again later",
+    f"{WAITING_REQUESTS.items} requests, or {MAX_WAITING_ALIKE} that ask the same, wait here already; ask again later",
     [LIMIT.of("api_requests"), RETRY_AFTER_MS.of(int(1000 * RETRY_AFTER_S))],
 )
 

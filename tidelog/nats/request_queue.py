@@ -8,8 +8,7 @@
 A question that is in work is not begun again before it has ended: one round of it is under way and one waits, however
 many ask. So an answer is never older than its request. The next question begins when the pace allows it.
 
-Bounded: MAX_WAITING requests and MAX_WAITING_BYTES wait, MAX_WAITING_ALIKE of them with the same question; `at_once`
-questions are in work. `add` refuses further ones.
+Bounded by WAITING_REQUESTS; `at_once` questions are in work. `add` refuses further ones.
 """
 
 from __future__ import annotations
@@ -17,17 +16,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidelog.nats.pace import Pace
+from wire.budget import Bound, Budget
 from wire.messaging.transport import Message
 
-MAX_WAITING = 1024
-"""Limit of the waiting requests of one endpoint."""
-MAX_WAITING_ALIKE = MAX_WAITING // 2
+MAX_WAITING_ALIKE: Final = 512
 """Limit of the waiting requests with one question. A flood of a question with a large answer, which takes seconds to
 send to all senders, leaves room for others."""
-MAX_WAITING_BYTES = 4 << 20
-"""Limit of the bytes of the waiting questions; a single one may be larger."""
+MAX_QUESTIONS_IN_WORK: Final = 4
+"""Questions of one endpoint in work at once, where requests share answers."""
+WAITING_REQUESTS: Final = Bound(
+    on="requests to the API, and questions of `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, that wait",
+    name="api_requests",
+    per="an operation",
+    items=1024,
+    bytes=4 << 20,
+    limit=f"those that read and ask the same, {MAX_WAITING_ALIKE} at most, wait for one answer, and"
+    f" {MAX_QUESTIONS_IN_WORK} different ones of an operation are in work",
+    answer="BACKPRESSURE",
+    counter="dropped_api_requests",
+)
+"""Bytes of the questions; a single one may be larger."""
 
 
 @dataclass(slots=True)
@@ -39,6 +50,10 @@ class Asked:
     requests: int = 0
     replies: list[bytes] = field(default_factory=list)
     """The reply subjects of the requests that want an answer."""
+
+
+def _size(message: Message) -> int:
+    return min(len(message.data), WAITING_REQUESTS.bytes)
 
 
 class RequestQueue:
@@ -57,8 +72,7 @@ class RequestQueue:
         self._work = work
         self._at_once = at_once
         self._waiting: dict[Hashable, Asked] = {}
-        self._requests = 0
-        self._bytes = 0
+        self._room = Budget(WAITING_REQUESTS, "the endpoint")
         self._in_work: dict[Hashable, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         """The work of a question has ended, or a question has come: another one may begin."""
@@ -67,21 +81,18 @@ class RequestQueue:
 
     def add(self, message: Message) -> bool:
         """Returns False when the queue is full."""
-        if self._requests >= MAX_WAITING:
-            return False
         question = self._question(message)
         asked = self._waiting.get(question)
         if asked is not None and asked.requests >= MAX_WAITING_ALIKE:
             return False
+        size = _size(message) if asked is None else 0
+        if self._room.full(size):
+            return False
+        self._room.take(size)
         if asked is None:
-            size = len(message.data)
-            if self._waiting and self._bytes + size > MAX_WAITING_BYTES:
-                return False
-            self._bytes += size
             asked = self._waiting[question] = Asked(question, message)
             self._changed.set()
         asked.requests += 1
-        self._requests += 1
         if message.reply is not None:
             asked.replies.append(message.reply.encode())
         if self._begins is None:
@@ -105,8 +116,7 @@ class RequestQueue:
                     continue
                 async with self._pace.turn():
                     del self._waiting[asked.question]
-                    self._requests -= asked.requests
-                    self._bytes -= len(asked.first.data)
+                    self._room.release(_size(asked.first), asked.requests)
                     task = asyncio.get_running_loop().create_task(self._carry_out(asked))
                     self._in_work[asked.question] = task
                     await asyncio.sleep(0)  # its first step is counted before the next turn

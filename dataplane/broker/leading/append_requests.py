@@ -26,10 +26,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dataplane.broker.leading.appending import PublishCounters
-from dataplane.broker.leading.bounds_of_all import BoundsOfAll
+from dataplane.broker.leading.bounds_of_all import HELD_APPENDS, HOLD_S, QUEUED_APPENDS, BoundsOfAll
 from dataplane.replica.leader.ack_levels import AckLevel, ack_level
 from dataplane.replica.leader.append_rules import AnswerWith, ClientBatch, Hold, Refuse, Store, corrupt_batch
 from dataplane.replica.leader.partitioning import not_applied
@@ -37,7 +37,7 @@ from dataplane.replica.leader.quota import is_over_quota
 from dataplane.replica.replica_effects import LeaderEffect
 from dataplane.replica.replies import AppendReply
 from wire.batch import HEADER_SIZE, parse_header, without_repetitions
-from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.budget import Budget
 from wire.errors import Code, CorruptData, InvariantViolation, TidelogError
 from wire.messaging.transport import Message
 from wire.partition_messages.append import asked_durability, decode_append
@@ -51,19 +51,6 @@ if TYPE_CHECKING:
     from dataplane.replica.leader.leader import Leader
 
 _log = logging.getLogger(__name__)
-
-MAX_QUEUED_BATCHES: Final = 64
-MAX_QUEUED_BYTES: Final = 32 << 20
-"""Bytes of batches of one partition, as they came, that wait for the decoding thread or behind a batch that does."""
-MAX_QUEUED_BYTES_OF_ALL: Final = 64 << 20
-"""The same of all partitions that a broker leads."""
-HOLD_S: Final = 0.25
-"""Views of one command come to all brokers within some ms; a broker that is later than this may be cut off."""
-MAX_HELD: Final = 256
-MAX_HELD_BYTES: Final = 16 << 20
-"""Bytes of batches of one partition, as they came, that are held."""
-MAX_HELD_BYTES_OF_ALL: Final = 64 << 20
-"""The same of all partitions that a broker leads."""
 
 _BY_VERSION = "stale_partitioning_total"
 _COUNTERS = {
@@ -85,19 +72,19 @@ class AppendRequests:
     ) -> None:
         self._role = role
         self._context = role.context
-        self._bounds = role.context.the(BoundsOfAll)
         self._counters = role.context.the(PublishCounters)
+        of_all, key = role.context.the(BoundsOfAll), role.view.key
         self._core = core
         self._appending = appending
         self._rules = appending.rules
         self._run = run
         self._queue: deque[ClientBatch] = deque()
         """The first batch is being decoded."""
-        self._queued_bytes = 0
+        self._room_in_queue = Budget(QUEUED_APPENDS, key, parent=of_all.queued, counters=self._counters)
         self._worker: asyncio.Task[None] | None = None
         self._held: list[tuple[float, ClientBatch]] = []
         """(until when, monotonic seconds; the batch)."""
-        self._held_bytes = 0
+        self._room_to_hold = Budget(HELD_APPENDS, key, parent=of_all.held)
         self._timer: asyncio.TimerHandle | None = None
 
     def on_append(self, message: Message) -> None:
@@ -131,7 +118,7 @@ class AppendRequests:
             self._worker.cancel()
         waiting = [*self._release(lambda *_: True), *self._queue]
         self._queue.clear()
-        self._count_queued(-self._queued_bytes)
+        self._room_in_queue.release(self._room_in_queue.bytes, self._room_in_queue.items)
         for batch in waiting:
             self._refuse(batch, TidelogError(Code.NOT_LEADER, f"{reason}; the batch was not stored, try again"))
 
@@ -166,34 +153,12 @@ class AppendRequests:
                 self._settle(batch)
 
     def _queue_up(self, batch: ClientBatch) -> None:
-        full = self._why_full(batch.size)
-        if full is not None:
-            self._counters.dropped_decode_queue += 1
-            self._refuse(
-                batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("decode_queue")])
-            )
+        if (full := self._room_in_queue.admit(batch.size)) is not None:
+            self._refuse(batch, full)
             return
         self._queue.append(batch)
-        self._count_queued(batch.size)
         if self._worker is None or self._worker.done():
             self._worker = self._role.spawn(self._work())
-
-    def _why_full(self, size: int) -> str | None:
-        if len(self._queue) >= MAX_QUEUED_BATCHES or self._queued_bytes + size > MAX_QUEUED_BYTES:
-            return (
-                f"{len(self._queue)} batches for {self._role.view.key}, {self._queued_bytes} bytes, wait to be decoded"
-                " already; try again"
-            )
-        if self._bounds.bytes_to_decode + size > MAX_QUEUED_BYTES_OF_ALL:
-            return (
-                f"batches of {self._bounds.bytes_to_decode} bytes wait to be decoded on {self._context.broker}"
-                " already; try again"
-            )
-        return None
-
-    def _count_queued(self, size: int) -> None:
-        self._queued_bytes += size
-        self._bounds.bytes_to_decode += size
 
     async def _work(self) -> None:
         """Returns when the queue is empty. A batch stays in it until it is settled: later ones queue behind it."""
@@ -215,7 +180,7 @@ class AppendRequests:
             finally:
                 if self._queue and self._queue[0] is batch:  # the queue was not abandoned meanwhile
                     self._queue.popleft()
-                    self._count_queued(-batch.size)
+                    self._room_in_queue.release(batch.size)
 
     def _settle(self, batch: ClientBatch) -> None:
         """All earlier batches are settled."""
@@ -241,15 +206,11 @@ class AppendRequests:
 
     # ------------------------------------------------------------------ held
     def _hold(self, batch: ClientBatch) -> None:
-        full = self._why_none_is_held(batch.size)
-        if full is not None:
-            self._refuse(
-                batch, TidelogError(Code.BACKPRESSURE, full, [RETRY_AFTER_MS.of(50), LIMIT.of("held_appends")])
-            )
+        if (full := self._room_to_hold.admit(batch.size)) is not None:
+            self._refuse(batch, full)
             return
         self._counters.held_appends += 1
         self._held.append((self._context.now() + min(HOLD_S, self._timeout(batch.request)), batch))
-        self._count_held(batch.size)
         self._schedule()
 
     def _expire(self) -> None:
@@ -268,7 +229,7 @@ class AppendRequests:
             else:
                 left.append((until, batch))
         self._held = left
-        self._count_held(-sum(batch.size for batch in due))
+        self._room_to_hold.release(sum(batch.size for batch in due), len(due))
         self._schedule()
         return due
 
@@ -279,23 +240,6 @@ class AppendRequests:
         if self._held:
             first = min(until for until, _ in self._held)
             self._timer = self._context.loop.call_at(first, lambda: self._role.carefully(self._expire))
-
-    def _count_held(self, size: int) -> None:
-        self._held_bytes += size
-        self._bounds.bytes_held += size
-
-    def _why_none_is_held(self, size: int) -> str | None:
-        if len(self._held) >= MAX_HELD or self._held_bytes + size > MAX_HELD_BYTES:
-            return (
-                f"{len(self._held)} batches for {self._role.view.key}, {self._held_bytes} bytes, wait for another"
-                " partitioning version already; try again"
-            )
-        if self._bounds.bytes_held + size > MAX_HELD_BYTES_OF_ALL:
-            return (
-                f"batches of {self._bounds.bytes_held} bytes wait for other partitioning versions on"
-                f" {self._context.broker} already; try again"
-            )
-        return None
 
     # ------------------------------------------------------------------ decisions carried out
     def _on_turn(self, batch: ClientBatch) -> None:

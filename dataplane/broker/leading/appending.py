@@ -393,13 +393,14 @@ class Appending:
     def complete(self, token: ProduceToken, error: TidelogError | None) -> None:
         match token:
             case ExpectationReply(reply, refusal):
-                self._waiting.waiting -= 1
+                self._waiting.waiting.release()
                 if error is None:  # the record at the expected place is committed: the refusal is true of every leader
                     self._role.answers.bare_error([reply], refusal)
                 else:
                     self.refuse(token, refusal)
             case BareReplies() | EnvelopeReply():
-                self._waiting.waiting -= token.is_counted
+                if token.is_counted:
+                    self._waiting.waiting.release()
                 error = error or self._no_lease(token.needs_lease)
                 if error is not None:
                     self.refuse(token, error)

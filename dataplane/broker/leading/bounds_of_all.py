@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from dataplane.replica.derived.producer_table import ProducerTable
 from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.leader.repetitions import IdsOfAll
+from wire.budget import Bound, Budget
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 
@@ -33,6 +34,32 @@ RECOUNT_S: Final = 1.0
 WARNING_S: Final = 60.0
 """Seconds from one sentence in the broker's log to the next, as long as producers are refused."""
 _RETRY_MS: Final = 1000
+
+HOLD_S: Final = 0.25
+"""Views of one command come to all brokers within some ms; a broker that is later than this may be cut off."""
+QUEUED_APPENDS: Final = Bound(
+    on="batches that wait to be decoded",
+    name="decode_queue",
+    per="a partition",
+    items=64,
+    bytes=32 << 20,
+    bytes_of_all=64 << 20,
+    answer="BACKPRESSURE",
+    counter="dropped_decode_queue",
+    retry_after_ms=50,
+)
+"""Those behind a batch that is decoded wait, too. Bytes as they came."""
+HELD_APPENDS: Final = Bound(
+    on="batches that wait until their partitioning version is applied",
+    name="held_appends",
+    per="a partition",
+    items=256,
+    bytes=16 << 20,
+    bytes_of_all=64 << 20,
+    limit=f"{HOLD_S:g} s each",
+    answer="BACKPRESSURE; UNAVAILABLE after that time",
+    retry_after_ms=50,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -85,12 +112,10 @@ class BoundsOfAll:
     """The producers that are remembered of all partitions."""
     uncommitted: Uncommitted
     """Bytes of all led partitions that are not committed yet."""
+    queued: Budget
+    held: Budget
     message_ids: IdsOfAll = field(default_factory=IdsOfAll)
     """The message ids that are remembered of all led partitions."""
-    bytes_to_decode: int = 0
-    """Bytes of clients' batches, of all led partitions, that wait to be decoded."""
-    bytes_held: int = 0
-    """Bytes of clients' batches, of all led partitions, that wait until their partitioning version is applied here."""
 
     def refuse_producer(self, now: float, time: int) -> TidelogError | None:
         """As `ProducersOfAll.refuse`."""
@@ -98,4 +123,9 @@ class BoundsOfAll:
 
     @classmethod
     def of_broker(cls, context: BrokerContext) -> BoundsOfAll:
-        return cls(ProducersOfAll(context.storage.max_producers_of_all), Uncommitted(context.settings))
+        return cls(
+            ProducersOfAll(context.storage.max_producers_of_all),
+            Uncommitted(context.settings),
+            Budget(QUEUED_APPENDS, context.broker, of_all=True),
+            Budget(HELD_APPENDS, context.broker, of_all=True),
+        )

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.replies import MarkReply
 from wire.batch import Marker, transaction_marker
-from wire.error_details import LIMIT, RETRY_AFTER_MS
-from wire.errors import Code, TidelogError
+from wire.budget import Bound, Budget
+from wire.errors import TidelogError
 from wire.internal_records.transaction_records import MAX_EPOCH
 from wire.protobuf.tidelog_pb2 import EndTransactionRequest
 from wire.types import FIRST_TRANSACTIONAL_ID
@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     from dataplane.replica.replica_effects import LeaderEffect
     from wire.messaging.transport import Message
 
-MAX_WAITING: Final = 10_000
-"""Coordinators' requests of one partition that wait for a commit; one more is answered with BACKPRESSURE."""
+WAITING_MARKS: Final = Bound(
+    on="ends of transactions that wait for their commit",
+    name="waiting_marks",
+    per="a partition",
+    items=10_000,
+    answer="BACKPRESSURE",
+)
 
 
 class TransactionMarks:
@@ -47,7 +52,7 @@ class TransactionMarks:
         self._core = core
         self._appending = appending
         self._run = run
-        self._waiting = 0
+        self._waiting = Budget(WAITING_MARKS, role.view.key)
 
     # R49: A marker is answered when it is committed. If the producer's epoch in the log is above the asked one, the
     # marker is there already, and the answer waits until all of the present log is committed; otherwise the leader
@@ -72,18 +77,14 @@ class TransactionMarks:
     def _mark(self, request: EndTransactionRequest, inbox: str) -> TidelogError | None:
         """The error to answer with at once."""
         now, view = self._context.now(), self._role.view
-        if self._waiting >= MAX_WAITING:
-            return TidelogError(
-                Code.BACKPRESSURE,
-                f"{MAX_WAITING} ends of transactions wait for their commit in {view.key} already; try again",
-                [RETRY_AFTER_MS.of(100), LIMIT.of("waiting_marks")],
-            )
+        if self._waiting.full():
+            return self._waiting.refuse()
         level = AckLevel(is_local=False, is_synced=view.config.is_durable)  # the HW
         timeout = view.config.confirm_timeout_ms / 1000
         token = MarkReply(inbox)
         epoch = self._role.log.producers.epoch_of(request.producer_id)
         if epoch is not None and epoch > request.producer_epoch:
-            self._waiting += 1
+            self._waiting.take()
             self._run(self._core.await_ack(level, self._core.log_end_offset, token, timeout, now))
             return None
         error = self._core.admission.refuse_marker(now)
@@ -99,13 +100,13 @@ class TransactionMarks:
         header = self._appending.append(marker)
         if isinstance(header, TidelogError):
             return header
-        self._waiting += 1
+        self._waiting.take()
         effects = self._core.await_ack(level, header.end_offset, token, timeout, now)
         self._run([*effects, *self._core.on_appended(header.end_offset, header.size, now)])
         return None
 
     def complete(self, token: MarkReply, error: TidelogError | None) -> None:
-        self._waiting -= 1
+        self._waiting.release()
         if error is None:
             self._role.peer_answers.done(token.inbox)
         else:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import Once, Refuse
 from dataplane.replica.replies import BareReplies, EnvelopeReply, ExpectationReply
-from wire.error_details import LIMIT, RETRY_AFTER_MS
-from wire.errors import Code, TidelogError
+from wire.budget import Bound, Budget
+from wire.errors import TidelogError
 from wire.types import Offset
 
 if TYPE_CHECKING:
@@ -25,8 +25,14 @@ if TYPE_CHECKING:
     from dataplane.broker.reading.readable_role import ReadableRole
     from dataplane.replica.leader.leader import Leader
 
-MAX_WAITING: Final = 10_000
-"""Refusals and repetitions of one partition that wait; one more is answered with BACKPRESSURE."""
+WAITING_ANSWERS: Final = Bound(
+    on="bare publishes that were repetitions, or not as they expect, and wait for their answers",
+    name="waiting_answers",
+    per="a partition",
+    items=10_000,
+    limit="of either kind",
+    answer="BACKPRESSURE",
+)
 _LOOK_EVERY: Final = 0.02
 """Seconds between two looks at whether a controller has counted on this leader."""
 
@@ -48,8 +54,9 @@ class WaitingAnswers:
         self._core = core
         self._appending = appending
         self._unproved: deque[_Unproved] = deque()
+        self._proving = Budget(WAITING_ANSWERS, role.view.key)
         self._looking = False
-        self.waiting = 0
+        self.waiting = Budget(WAITING_ANSWERS, role.view.key)
         """Answers that the core completes later."""
 
     # Keeps R46.
@@ -76,17 +83,16 @@ class WaitingAnswers:
 
     def wait(self, level: AckLevel, end: Offset, token: BareReplies | EnvelopeReply | ExpectationReply) -> None:
         """The answer waits until everything below `end` is held as the level says."""
-        if self.waiting >= MAX_WAITING:
-            self._appending.refuse(token, self._too_many())
+        if (full := self.waiting.admit()) is not None:
+            self._appending.refuse(token, full)
             return
-        self.waiting += 1
         timeout = self._role.view.config.confirm_timeout_ms / 1000
         self._appending.run(self._core.await_ack(level, end, token, timeout, self._context.now()))
         self._role.timer.schedule()
 
     def _prove(self, reply: bytes, error: TidelogError) -> None:
-        if len(self._unproved) >= MAX_WAITING:
-            self._appending.refuse([reply], self._too_many())
+        if (full := self._proving.admit()) is not None:
+            self._appending.refuse([reply], full)
             return
         now = self._context.now()
         self._unproved.append(_Unproved(reply, error, now, now + self._role.view.config.confirm_timeout_ms / 1000))
@@ -99,21 +105,15 @@ class WaitingAnswers:
         now, waiting = self._context.now(), self._unproved
         while waiting and not self._role.ended:
             oldest = waiting[0]
-            if self._context.metadata.led_at(oldest.came_at):
-                waiting.popleft()
-                self._role.answers.bare_error([oldest.reply], oldest.error)
-            elif now >= oldest.until:
-                waiting.popleft()
-                self._appending.refuse([oldest.reply], oldest.error)
-            else:
+            is_true = self._context.metadata.led_at(oldest.came_at)
+            if not is_true and now < oldest.until:
                 break
+            waiting.popleft()
+            self._proving.release()
+            if is_true:
+                self._role.answers.bare_error([oldest.reply], oldest.error)
+            else:
+                self._appending.refuse([oldest.reply], oldest.error)
         if waiting and not self._role.ended:
             self._looking = True
             self._context.loop.call_later(_LOOK_EVERY, self._look)
-
-    def _too_many(self) -> TidelogError:
-        return TidelogError(
-            Code.BACKPRESSURE,
-            f"{MAX_WAITING} refusals and repetitions for {self._role.view.key} wait already; slow down",
-            [RETRY_AFTER_MS.of(100), LIMIT.of("waiting_answers")],
-        )

@@ -40,6 +40,7 @@ from dataplane.replica.replica_effects import RefuseConsumer, ServeConsumer
 from dataplane.replica.replica_refusals import before_log
 from dataplane.replica.replies import Reader
 from wire.batch import holds_encrypted, iter_batches, verify_body
+from wire.budget import Bound, Budget
 from wire.error_details import LIMIT, RETRY_AFTER_MS
 from wire.errors import Code, CorruptData, TidelogError
 from wire.internal_streams import is_of_internal
@@ -129,8 +130,14 @@ class ConsumerListener:
         await listening.result().unsubscribe()
 
 
-MAX_COLD_READS = 64
-"""Consumers of one partition that wait for the disk; one more is refused with BACKPRESSURE."""
+COLD_READS: Final = Bound(
+    on="consumers that wait for the disk",
+    name="cold_reads",
+    per="a partition",
+    items=64,
+    answer="BACKPRESSURE",
+    counter="dropped_cold_reads",
+)
 
 
 class ReadableRole(Role):
@@ -148,6 +155,7 @@ class ReadableRole(Role):
         self._too_large_at: Offset | None = None
         """Where the last batch began that no message had room for; it is logged once."""
         self._cold_reads: set[asyncio.Task[None]] = set()
+        self._room_for_cold = Budget(COLD_READS, view.key, counters=context.the(ReadCounters))
 
     @property
     def syncs_out(self) -> int:
@@ -412,21 +420,17 @@ class ReadableRole(Role):
         )
 
     def _read_for_consumer(self, inbox: str, reading: Coroutine[Any, Any, None]) -> None:
-        if len(self._cold_reads) >= MAX_COLD_READS:
+        if (full := self._room_for_cold.admit()) is not None:
             reading.close()
-            self.context.the(ReadCounters).dropped_cold_reads += 1
-            self.answers.error(
-                inbox,
-                TidelogError(
-                    Code.BACKPRESSURE,
-                    f"{len(self._cold_reads)} consumers of {self.view.key} wait for the disk already; try again",
-                    [RETRY_AFTER_MS.of(100), LIMIT.of("cold_reads")],
-                ),
-            )
+            self.answers.error(inbox, full)
             return
         task = self.spawn(reading)
         self._cold_reads.add(task)
-        task.add_done_callback(self._cold_reads.discard)
+        task.add_done_callback(self._cold_read_ended)
+
+    def _cold_read_ended(self, task: asyncio.Task[None]) -> None:
+        self._cold_reads.discard(task)
+        self._room_for_cold.release()
 
     async def _finish_cold_reads(self) -> None:
         """To be awaited before a cut: records written in its place may not be committed."""

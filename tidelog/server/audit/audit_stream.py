@@ -1,6 +1,6 @@
 """Writes audit records into the internal stream `__audit`, some time after the act: no act waits for its record.
 
-Records wait in a queue of MAX_QUEUED records and MAX_QUEUED_BYTES. When it is full, records of refused acts give way to
+Records wait in a queue that is bounded (QUEUED_RECORDS). When it is full, records of refused acts give way to
 one of an act that may have changed something, and anything else that comes is dropped; refused acts take REFUSED_PER_S
 places a second at most. Dropped records are counted, and their lines in the log are written all the same.
 
@@ -21,15 +21,21 @@ from dataclasses import dataclass
 from random import random
 from typing import Final
 
+from wire.budget import Bound, Budget
 from wire.errors import Code, TidelogError
 from wire.internal_records.audit_records import REFUSED, AuditRecord
 from wire.retry import Retry
 
 _log = logging.getLogger(__name__)
 
-MAX_QUEUED: Final = 1000
-MAX_QUEUED_BYTES: Final = 8 << 20
-"""JSON of the records that wait, those of a batch on its way included."""
+QUEUED_RECORDS: Final = Bound(
+    on="audit records that wait to be written",
+    items=1000,
+    bytes=8 << 20,
+    limit="those of a batch on its way included; records of refused acts give way",
+    answer="the usual answer; the record is in the log only",
+    counter="dropped_audit_records",
+)
 MAX_AT_ONCE: Final = 100
 """Records of one batch."""
 MAX_BATCH_BYTES: Final = 128 << 10
@@ -64,14 +70,13 @@ class AuditQueue:
         self.overflowed = 0
         self._records: deque[QueuedRecord] = deque()
         self._taken: list[QueuedRecord] = []
-        self._bytes = 0
-        """Bytes of the records that wait and those that are taken."""
+        self._room = Budget(QUEUED_RECORDS, "the queue")
         self._places = float(REFUSED_PER_S)
         self._filled_at = 0.0
 
     def __len__(self) -> int:
         """Number of records that wait and that are taken."""
-        return len(self._records) + len(self._taken)
+        return self._room.items
 
     def put(self, record: AuditRecord, now: float) -> bool:
         """Queues a record. False: it was dropped. `now`: monotonic seconds."""
@@ -88,17 +93,17 @@ class AuditQueue:
             return False
         self._places -= is_refused
         self._records.append(queued)
-        self._bytes += len(queued.value)
+        self._room.take(len(queued.value))
         return True
 
     def _make_room(self, size: int, *, evict: bool) -> bool:
         """Returns whether a record of `size` bytes has room. `evict`: records of refused acts give way."""
-        while len(self) >= MAX_QUEUED or self._bytes + size > MAX_QUEUED_BYTES:
+        while self._room.full(size):
             refused = next((old for old in self._records if old.is_refused), None) if evict else None
             if refused is None:
                 return False
             self._records.remove(refused)
-            self._bytes -= len(refused.value)
+            self._room.release(len(refused.value))
             self._overflow()
         return True
 
@@ -124,7 +129,7 @@ class AuditQueue:
 
     def finished(self) -> None:
         """Drops the taken records: they are written, or given up."""
-        self._bytes -= sum(len(record.value) for record in self._taken)
+        self._room.release(sum(len(record.value) for record in self._taken), len(self._taken))
         self._taken.clear()
 
 

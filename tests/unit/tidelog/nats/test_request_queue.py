@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tidelog.nats.pace import Pace
-from tidelog.nats.request_queue import MAX_WAITING, MAX_WAITING_ALIKE, MAX_WAITING_BYTES, Asked, RequestQueue
+from tidelog.nats.request_queue import MAX_WAITING_ALIKE, WAITING_REQUESTS, Asked, RequestQueue
 from wire.messaging.transport import Message
 
 
@@ -85,8 +85,8 @@ async def test_a_question_that_comes_while_another_waits_for_its_second_round_be
 async def test_so_many_requests_wait_and_no_more() -> None:
     work = Work()
     queue = work.queue()
-    many = [b"%d" % number for number in range(MAX_WAITING + 2)]
-    assert [queue.add(request(data)) for data in many] == [True] * MAX_WAITING + [False] * 2
+    many = [b"%d" % number for number in range(WAITING_REQUESTS.items + 2)]
+    assert [queue.add(request(data)) for data in many] == [True] * WAITING_REQUESTS.items + [False] * 2
     await turns()
     assert [queue.add(request(b"x%d" % number)) for number in range(5)] == [True] * 4 + [False]
     work.go.release()
@@ -113,12 +113,12 @@ async def test_so_many_requests_that_ask_the_same_wait_and_no_more() -> None:
 async def test_so_many_bytes_wait_and_no_more() -> None:
     work = Work()
     queue = work.queue()
-    large = bytes(MAX_WAITING_BYTES)
+    large = bytes(WAITING_REQUESTS.bytes)
     assert queue.add(request(large + b"alone"))
     assert not queue.add(request(b"another"))
     assert queue.add(request(large + b"alone")), "it shares the question that waits"
     await turns()
-    half = bytes(MAX_WAITING_BYTES // 2)
+    half = bytes(WAITING_REQUESTS.bytes // 2)
     assert [queue.add(request(half + end)) for end in (b"", b"more")] == [True, False], "what is in work does not count"
     work.go.release()
     await turns()

@@ -11,14 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.broker.leading.append_requests import MAX_QUEUED_BATCHES, MAX_QUEUED_BYTES_OF_ALL, AppendRequests
+from dataplane.broker.leading.append_requests import AppendRequests
 from dataplane.broker.leading.appending import PublishCounters
-from dataplane.broker.leading.bounds_of_all import BoundsOfAll, ProducersOfAll
+from dataplane.broker.leading.bounds_of_all import HELD_APPENDS, QUEUED_APPENDS, BoundsOfAll, ProducersOfAll
 from dataplane.replica.leader.append_rules import ClientBatch
 from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.replica_settings import ReplicaSettings
 from wire.batch import BatchBuilder, Compression, EncodedBatch, ReceivedBatch
 from wire.batch.encoded import RecordLimit
+from wire.budget import Budget
 from wire.error_details import LIMIT
 from wire.errors import Code, TidelogError
 from wire.protobuf.tidelog_pb2 import AppendRequest
@@ -46,7 +47,12 @@ class Requests(AppendRequests):
         """By name of the batch: what appending it raises."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.counters = PublishCounters()
-        self.bounds = BoundsOfAll(ProducersOfAll(0), Uncommitted(ReplicaSettings()))
+        self.bounds = BoundsOfAll(
+            ProducersOfAll(0),
+            Uncommitted(ReplicaSettings()),
+            Budget(QUEUED_APPENDS, "b1", of_all=True),
+            Budget(HELD_APPENDS, "b1", of_all=True),
+        )
         self.role = SimpleNamespace(
             ended=False,
             view=SimpleNamespace(key="s/0"),
@@ -106,11 +112,11 @@ async def test_a_batch_that_is_refused_does_not_stop_those_behind_it(requests: R
 
 
 async def test_the_queue_is_bounded(requests: Requests) -> None:
-    for number in range(MAX_QUEUED_BATCHES + 2):
+    for number in range(QUEUED_APPENDS.items + 2):
         requests._take(received(str(number), heavy=True))
-    assert requests.outcomes == [f"{MAX_QUEUED_BATCHES + more} BACKPRESSURE decode_queue" for more in (0, 1)]
+    assert requests.outcomes == [f"{QUEUED_APPENDS.items + more} BACKPRESSURE decode_queue" for more in (0, 1)]
     assert requests.counters.dropped_decode_queue == 2
-    assert len(await requests.settled()) == MAX_QUEUED_BATCHES + 2
+    assert len(await requests.settled()) == QUEUED_APPENDS.items + 2
     requests._take(received("later", heavy=True))
     assert (await requests.settled())[-1] == "later 1000"
 
@@ -134,18 +140,18 @@ async def test_the_end_of_a_role_does_not_wait_for_the_thread(requests: Requests
         busy.set()
     requests.role.context.decoders.shutdown()
     assert requests.outcomes == expected, "once"
-    assert requests.bounds.bytes_to_decode == 0
+    assert requests.bounds.queued.bytes == 0
 
 
 async def test_the_queues_of_all_partitions_are_bounded_together(requests: Requests) -> None:
     batch = received("refused", heavy=True)
     size = batch.size
-    requests.bounds.bytes_to_decode = others = MAX_QUEUED_BYTES_OF_ALL - size
+    requests.bounds.queued.take(others := QUEUED_APPENDS.bytes_of_all - size)
     requests._take(received("last", heavy=True))
     requests._take(batch)
     assert requests.outcomes == ["refused BACKPRESSURE decode_queue"]
     assert await requests.settled() == ["refused BACKPRESSURE decode_queue", "last 1000"]
-    assert requests.bounds.bytes_to_decode == others
+    assert requests.bounds.queued.bytes == others
 
 
 class Broken:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from dataplane.broker.leading import append_requests
-from dataplane.broker.leading.append_requests import HOLD_S, MAX_HELD
 from dataplane.broker.leading.appending import PublishCounters
-from dataplane.broker.leading.bounds_of_all import BoundsOfAll
+from dataplane.broker.leading.bounds_of_all import HELD_APPENDS, HOLD_S, BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver, report_if_retired
 from dataplane.replica.leader.leadership import FollowerFetch
 from tests.tickets import add_proof_of
@@ -225,10 +223,7 @@ async def test_a_batch_of_the_newest_version_is_held_until_the_cutover_is_told(s
     assert [scene.answer(first), scene.answer(second)] == ["0", "1"]
     assert scene.stamps == [(0, 2), (1, 2)]
     context = scene.bench.context
-    assert (context.the(BoundsOfAll).bytes_held, context.the(PublishCounters).held_appends) == (
-        0,
-        2,
-    )
+    assert (context.the(BoundsOfAll).held.bytes, context.the(PublishCounters).held_appends) == (0, 2)
 
 
 async def test_a_batch_of_a_later_version_is_held_until_that_is_applied(scene: Scene) -> None:
@@ -258,7 +253,7 @@ async def test_a_batch_is_held_for_a_while_only(scene: Scene) -> None:
     scene.loop.run_to(scene.loop.now + 0.01)
     assert scene.answer(early) == "UNAVAILABLE"
     await scene.sees(TOLD)
-    assert (scene.stamps, scene.bench.context.the(BoundsOfAll).bytes_held) == ([], 0)
+    assert (scene.stamps, scene.bench.context.the(BoundsOfAll).held.bytes) == ([], 0)
 
 
 async def test_a_batch_is_not_held_longer_than_its_client_waits(scene: Scene) -> None:
@@ -270,22 +265,22 @@ async def test_a_batch_is_not_held_longer_than_its_client_waits(scene: Scene) ->
     assert (scene.answer(longer), scene.stamps) == ("0", [(0, 2)])
 
 
-async def test_held_batches_are_bounded_in_number_and_bytes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [scene.append(b"one", version=2) for _ in range(MAX_HELD + 1)]
-    assert [scene.answer(each) for each in held] == [None] * MAX_HELD + ["BACKPRESSURE"]
+async def test_held_batches_are_bounded_in_number_and_bytes(scene: Scene) -> None:
+    held = [scene.append(b"one", version=2) for _ in range(HELD_APPENDS.items + 1)]
+    assert [scene.answer(each) for each in held] == [None] * HELD_APPENDS.items + ["BACKPRESSURE"]
     scene.loop.run_to(scene.loop.now + HOLD_S)
-    monkeypatch.setattr(append_requests, "MAX_HELD_BYTES", 2000)
-    held = [scene.append(bytes(700), version=2) for _ in range(3)]
-    assert [scene.answer(each) for each in held] == [None, None, "BACKPRESSURE"]
+    batch = 800_000
+    held = [scene.append(bytes(batch), version=2) for _ in range(HELD_APPENDS.bytes // batch + 1)]
+    assert [scene.answer(each) for each in held] == [None] * (len(held) - 1) + ["BACKPRESSURE"]
     scene.loop.run_to(scene.loop.now + HOLD_S)
-    scene.bench.context.the(BoundsOfAll).bytes_held = append_requests.MAX_HELD_BYTES_OF_ALL
+    scene.bench.context.the(BoundsOfAll).held.take(HELD_APPENDS.bytes_of_all)
     assert scene.answer(scene.append(b"one", version=2)) == "BACKPRESSURE"
 
 
 async def test_held_batches_are_refused_when_the_leadership_ends(scene: Scene) -> None:
     early = scene.append(b"one", version=2)
     await scene.role.end("another leads")
-    assert (scene.answer(early), scene.bench.context.the(BoundsOfAll).bytes_held) == ("NOT_LEADER", 0)
+    assert (scene.answer(early), scene.bench.context.the(BoundsOfAll).held.bytes) == ("NOT_LEADER", 0)
 
 
 # ---- partitions without keys

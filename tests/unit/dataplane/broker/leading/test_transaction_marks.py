@@ -152,7 +152,7 @@ async def test_a_marker_is_written_in_the_clear_and_without_the_master_key(bench
 async def test_what_waits_for_a_commit_is_bounded_and_told_when_the_leader_resigns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_marks, "MAX_WAITING", 2)
+    monkeypatch.setattr(transaction_marks, "WAITING_MARKS", replace(transaction_marks.WAITING_MARKS, items=2))
     role = await lead(bench, view(A, B))
     mark(bench, "first")
     mark(bench, "again")
@@ -164,7 +164,7 @@ async def test_what_waits_for_a_commit_is_bounded_and_told_when_the_leader_resig
     assert bench.log.log_end_offset == 1, "the repetition is no other marker"
     await role.end("over")
     assert told(bench, "first") == told(bench, "again") == [Code.OUTCOME_UNKNOWN]
-    assert role._marking._waiting == 0
+    assert role._marking._waiting.items == 0
 
 
 async def test_a_request_that_names_no_transaction_or_wants_no_answer_changes_nothing(bench: Bench) -> None:

@@ -14,8 +14,7 @@ from tidelog.server.audit import audit_stream
 from tidelog.server.audit.audit_stream import (
     MAX_AT_ONCE,
     MAX_BATCH_BYTES,
-    MAX_QUEUED,
-    MAX_QUEUED_BYTES,
+    QUEUED_RECORDS,
     REFUSED_PER_S,
     AuditQueue,
     AuditStream,
@@ -80,7 +79,7 @@ def test_a_full_queue_keeps_acts_that_were_carried_out() -> None:
     queue = AuditQueue()
     for number in range(REFUSED_PER_S):
         queue.put(record(number, refused=True), 0.0)
-    carried_out = list(range(100, 100 + MAX_QUEUED))
+    carried_out = list(range(100, 100 + QUEUED_RECORDS.items))
     for number in carried_out:
         assert queue.put(record(number), 0.0)
     assert not queue.put(record(1, refused=True), 60.0)
@@ -92,7 +91,7 @@ def test_a_full_queue_keeps_acts_that_were_carried_out() -> None:
 def test_large_records_are_bounded_by_their_bytes_in_the_queue_and_in_a_batch() -> None:
     queue = AuditQueue()
     size = len(json.dumps(record(1000, padding=MAX_BATCH_BYTES // 3)))
-    room = MAX_QUEUED_BYTES // size
+    room = QUEUED_RECORDS.bytes // size
     queue.put(record(1, refused=True), 0.0)
     kept = [queue.put(record(1000 + number, padding=MAX_BATCH_BYTES // 3), 0.0) for number in range(2 * room)]
     assert (sum(kept), queue.dropped, queue.overflowed) == (room, room + 1, room + 1)
@@ -217,10 +216,10 @@ async def test_a_queue_without_room_is_told_once_until_it_is_written(
     log = Log()
     for times in (1, 2):
         log.errors = [TimeoutError()]
-        for number in range(MAX_QUEUED + 10):
+        for number in range(QUEUED_RECORDS.items + 10):
             log.stream.on_record(record(number))
         assert (told(), log.stream.queue.dropped) == (times, 10 * times)
-        await log.until_written(times * MAX_QUEUED)
+        await log.until_written(times * QUEUED_RECORDS.items)
     await log.stream.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from metadata.cluster.model import Outcome
 from tests.fake_nats import FakeTransport, Hub, delivered
 from tests.unit.metadata.cluster_bench import CLUSTER_ID, Cluster
-from tidelog.nats.request_queue import MAX_WAITING
+from tidelog.nats.request_queue import WAITING_REQUESTS
 from tidelog.server.routing.routing_service import QUEUE, RoutingRequests
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
 from wire.operations.adoption_report import ADOPT, MAX_REPORT_BYTES
@@ -120,11 +120,11 @@ async def test_a_flood_is_refused_beyond_the_queue(world: World) -> None:
     answers: list[TidelogError | None] = []
     inbox = world.client.new_inbox()
     world.client.on_inbox(inbox, lambda message: answers.append(TidelogError.from_headers(message.headers)))
-    for number in range(MAX_WAITING + 50):
+    for number in range(WAITING_REQUESTS.items + 50):
         world.client.publish(SUBJECTS.adopt(BrokerId("a")), [b"{%d" % number], reply=inbox)
         world.client.publish(SUBJECTS.topology(), [b'{"after": "%d"}' % number], reply=inbox)
     async with asyncio.timeout(30):
-        while len(answers) < 2 * MAX_WAITING + 100:  # noqa: ASYNC110 - answers come from the service's own tasks
+        while len(answers) < 2 * WAITING_REQUESTS.items + 100:  # noqa: ASYNC110 - answers come from the service's own tasks
             await asyncio.sleep(0.01)
     refused = [error for error in answers if error is not None and error.code is Code.BACKPRESSURE]
     assert len(refused) == 100 == world.routing.counters()["dropped_routing_requests"]
