@@ -69,6 +69,8 @@ def main() -> None:
         f"{whole['import_share']} % imports; circles: {whole['circles']} of modules, "
         f"{whole['folder_circles']} of folders"
     )
+    for circle in figures["circles"]:
+        print("a circle of imports:", ", ".join(circle))
     print("largest modules:", ", ".join(f"{name} {lines}" for name, lines in figures["largest_modules"]))
     print("largest classes:", ", ".join(f"{name} {methods}" for name, methods in figures["largest_classes"]), "methods")
     print("identifiers with such a word:", ", ".join(f"{word} {count}" for word, count in figures["names"].items()))
@@ -91,6 +93,7 @@ def report(modules: Mapping[str, Module]) -> dict[str, Any]:
     names = frozenset[str]().union(*(module.names for module in modules.values()))
     prose = " ".join(module.prose for module in modules.values()).lower()
     count = len(re.findall(r"[a-z']+", prose))
+    circles, folder_circles = _circles(arrows), _circles(between)
     code_lines = sum(module.code_lines for module in modules.values())
     return {
         "whole": {
@@ -98,10 +101,11 @@ def report(modules: Mapping[str, Module]) -> dict[str, Any]:
             "code_lines": code_lines,
             "mean_file": round(code_lines / len(modules)),
             "import_share": round(100 * sum(module.import_lines for module in modules.values()) / code_lines, 1),
-            "circles": len(_circles(arrows)),
-            "folder_circles": len(_circles(between)),
+            "circles": len(circles),
+            "folder_circles": len(folder_circles),
             "words": count,
         },
+        "circles": [sorted(circle) for circle in (*circles, *folder_circles)],
         "largest_modules": _largest((module.name, module.code_lines) for module in modules.values()),
         "largest_classes": _largest(
             (f"{module.name}.{name}", methods) for module in modules.values() for name, _, methods in module.classes
