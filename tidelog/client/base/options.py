@@ -9,7 +9,9 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import Field, field, fields
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast, get_type_hints
 
 _T = TypeVar("_T")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -41,7 +43,8 @@ def options(config: type[Any]) -> dict[str, tuple[Field[Any], str]]:
 
 
 def takes(config: type[Any]) -> Callable[[_Function], _Function]:
-    """Gives a function that has the fields of `config` as its `**options` the signature and docstring that says so."""
+    """Gives a function that has the fields of `config` as its `**options` the signature and docstring that says so, and
+    a TypeError that names the function, the unknown option and the nearest known one."""
 
     def document(function: _Function) -> _Function:
         known, types = options(config), get_type_hints(config)
@@ -51,9 +54,18 @@ def takes(config: type[Any]) -> Callable[[_Function], _Function]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[name])
             for name, (each, _) in known.items()
         ]
-        function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        taken = {*known, *(each.name for each in own)}
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs.keys() - taken:
+                nearest = "".join(f"; did you mean {each!r}?" for each in get_close_matches(name, taken, 1))
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{nearest}")
+            return function(*args, **kwargs)
+
+        call.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         listed = "\n".join(f"- `{name}`: {meaning}" for name, (_, meaning) in known.items())
-        function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n\n{listed}"
-        return function
+        call.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n\n{listed}"
+        return cast("_Function", call)
 
     return document

@@ -47,3 +47,11 @@ def test_help_shows_each_option_with_its_default_and_meaning(call: Callable[...,
         assert meaning, f"{config.__name__} does not say what {name} is for"
         assert f"- `{name}`: {meaning}" in (inspect.getdoc(call) or "")
     assert not [name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD]
+
+
+@pytest.mark.parametrize("call", [Client.consume, Client.producer, Client.subscribe])
+def test_an_unknown_option_is_named_with_the_function_and_the_nearest_known_one(call: Callable[..., Any]) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{call.__name__}\(\) .*'key_deserialiser'; did you mean 'key_d?e?serializer'\?"
+    ):
+        call(None, "flights", key_deserialiser=str)
