@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import Once, Refuse
-from dataplane.replica.replies import BareReplies, EnvelopeReply, ExpectationReply
+from dataplane.replica.replies import BareReplies, EnvelopeReply, ExpectationReply, Replies
 from wire.budget import Bound, Budget
 from wire.errors import TidelogError
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from dataplane.broker.leading.appending import Appending
+    from collections.abc import Callable
+
     from dataplane.broker.reading.readable_role import ReadableRole
     from dataplane.replica.leader.leader import Leader
+    from dataplane.replica.replica_effects import LeaderEffect
 
 WAITING_ANSWERS: Final = Bound(
     on="bare publishes that were repetitions, or not as they expect, and wait for their answers",
@@ -45,14 +47,22 @@ class _Unproved:
     until: float
 
 
+class Publishes(Protocol):
+    """The publishes of the leader: `dataplane.broker.leading.appending.Appending`."""
+
+    run: Callable[[list[LeaderEffect]], None]
+
+    def refuse(self, token: Replies | BareReplies | ExpectationReply | EnvelopeReply, error: TidelogError) -> None: ...
+
+
 class WaitingAnswers:
     """The waiting answers of one leader."""
 
-    def __init__(self, role: ReadableRole, core: Leader, appending: Appending) -> None:
+    def __init__(self, role: ReadableRole, core: Leader, publishes: Publishes) -> None:
         self._role = role
         self._context = role.context
         self._core = core
-        self._appending = appending
+        self._publishes = publishes
         self._unproved: deque[_Unproved] = deque()
         self._proving = Budget(WAITING_ANSWERS, role.view.key)
         self._looking = False
@@ -64,7 +74,7 @@ class WaitingAnswers:
         error = refusal.error
         match refusal.once:
             case Once.NOT_KNOWN:
-                self._appending.refuse([reply], error)
+                self._publishes.refuse([reply], error)
             case Once.NOW:
                 self._role.answers.bare_error([reply], error)
             case Once.COMMITTED:
@@ -78,21 +88,21 @@ class WaitingAnswers:
     def abandon(self) -> None:
         """The role ends."""
         for each in self._unproved:
-            self._appending.refuse([each.reply], each.error)
+            self._publishes.refuse([each.reply], each.error)
         self._unproved.clear()
 
     def wait(self, level: AckLevel, end: Offset, token: BareReplies | EnvelopeReply | ExpectationReply) -> None:
         """The answer waits until everything below `end` is held as the level says."""
         if (full := self.waiting.admit()) is not None:
-            self._appending.refuse(token, full)
+            self._publishes.refuse(token, full)
             return
         timeout = self._role.view.config.confirm_timeout_ms / 1000
-        self._appending.run(self._core.await_ack(level, end, token, timeout, self._context.now()))
+        self._publishes.run(self._core.await_ack(level, end, token, timeout, self._context.now()))
         self._role.timer.schedule()
 
     def _prove(self, reply: bytes, error: TidelogError) -> None:
         if (full := self._proving.admit()) is not None:
-            self._appending.refuse([reply], full)
+            self._publishes.refuse([reply], full)
             return
         now = self._context.now()
         self._unproved.append(_Unproved(reply, error, now, now + self._role.view.config.confirm_timeout_ms / 1000))
@@ -113,7 +123,7 @@ class WaitingAnswers:
             if is_true:
                 self._role.answers.bare_error([oldest.reply], oldest.error)
             else:
-                self._appending.refuse([oldest.reply], oldest.error)
+                self._publishes.refuse([oldest.reply], oldest.error)
         if waiting and not self._role.ended:
             self._looking = True
             self._context.loop.call_later(_LOOK_EVERY, self._look)
