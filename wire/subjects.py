@@ -69,7 +69,8 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.offset"
 
     def snapshot(self, stream: StreamName, partition: int | str) -> str:
-        """Followers ask the leader for the derived state at its log start."""
+        """Followers ask the leader for the derived state at its log start. The token has nothing to do with the
+        checkpoint of the HW."""
         return f"{self.namespace}.{stream}.{partition}.checkpoint"
 
     def write(self, stream: StreamName, partition: int | str) -> str:

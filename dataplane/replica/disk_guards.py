@@ -138,7 +138,7 @@ class SpaceGuard:
     """One per broker. Times are monotonic seconds, sizes bytes."""
 
     def __init__(self, min_free_bytes: int = 0) -> None:
-        """0: 5 % of the disk, at least 1 MiB, at most 256."""
+        """`min_free_bytes`: 0 stands for 5 % of the disk, but at least 1 MiB and at most 256 MiB."""
         self._min_free_bytes = min_free_bytes
         self.room = Room.AMPLE
         self.total = 0

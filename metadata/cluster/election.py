@@ -102,17 +102,19 @@ def lead(
     return replace(led, leader=leader, leader_epoch=LeaderEpoch(partition.leader_epoch + 1))
 
 
-# Keeps R71.
-def preferred(
+# Keeps R21, R71.
+def chosen_leader(
     partition: Partition,
     *,
     alive: IsAlive,
     led: Mapping[BrokerId, int],
-    others_than: BrokerId | None = None,
+    other_than: BrokerId | None = None,
     avoid: BrokerId | None = None,
 ) -> BrokerId | None:
-    """Returns the replica that should lead, of those that may lead, without `others_than`; None: there is none. `avoid`
-    is chosen only where it is alone, or its log reaches furthest."""
+    """Returns the replica that should lead; None: none may. Of the live ISR, else of the live eligible replicas, it is
+    the one whose broker leads fewest partitions, then the first in replica order. Replicas that have returned come
+    last, the one whose log reaches furthest first. `avoid` is chosen only where it is alone, or its log reaches
+    furthest; `other_than` never."""
     returned = {entry.replica: entry.log for entry in partition.returned}
     order = partition.replicas.index
 
@@ -120,7 +122,7 @@ def preferred(
         return broker == avoid, led.get(broker, 0), order(broker)
 
     able = [
-        [b for b in group if alive(b) and not partition.is_withdrawn(b) and b != others_than]
+        [b for b in group if alive(b) and not partition.is_withdrawn(b) and b != other_than]
         for group in (partition.isr, partition.eligible)
     ]
     for group in able:
@@ -155,7 +157,7 @@ def elect(
     avoid: BrokerId | None = None,
 ) -> Partition:
     """Chooses a leader. Without one, or while others are awaited: offline, in a new LeaderEpoch if it had a leader."""
-    chosen = preferred(partition, alive=alive, led=led, avoid=avoid)
+    chosen = chosen_leader(partition, alive=alive, led=led, avoid=avoid)
     if chosen is not None and not awaited(partition, alive):
         return lead(partition, chosen, alive=alive, min_isr=min_isr)
     if partition.leader is None:

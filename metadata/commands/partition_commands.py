@@ -112,8 +112,8 @@ def _elect_one(ledger: Ledger, item: pb.Election, partition: Partition, min_isr:
             able = [broker for broker in partition.eligible if ledger.is_alive(broker)]
         chosen = chosen if chosen in able else None
     else:
-        chosen = election.preferred(
-            partition, alive=ledger.is_alive, led=ledger.leaderships, others_than=partition.leader
+        chosen = election.chosen_leader(
+            partition, alive=ledger.is_alive, led=ledger.leaderships, other_than=partition.leader
         )
         if item.planned and chosen not in partition.isr:
             chosen = None

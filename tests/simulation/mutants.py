@@ -1,7 +1,7 @@
 """Defects made on purpose, one or more per hazard of the protocol, to show that the simulation finds them.
 
-A mutant is caught when an invariant is broken in one of the seeds. The module is one table and has more than 600 lines
-because each mutant is found there by its name.
+A mutant is caught when an invariant is broken in one of the seeds. The module is one long table, so that a mutant is
+found by its name.
 """
 
 from __future__ import annotations
@@ -396,7 +396,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "the replica count that a publish asks for is not compared when it is acknowledged",
         (PendingAcks.commit, "if pending.floor <= members:", "if True:"),
         (Commits.reached, "if len(state.isr.members) < level.floor:", "if False:"),
-        (Admission._refuse_batch, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
+        (Admission._refuse_append, "max(view.config.min_isr, level.floor)", "view.config.min_isr"),
         rules=("R12a",),
     ),
     _mutant(
@@ -475,7 +475,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "any live replica may lead (unclean election)",
         (
-            election.preferred,
+            election.chosen_leader,
             "for group in (partition.isr, partition.eligible)",
             "for group in (partition.isr, partition.eligible, partition.replicas)",
         ),
@@ -1099,7 +1099,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "of the members that are back any one leads, however far its log reaches",
-            (election.preferred, "-returned[b].leader_epoch, -returned[b].offset, ", "0, "),
+            (election.chosen_leader, "-returned[b].leader_epoch, -returned[b].offset, ", "0, "),
             rules=("R71",),
         ),
         "metadata/the_log_that_reaches_furthest_leads",
@@ -1108,7 +1108,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a LeaderEpoch counts for less than the length of a log",
             (
-                election.preferred,
+                election.chosen_leader,
                 "-returned[b].leader_epoch, -returned[b].offset",
                 "-returned[b].offset, -returned[b].leader_epoch",
             ),

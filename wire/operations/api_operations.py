@@ -1,12 +1,12 @@
-"""The operations of the API, `<ns>.api.<name>` or `<ns>.api.<name>.<stream>`: each of them is declared once, here.
+"""The operations of the API, `<ns>.api.<name>` or `<ns>.api.<name>.<stream>`. Those of partitions and of transactions
+are declared in modules beside this one; `OPERATIONS` has all of them.
 
 An operation (`wire.operations.operation`) has a name, a request, an answer, and the facts on which access is decided:
 whether it writes, and which stream it is about. The rest is made from that: the server's endpoints and the client's
 call, which decode requests and answers by `wire.operations.json_codec`, and the table in docs/reference.md. Requests
 are dataclasses; answers are TypedDicts, because users of the client and of `--json` see their JSON.
 
-To add an operation: an entry here, a method of `metadata.runtime.admin_answers` with `@handles`, a method of the
-client, a command, its test.
+"Where a change begins" in docs/design.md says what else a new operation needs.
 """
 
 from __future__ import annotations

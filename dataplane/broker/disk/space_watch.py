@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
 from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.log.partition_log import PartitionLog
@@ -31,11 +31,6 @@ from wire.batch import BatchHeader
 from wire.notation import bytes_in_words
 from wire.operations.api_operations import SpaceStatus
 from wire.types import Buffer, Room
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dataplane.log.storage.files import FileSystem
 
 _log = logging.getLogger(__name__)
 

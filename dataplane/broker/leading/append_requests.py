@@ -87,6 +87,7 @@ class AppendRequests:
         self._room_to_hold = Budget(HELD_APPENDS, key, parent=of_all.held)
         self._timer: asyncio.TimerHandle | None = None
 
+    # Keeps R1.
     def on_append(self, message: Message) -> None:
         if self._role.ended:
             return
@@ -95,9 +96,9 @@ class AppendRequests:
             batch.request, batch.buffer = decode_append(message.data)
             if self._role.requests.is_for_another(batch.request):
                 return
-            self._role.requests.check_client(batch.request)
+            self._role.requests.check_incarnation(batch.request)
             if batch.request.leader_epoch > self._role.leader_epoch:
-                return  # we are the zombie
+                return  # the sender knows a later leader, which listens on this subject and answers
             batch.level = self._asked_level(batch.request)
         except CorruptData as e:
             self._refuse(batch, corrupt_batch(e))
@@ -141,7 +142,7 @@ class AppendRequests:
 
     # ------------------------------------------------------------------ until its turn
     def _take(self, batch: ClientBatch) -> None:
-        """The batch comes, or was held until now."""
+        """Refuses, holds, queues or settles the batch: when it comes, and when it is no longer held."""
         match self._appending.admit(batch):
             case Refuse(error):
                 self._refuse(batch, error)
@@ -183,7 +184,7 @@ class AppendRequests:
                     self._room_in_queue.release(batch.size)
 
     def _settle(self, batch: ClientBatch) -> None:
-        """All earlier batches are settled."""
+        """Decodes the batch, unless it is decoded, and has it decided. All earlier batches are settled."""
         if batch.content is None:
             try:
                 batch.content = batch.opened.decode(self._appending.record_limit)

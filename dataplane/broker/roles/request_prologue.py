@@ -83,7 +83,7 @@ class Requests:
         if not self._parse("fetch", request, message, self._answers) or self.is_for_another(request):
             return None
         try:
-            self.check_client(request)
+            self.check_incarnation(request)
         except TidelogError as e:
             self._answers.error(message.reply, e)
             return None
@@ -123,8 +123,9 @@ class Requests:
             return True
         return self.is_outlived(request)
 
-    def check_client(self, request: ClientRequest) -> None:
-        """Clients may leave the incarnations out. Raises TidelogError(WRONG_INCARNATION)."""
+    def check_incarnation(self, request: ClientRequest) -> None:
+        """Refuses a request for an earlier incarnation. One that names none passes. Raises
+        TidelogError(WRONG_INCARNATION)."""
         key = self._key
         if (request.stream_incarnation and request.stream_incarnation != key.stream_incarnation) or (
             request.partition_incarnation and request.partition_incarnation != key.partition_incarnation

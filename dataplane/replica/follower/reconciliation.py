@@ -8,14 +8,6 @@ Invariants
   leader that may lack it (R74). So a leader that has lost its log, and does not know it, takes no other log along.
 * Whether this replica is relied on is decided by metadata as new as the leader's. In an older view it may still be in
   the ISR, or eligible, while others have committed records in place of its own.
-
-## Beginning anew
-
-How a follower begins anew at its leader's log start.
-
-A log that ends below the leader's log start is given up for an empty one that begins there, with the leader epochs and
-the producers of the records before: never without them. A replica that is answered OFFSET_BEFORE_LOG is not in the ISR,
-for the log start is committed; so the records that it gives up are committed elsewhere, or never were.
 """
 
 from __future__ import annotations
@@ -49,6 +41,12 @@ from wire.types import LeaderEpoch, LossReport, Offset
 
 
 class Installer:
+    """Begins a follower's log anew at its leader's log start.
+
+    A log that ends below the leader's log start is given up for an empty one that begins there, with the leader epochs
+    and the producers of the records before: never without them. A replica that is answered OFFSET_BEFORE_LOG is not in
+    the ISR, for the log start is committed; so the records that it gives up are committed elsewhere, or never were."""
+
     def __init__(
         self,
         replica: Followership,

@@ -38,7 +38,7 @@ class Admission:
             return TidelogError(
                 Code.READONLY, f"stream {view.key.stream} is read-only; publish elsewhere or make it writable"
             )
-        return self._refuse_batch(level, lease_valid=lease_valid, now=now) or self._quota.refuse(now)
+        return self._refuse_append(level, lease_valid=lease_valid, now=now) or self._quota.refuse(now)
 
     def judge(self, version: int) -> TidelogError | VersionAwaited | None:
         """Whether a batch that names that partitioning version is taken; see `partitioning`."""
@@ -59,10 +59,12 @@ class Admission:
         """Why the end of a transaction may not be appended now. It adds no record: neither a read-only stream nor a
         quota refuses it. It waits for the HW, which needs no lease."""
         level = AckLevel(is_local=False, is_synced=self._state.is_durable)
-        return self._refuse_batch(level, lease_valid=True, now=now)
+        return self._refuse_append(level, lease_valid=True, now=now)
 
-    # Keeps R14.
-    def _refuse_batch(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
+    # Keeps R14, R38.
+    def _refuse_append(self, level: AckLevel | None, *, lease_valid: bool, now: float) -> TidelogError | None:
+        """Refuses publishes and the ends of transactions alike: while leadership moves, without room on a disk, with
+        too few replicas, without a lease, above the bound of uncommitted bytes."""
         state = self._state
         view = state.view
         moving = self._draining.refuse_publish()

@@ -273,9 +273,11 @@ class AppendRules:
         is_early = version not in self._open_versions and self.holds(version)
         return HOLD if is_early and not may_be_stored(self._verdict(received.header)) else None
 
+    # Keeps R1.
     def _refuse_here(
         self, batch: ClientBatch, now: float, lease_valid: bool, unable: TidelogError | None
     ) -> TidelogError | None:
+        """Refuses a batch of an earlier LeaderEpoch, then whatever this broker or the partition does not take now."""
         view, epoch = self._core.view, batch.request.leader_epoch
         if view is not self._view:
             self._follow(view)

@@ -7,14 +7,6 @@ Invariants
   counts in the same way.
 * The secondary watermark serves publishes that wait for the other way of holding a record (`ack_levels`): it is the min
   of the ends in that way over the maximal ISR. It moves only for publishes that wait for it, under the same rules.
-
-## Uncommitted bytes of all partitions
-
-The uncommitted bytes of all partitions that a broker leads: publishes above their bounds are refused, so
-that followers stay close enough to their leaders to stay in the ISRs, however much is published to however many
-partitions.
-
-Partitions share the bounds evenly. One that holds less than its share is refused nothing for the sake of the others.
 """
 
 from __future__ import annotations
@@ -38,6 +30,13 @@ it, is up to twice as long, and more may be on its way."""
 
 
 class Uncommitted:
+    """Counts the uncommitted bytes of all partitions that a broker leads. Publishes above the bounds are refused, so
+    that followers stay close enough to their leaders to stay in the ISRs, however much is published to however many
+    partitions.
+
+    Partitions share the bounds evenly. One that holds less than its share is refused nothing for the sake of the
+    others."""
+
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
         self.size = 0
@@ -64,6 +63,8 @@ class Uncommitted:
 
 
 class Commits:
+    """Moves the HW of one leader, and completes the publishes that wait for it."""
+
     def __init__(self, state: Leadership, consumers: Consumers, shared: Uncommitted) -> None:
         """`shared`: the uncommitted bytes of all partitions that this broker leads."""
         self.acks = WaitingAcks()

@@ -372,7 +372,7 @@ class Leader:
     def on_fetch(self, fetch: FollowerFetch, now: float) -> list[LeaderEffect]:
         state = self._state
         if fetch.leader_epoch > self.leader_epoch:
-            return []  # we are the zombie
+            return []  # a later leader listens on this subject, too, and answers
         if fetch.leader_epoch < self.leader_epoch:
             return [Refuse(fetch.inbox, fenced(state.view, fetch.leader_epoch))]
         refused = state.refuse_stranger(fetch.replica, fetch.incarnation)
@@ -453,7 +453,7 @@ class Leader:
         while it asks for one piece after the other; then it begins again."""
         state = self._state
         if fetch.leader_epoch > self.leader_epoch:
-            return []  # we are the zombie
+            return []  # a later leader listens on this subject, too, and answers
         if fetch.leader_epoch < self.leader_epoch:
             return [Refuse(fetch.inbox, fenced(state.view, fetch.leader_epoch))]
         start = state.log_start_offset

@@ -177,7 +177,7 @@ class Membership:
         self._is_called = False
         """The program is waiting for records."""
         self._called = 0.0
-        """When it did so last."""
+        """When the program asked for records last."""
 
     @property
     def owned(self) -> Partitions:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from tidelog.client.base.arguments import (
     bad,
     check_choice,
+    check_flag,
     check_number,
     check_text,
     check_texts,
@@ -101,7 +102,7 @@ class GroupConfig(ConsumerConfig[K, V]):
     start: Literal["earliest", "latest", "new"] = option(
         "earliest", partial(check_choice, choices=("earliest", "latest", "new"))
     )
-    auto_commit: bool = option(default=True)
+    auto_commit: bool = option(default=True, check=check_flag)
     auto_commit_interval: float = option(5.0, partial(check_number, low=0.01, high=3600))
     session_timeout: float = option(45.0, partial(check_number, low=1, high=3600))
     rebalance_timeout: float = option(60.0, partial(check_number, low=1, high=3600))

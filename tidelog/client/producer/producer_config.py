@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeAlias, TypedDict, get_args
 from tidelog.client.base.arguments import (
     bad,
     check_choice,
+    check_flag,
     check_function,
     check_number,
     check_partitioner,
@@ -69,7 +70,7 @@ class ProducerConfig(Generic[K, V]):
     delivery_timeout_ms: float = option(30_000, partial(check_number, low=1, high=24 * 3_600_000))
     compression: _Compression = option(None, partial(check_choice, choices=(None, "none", "lz4", "zstd")))
     partitioner: _Partitioner = option(None, check_partitioner)
-    dedup: bool = option(default=True)
+    dedup: bool = option(default=True, check=check_flag)
     key_serializer: Callable[[K], bytes] | None = option(None, check_function)
     value_serializer: Callable[[V], bytes] | None = option(None, check_function)
 

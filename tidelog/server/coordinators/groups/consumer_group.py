@@ -96,7 +96,7 @@ class _Assigning:
     """Targets that are being computed."""
 
     work: Generator[int, None, Assignment]
-    has_changed: bool
+    was_stale: bool
     """The group's `_is_stale` when computing began."""
     subscribed: dict[str, Subscribed]
     """Subscriptions by member, when computing began."""
@@ -406,7 +406,7 @@ class Group:
                     self._assigning.gone |= self._subscribed - wanted
 
     def _begin_assigning(self, view: StreamsView, selection: Selection) -> None:
-        has_changed, self._is_stale, self._is_resumed = self._is_stale, False, False
+        was_stale, self._is_stale, self._is_resumed = self._is_stale, False, False
         self._subscribed, self.left_out = self._partitions_of(view, selection)
         by_stream: dict[str, list[StreamPartition]] = {}
         for partition in self._subscribed:
@@ -424,7 +424,7 @@ class Group:
             names[member.id] = found | unknown if unknown else found
         present = {member.id: member.target for member in members}
         subscribed = {member.id: member.subscribed for member in members}
-        self._assigning = _Assigning(assigning(names, by_stream, present), has_changed, subscribed)
+        self._assigning = _Assigning(assigning(names, by_stream, present), was_stale, subscribed)
 
     def _retarget(self, targets: Assignment, times: Times, records: Records, changed: dict[str, Member]) -> None:
         """Puts the computed targets in force."""
@@ -438,7 +438,7 @@ class Group:
             for member in self.members.values()
         }
         is_same = all(found[member.id] == member.target for member in self.members.values() if not member.is_expelled)
-        if not computed.has_changed and is_same:
+        if not computed.was_stale and is_same:
             return  # a new coordinator finds the targets unchanged
         self.generation += 1
         if not self.members:
@@ -500,7 +500,8 @@ class Group:
         self._freed, self._written = set(), set()
 
     def begin(self, now: float, patience: float) -> None:
-        """Starts the group from its records. `patience`: see the module `shard`. A member that had nothing to give
+        """Starts the group from its records. `patience`: seconds of the lease that a deposed
+        coordinator may still have. A member that had nothing to give
         up when the group came to its generation has reached it, too: no record says so."""
         for member in self.members.values():
             member.newest_commit = self._numbers.get(member.id, 0)
