@@ -51,6 +51,7 @@ from tidelog.client.group.named_cursor import Cursor
 from tidelog.client.group.subscription import GroupConfig, GroupOptions, Name, member_settings
 from tidelog.client.producer.producer import Producer
 from tidelog.client.producer.producer_config import (
+    DEFAULT_TIMEOUT_S,
     ProducerConfig,
     ProducerOptions,
     TransactionConfig,
@@ -492,7 +493,10 @@ class Client:
                     " streams=[...]"
                 )
             return self._of_transactions(transactional_id, transaction_config)
-        if "streams" in options or "transaction_timeout" in options:
+        if (
+            options.pop("streams", ()) != ()
+            or options.pop("transaction_timeout", DEFAULT_TIMEOUT_S) != DEFAULT_TIMEOUT_S
+        ):
             raise bad("streams and transaction_timeout are of transactional producers; give a transactional_id")
         config: ProducerConfig[K, V] = ProducerConfig(**options)
         if stream is None:
@@ -635,7 +639,7 @@ class Client:
                 Code.WRONG_INCARNATION,
                 f"stream {stream!r} was deleted and created again since its offsets were noted; begin anew",
             )
-        config = replace(config, max_bytes=min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD))
+        config = replace(config, max_bytes=max(min(max_bytes, self._transport.max_payload - ANSWER_OVERHEAD), 1))
         start, end = AtOffset(start_offset), AtOffset(end_offset)
         reader = self._lookup.reader(layout, partition, start, end, config)
         if read_from != "leader":

@@ -80,7 +80,9 @@ class RequestQueue:
         """The task that begins waiting questions; None while none waits."""
 
     def add(self, message: Message) -> bool:
-        """Returns False when the queue is full."""
+        """Returns False when the queue is full: then the message is not even decoded."""
+        if self._room.full():
+            return False
         question = self._question(message)
         asked = self._waiting.get(question)
         if asked is not None and asked.requests >= MAX_WAITING_ALIKE:

@@ -191,9 +191,7 @@ class Appending:
     def abandon(self, reason: str) -> None:
         """The role ends. Another leader may have received, and stored, the same publishes: their outcome is not known
         here."""
-        if self._ingest.open_records:
-            error = TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here")
-            self._on_not_stored(self._ingest.take(Compression.NONE), error)
+        self._drop_open_batch(reason)
         self._waiting.abandon()
         if self.repetitions.end():
             self._keeper.on_led(self._log)
@@ -210,8 +208,11 @@ class Appending:
         return self._core.has_waiting_follower and not self._context.syncer.is_crowded
 
     def seal(self) -> None:
-        """The open batch of bare publishes goes into the log."""
-        if self._role.ended or not self._ingest.open_records:
+        """The open batch of bare publishes goes into the log. It is empty afterwards in any case, since the rest of the
+        messages that were received together needs room."""
+        if self._role.ended:
+            self._drop_open_batch("this leadership has ended")
+        if not self._ingest.open_records:
             return
         taken = self._ingest.take(self._compression)
         header = self.append(taken.batch)
@@ -237,9 +238,16 @@ class Appending:
         self.run([*effects, *self._core.on_appended(end, header.size + waiting, now)])
         self._role.timer.schedule()
 
+    def _drop_open_batch(self, reason: str) -> None:
+        if self._ingest.open_records:
+            error = TidelogError(Code.OUTCOME_UNKNOWN, f"{reason}; the record was not stored here")
+            self._on_not_stored(self._ingest.take(Compression.NONE), error)
+
     def _on_not_stored(self, taken: OpenBatch, error: TidelogError) -> None:
         """Nothing of the open batch is in the log."""
-        self._counters.dropped_refused += taken.batch.record_count + taken.repeated
+        dropped = taken.batch.record_count + taken.repeated
+        self._counters.dropped_refused += dropped
+        _log.warning("partition %s: dropped %d published records: %s", self._role.view.key, dropped, error)
         for _, run in (*taken.replies, *taken.repetitions):
             self.refuse(run, error)
         for _, message, _ in taken.envelopes:

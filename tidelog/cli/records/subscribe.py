@@ -258,6 +258,7 @@ def subscribe(
                 start=cast("Literal['earliest', 'latest', 'new']", start),
                 order=order or "key",
                 auto_commit_interval=KEPT_EVERY,
+                rack=rack if options["read_from"] == "nearest" else None,
                 **options
                 | {
                     "on_gap": options["on_gap"] or "skip",

@@ -18,6 +18,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from random import random
 from typing import Any, Final
 
 from tidelog.client.cluster.controller_api import Api
@@ -36,7 +37,7 @@ MAX_WATCHED: Final = MAX_STREAMS
 """Streams whose pushes a client subscribes to; routes of others change after refusals."""
 MAX_PUSH_BYTES: Final = 4 << 20
 LOOK_EVERY = 15.0
-"""Seconds between two looks at the routes of a stream, since pushes may be lost."""
+"""Seconds between two looks at the routes of a stream, at most, since pushes may be lost."""
 PUSH_GAP: Final = 0.05
 """Seconds between two pushes of a stream that are decoded; of those that come between, only the newest is decoded."""
 _ASK_TIMEOUT = 1.0
@@ -52,7 +53,7 @@ class RouteWatch:
     on_routes: Callable[[Any], object]
     """Called with the stream's metadata whenever they were pushed or fetched."""
     look: Callable[[], object]
-    """Called every LOOK_EVERY seconds: asks for the metadata."""
+    """Called every LOOK_EVERY seconds, or sooner: asks for the metadata."""
     applied: int = 0
     """The routing generation in use; set by the watching producer or consumer."""
     subscribing: asyncio.Task[None] | None = None
@@ -74,6 +75,7 @@ class _Watched:
     """The newest push, not decoded yet."""
     timer: asyncio.TimerHandle | None = None
     """Until this timer ends no push is decoded."""
+    look_timer: asyncio.TimerHandle | None = None
 
 
 class RouteUpdates:
@@ -111,12 +113,12 @@ class RouteUpdates:
         watched = self._watched.get(stream)
         if watched is None:
             watched = self._watched[stream] = _Watched()
+            self._look_later(watched)
             if len(self._watched) <= MAX_WATCHED:
                 watched.subscribing = asyncio.create_task(self._subscribe(stream, watched))
         watched.watches[watch] = None
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report())
-            self._spawn(self._look())
         watch.subscribing = watched.subscribing
         return watch
 
@@ -220,14 +222,14 @@ class RouteUpdates:
             self._home = BrokerId(answer["home_broker"])
         return answer
 
-    async def _look(self) -> None:
-        """Lets the watches of each stream look every LOOK_EVERY seconds, one stream after the other, for ever."""
-        while True:
-            streams = tuple(self._watched.values()) or (_Watched(),)
-            for watched in streams:
-                await asyncio.sleep(LOOK_EVERY / len(streams))
-                for watch in tuple(watched.watches):
-                    watch.look()
+    def _look_later(self, watched: _Watched) -> None:
+        pause = LOOK_EVERY * (1 + random()) / 2  # those that begin together do not ask together
+        watched.look_timer = asyncio.get_running_loop().call_later(pause, self._look, watched)
+
+    def _look(self, watched: _Watched) -> None:
+        self._look_later(watched)
+        for watch in tuple(watched.watches):
+            watch.look()
 
     # Reports
 
@@ -297,7 +299,8 @@ class RouteUpdates:
 
 
 def _stop(watched: _Watched) -> None:
-    if watched.timer is not None:
-        watched.timer.cancel()
+    for timer in (watched.timer, watched.look_timer):
+        if timer is not None:
+            timer.cancel()
     if watched.subscribing is not None:
         watched.subscribing.cancel()

@@ -105,14 +105,14 @@ class Consumer(Generic[K, V]):
         Records fetched ahead do not count, so `client.consume(stream, start=positions)` goes on without a gap: save
         them, for instance as JSON, once the record that was handed out last has been processed.
         """
-        return {number: one.position for number, one in self._assigned.items() if one.position is not None}
+        return {number: one.position for number, one in tuple(self._assigned.items()) if one.position is not None}
 
     @property
     def incarnations(self) -> Mapping[int, int]:
         """Per partition read, the incarnation of it to which its position belongs. A partition that was removed after a
         repartition, and made anew by a later one, has another incarnation, in which an earlier position has no
         meaning."""
-        return {number: assigned.incarnation for number, assigned in self._assigned.items()}
+        return {number: assigned.incarnation for number, assigned in tuple(self._assigned.items())}
 
     def position(self, partition: int) -> int:
         """As `positions`, of one partition."""
@@ -124,12 +124,12 @@ class Consumer(Generic[K, V]):
         """Per partition read, the committed records from its position on, as of the newest answer of a broker;
         `end_offsets` asks for the end as it is now. Offsets without a record (of a compacted
         stream) count."""
-        return {number: assigned.lag or 0 for number, assigned in self._assigned.items()}
+        return {number: assigned.lag or 0 for number, assigned in tuple(self._assigned.items())}
 
     @property
     def paused(self) -> frozenset[int]:
         """The partitions that `pause` has named."""
-        return frozenset(number for number, assigned in self._assigned.items() if assigned.is_paused)
+        return frozenset(number for number, assigned in tuple(self._assigned.items()) if assigned.is_paused)
 
     @property
     def waiting(self) -> Mapping[int, Mapping[int, int]]:
@@ -148,7 +148,7 @@ class Consumer(Generic[K, V]):
     @property
     def missed(self) -> Mapping[int, int]:
         """Per partition the number of records that retention removed before they were read (see `on_gap`)."""
-        return {number: assigned.missed for number, assigned in self._assigned.items()}
+        return {number: assigned.missed for number, assigned in tuple(self._assigned.items())}
 
     async def start(self) -> None:
         """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.

@@ -149,6 +149,8 @@ class PartitionFetcher:
         """Records were read, or skipped."""
         self._stop_wanted: Anchor | AtTime | None = None if stop is None or isinstance(stop, AtOffset) else stop
         self.config = config
+        self.max_bytes = config.max_bytes
+        """Limit of an answer: that of `config`, or the partition's share of what may be fetched ahead."""
         """May be replaced while reading: the next request is made by them."""
         self._cluster_id = cluster_id
         self._stream_incarnation = stream_incarnation
@@ -201,7 +203,7 @@ class PartitionFetcher:
         if isinstance(stop, AtTime):
             wait = max(min(wait, (stop.timestamp_ns - clock_ns) / 1e9), 0.001)
         request.offset = self.position
-        request.max_bytes = max(int(self.config.max_bytes * self._share), 1)
+        request.max_bytes = max(int(self.max_bytes * self._share), 1)
         request.max_wait_ms = max(int(wait * 1000), 1)
         request.last_record_epoch = self._last_record_epoch
         if self.followers is not None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from random import random
 from typing import Any, assert_never, cast
 
 from tidelog.client.base.arguments import bad
@@ -52,6 +53,7 @@ from tidelog.client.consumer.subscription_state import (
 from wire.error_details import END, LOG_START
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Transport
+from wire.retry import Retry
 from wire.subjects import Subjects
 from wire.types import StreamName
 
@@ -60,6 +62,8 @@ _log = logging.getLogger(__name__)
 ANSWER_OVERHEAD = 1024
 """Bytes of a message that an answer needs besides its batches."""
 MIN_ANSWER_BYTES = 16 << 10
+_FIRST_CUTOVER_LOOK, _MAX_CUTOVER_LOOK = 0.25, 4.0
+"""Seconds until the metadata are asked for again while a cutover is not known: its push may be lost, or forbidden."""
 VERSION_TIMEOUT = 5.0
 """Seconds for which metadata may not know the version of a batch. The broker that answers may be that far behind."""
 _LOOK_AGAIN = 0.1
@@ -112,7 +116,7 @@ class StreamReading:
         self._stream = stream
         self._state = state
         self._config = config
-        self._shared = config
+        self._max_bytes = config.max_bytes
         """The options with what each partition has of the bytes."""
         if config.rack is not None:
             metadata.need_racks(stream)
@@ -137,6 +141,8 @@ class StreamReading:
         """Tasks that begin partitions that a repartition has made."""
         self._route_watch: RouteWatch | None = None
         self._refresh_task: asyncio.Task[None] | None = None
+        self._cutover_looks = Retry(_FIRST_CUTOVER_LOOK, _MAX_CUTOVER_LOOK, chance=random)
+        self._cutover_look: asyncio.TimerHandle | None = None
         self._version_timeout = VERSION_TIMEOUT
         self._seeking = asyncio.Lock()
         self._is_closed = False
@@ -207,10 +213,10 @@ class StreamReading:
         """`prefetch_bytes` are for so many partitions together."""
         room = self._transport.max_payload - ANSWER_OVERHEAD
         share = max(self._config.prefetch_bytes // (AHEAD * partitions), MIN_ANSWER_BYTES)
-        self._shared = replace(self._config, max_bytes=min(self._config.max_bytes, share, room))
+        self._max_bytes = max(min(self._config.max_bytes, share, room), 1)
         for assigned in self.stream.partitions.values():
             if assigned.fetcher is not None:
-                assigned.fetcher.config = self._shared
+                assigned.fetcher.max_bytes = self._max_bytes
 
     async def _look_up(self, readers: Iterable[PartitionReader]) -> None:
         """Returns once the starts and stops of `readers` are known."""
@@ -277,7 +283,7 @@ class StreamReading:
             f"{self._stream}/{partition}",
             start,
             stop,
-            self._shared,
+            self._config,
             cluster_id=layout.cluster_id,
             stream_incarnation=layout.incarnation,
             partition_incarnation=known.incarnation,
@@ -289,8 +295,9 @@ class StreamReading:
 
     def _fetch_from(self, assigned: AssignedPartition, reader: PartitionReader) -> None:
         """Begins the partition with a reader that has looked its start up."""
-        reader.fetcher.config = self._shared
+        reader.fetcher.max_bytes = self._max_bytes
         self._state.begin(assigned, reader.fetcher)
+        self._look_for_cutovers()
         self._go_on(assigned, reader)
 
     def _go_on(self, assigned: AssignedPartition, reader: PartitionReader) -> None:
@@ -366,6 +373,8 @@ class StreamReading:
         self._is_closed = True
         if self._route_watch is not None:
             self._metadata.updates.end(self._route_watch)
+        if self._cutover_look is not None:
+            self._cutover_look.cancel()
         tasks = [
             *self._looking_up,
             *self._coming,
@@ -409,9 +418,8 @@ class StreamReading:
             self.progress.set()
 
     async def _learn_version(self, assigned: AssignedPartition, version: int) -> None:
-        """A batch has this partitioning version, which the metadata do not know, or not with all cutovers: asks for
-        them. In the order of keys, returns when they know it, or have not for a while, since somebody may have invented
-        it."""
+        """A batch has this partitioning version, which the metadata do not know: asks for them. In the order of keys,
+        returns when they know it, or have not for a while, since somebody may have invented it."""
         stream = self.stream
         if stream.order == "partition":
             assigned.accepted_version = version
@@ -429,8 +437,6 @@ class StreamReading:
             await asyncio.sleep(_LOOK_AGAIN)
             if stream.knows_version(assigned, version):
                 return
-        if assigned.lacks_cutover:
-            return  # its limit holds the batch back
         self._version_timeout = 0.0
         assigned.accepted_version = version
         _log.warning(
@@ -502,9 +508,22 @@ class StreamReading:
                     assert_never(effect)
         if self._route_watch is not None and self.stream.metadata is not None:
             self._route_watch.applied = self.stream.metadata.routing_generation
+        self._look_for_cutovers()
         if LayoutChanged() in effects:
             self.on_layout()
             self.progress.set()
+
+    def _look_for_cutovers(self) -> None:
+        """Asks for the metadata now and then, as long as a partition waits for a cutover that is not known."""
+        if not self.stream.lacks_cutover:
+            self._cutover_looks.succeeded()
+        elif self._cutover_look is None and not self._is_closed:
+            pause = self._cutover_looks.failed()
+            self._cutover_look = asyncio.get_running_loop().call_later(pause, self._look_for_cutover)
+
+    def _look_for_cutover(self) -> None:
+        self._cutover_look = None
+        self._refresh()
 
     def _resume(self, assigned: AssignedPartition) -> None:
         """Fetches a partition on that some broker, or an invented message, had said to be gone."""

@@ -242,8 +242,7 @@ class AssignedPartition:
 
     @property
     def lacks_cutover(self) -> bool:
-        """Whether it has to wait for another partition whose cutover is not known yet. A leader stores no batch that
-        names the new layout before it knows these cutovers."""
+        """Whether it has to wait for another partition whose cutover is not known yet."""
         return self.limit is not None and NOT_REPORTED in self.limit.sources.values()
 
     @property
@@ -370,13 +369,17 @@ class AssignedStream:
         return self.metadata is not None and len(self.metadata.layouts) > 1
 
     def knows_version(self, assigned: AssignedPartition, version: int) -> bool:
-        """Whether batches of this partitioning version give no reason to ask for metadata."""
+        """Whether batches of this partitioning version can be handed out, and give no reason to ask for metadata."""
         if self.metadata is None or self.key_order is None or version <= assigned.accepted_version:
             return True
         if self.order == "partition":
             return version <= self.metadata.partitioning_version
-        is_held = assigned.lacks_cutover and version == self.key_order.newest
-        return version <= self.key_order.known_version(assigned.number) and not is_held
+        return version <= self.key_order.known_version(assigned.number)
+
+    @property
+    def lacks_cutover(self) -> bool:
+        """Whether a partition has to wait for another one whose cutover is not known yet."""
+        return any(assigned.lacks_cutover for assigned in self.limited)
 
     @property
     def waiting(self) -> dict[AssignedPartition, Mapping[StreamPartition, int]]:

@@ -95,9 +95,9 @@ class GroupConfig(ConsumerConfig[K, V]):
     """
 
     order: Order = option("key", partial(check_choice, choices=get_args(Order)))
-    on_gap: Literal["raise", "skip"] | None = option("skip", partial(check_choice, choices=("raise", "skip")))
+    on_gap: Literal["raise", "skip"] | None = option("skip", partial(check_choice, choices=(None, "raise", "skip")))
     on_out_of_range: Literal["earliest", "latest", "fail"] | None = option(
-        "earliest", partial(check_choice, choices=("earliest", "latest", "fail"))
+        "earliest", partial(check_choice, choices=(None, "earliest", "latest", "fail"))
     )
     start: Literal["earliest", "latest", "new"] = option(
         "earliest", partial(check_choice, choices=("earliest", "latest", "new"))

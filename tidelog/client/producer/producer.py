@@ -191,7 +191,7 @@ class Producer(Generic[K, V]):
 
     async def _begin(self) -> None:
         if self._watch is None:
-            self._watch = self._metadata.updates.watch(self._stream, self._on_routes, self._upkeep.check_layout)
+            self._watch = self._metadata.updates.watch(self._stream, self._on_routes, self._upkeep.look)
             await self._watch.subscribed()
         layout = await self._metadata.refresh(self._stream)
         if is_internal(self._stream, layout.subject, self._subjects):
@@ -199,7 +199,7 @@ class Producer(Generic[K, V]):
         largest = self._transport.max_payload - MESSAGE_OVERHEAD
         room = largest - BATCH_OVERHEAD
         asked = self._config
-        batch_bytes = min(asked.batch_bytes, room, MAX_BATCH_BYTES)
+        batch_bytes = max(min(asked.batch_bytes, room, MAX_BATCH_BYTES), 1)
         self._record_limit = RecordLimit.within(largest, layout.config.max_record_bytes)
         self._max_size = self._record_limit.max_bytes + RECORD_OVERHEAD
         self._batch_bytes = batch_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, TypeAlias, TypedDict, get_args
+from typing import Final, Generic, Literal, TypeAlias, TypedDict, get_args
 
 from tidelog.client.base.arguments import (
     bad,
@@ -99,6 +99,9 @@ class ProducerConfig(Generic[K, V]):
         return self.delivery_timeout_ms / 1000
 
 
+DEFAULT_TIMEOUT_S: Final = DEFAULT_TIMEOUT_MS / 1000
+
+
 def _check_streams(name: str, given: str | Iterable[str]) -> None:
     known = [given] if isinstance(given, str) else given
     check_texts(name, known, "['orders']")
@@ -117,10 +120,13 @@ class TransactionConfig(ProducerConfig[K, V]):
 
     streams: str | Iterable[str] = option((), _check_streams)
     transaction_timeout: float = option(
-        DEFAULT_TIMEOUT_MS / 1000, partial(check_number, low=MIN_TIMEOUT_MS / 1000, high=MAX_TIMEOUT_MS / 1000)
+        DEFAULT_TIMEOUT_S, partial(check_number, low=MIN_TIMEOUT_MS / 1000, high=MAX_TIMEOUT_MS / 1000)
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.streams, Iterable):  # an iterator is read once, and this is looked at more often
+            names = (self.streams,) if isinstance(self.streams, str) else tuple(self.streams)
+            object.__setattr__(self, "streams", names)
         check_options(self)
         if self.acks != "all" or self.durability is not None or self.confirm_timeout is not None or not self.dedup:
             raise bad(

@@ -61,6 +61,7 @@ class Upkeep:
         self._on_layout = on_layout
         self._tasks: set[asyncio.Task[None]] = set()
         self._refresh_task: asyncio.Task[None] | None = None
+        self._look_task: asyncio.Task[None] | None = None
         self.layout: StreamMetadata | None = None
         """The stream as it was when the producer started."""
         self._transactions = transactions
@@ -106,6 +107,19 @@ class Upkeep:
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = self._spawn(self._check_layout())
 
+    def look(self) -> None:
+        """Asks for the metadata, though nothing has been refused: a push may be lost. Only an answer that the stream is
+        gone, or was made anew, ends the producer; whatever else is wrong, its leader may take records all the same."""
+        if self.layout is not None and (self._look_task is None or self._look_task.done()):
+            self._look_task = self._spawn(self._look())
+
+    async def _look(self) -> None:
+        error = await self._metadata.why_over(self._stream, self.layout)
+        if error is not None and error.code in (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION):
+            self._give_up(error)
+        elif error is None:
+            self._adopt_last_seen()
+
     def check_unheard(self) -> None:
         """Calls `check_layout` now and then: a record was sent whose refusal would not arrive."""
         now = asyncio.get_running_loop().time()
@@ -139,7 +153,10 @@ class Upkeep:
         error = await self._metadata.why_over(self._stream, self.layout)
         if error is not None:
             self._give_up(error)
-            return
+        else:
+            self._adopt_last_seen()
+
+    def _adopt_last_seen(self) -> None:
         layout = self._metadata.last_seen(self._stream)
         if layout is not None:
             self._on_layout(layout)

@@ -55,3 +55,14 @@ def test_an_unknown_option_is_named_with_the_function_and_the_nearest_known_one(
         TypeError, match=rf"{call.__name__}\(\) .*'key_deserialiser'; did you mean 'key_d?e?serializer'\?"
     ):
         call(None, "flights", key_deserialiser=str)
+
+
+def test_streams_may_be_given_once_only_as_an_iterator_is() -> None:
+    config: TransactionConfig[bytes, bytes] = TransactionConfig(streams=iter(["orders", "bills"]))
+    assert config.stream_names == config.stream_names == ["orders", "bills"]
+    assert TransactionConfig(streams="orders").stream_names == ["orders"]
+
+
+def test_none_stands_for_the_default_that_the_start_gives() -> None:
+    config: GroupConfig[bytes, bytes] = GroupConfig(on_gap=None, on_out_of_range=None)
+    assert (config.on_gap, config.on_out_of_range) == (None, None)

@@ -147,3 +147,19 @@ async def test_what_waits_at_the_end_is_not_begun() -> None:
     await turns()
     assert work.begun == [(b"a", 1)]
     assert not asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def test_a_request_that_finds_the_queue_full_is_not_decoded() -> None:
+    looked_at: list[bytes] = []
+
+    def question(message: Message) -> bytes:
+        looked_at.append(message.data)
+        return message.data
+
+    queue = RequestQueue(Pace(lambda: 0.0), question, Work(), at_once=1)
+    for number in range(WAITING_REQUESTS.items):
+        assert queue.add(request(b"%d" % number))
+    looked_at.clear()
+    assert not queue.add(request(b"one more"))
+    assert not looked_at
+    await queue.close()

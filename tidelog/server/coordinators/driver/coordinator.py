@@ -33,6 +33,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from random import random
 from typing import Any, Final, Protocol
 
@@ -61,6 +62,8 @@ CONFIRM_TIMEOUT_S: Final = 5.0
 """Seconds for the ISR to have a batch; then its outcome is unknown."""
 RELOAD_PAUSE_S: Final = 0.1
 """Seconds between two attempts to read the log."""
+_COMMIT_WAIT_S: Final = 0.1
+"""Seconds after which a coordinator that waits for its log's commit looks whether requests are refused meanwhile."""
 PATIENT_S: Final = 1.0
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 16 << 20
@@ -257,9 +260,11 @@ class Coordinator:
             if self.is_over:
                 return None
             self._refuse_if_late("its log is not committed yet")
-            changed = asyncio.Event()
-            led.on_committed(end, PATIENT_S, lambda _: changed.set())  # noqa: B023 - called in this round
-            await changed.wait()
+            answered, errors = asyncio.Event(), list[TidelogError]()
+            led.on_committed(end, _COMMIT_WAIT_S, partial(_on_answer, answered, errors))
+            await answered.wait()
+            if errors and errors[0].code is not Code.CONFIRM_TIMEOUT:  # it may have come at once, as the next one would
+                await asyncio.sleep(self._reloads.failed())
         offset, size = led.log_start_offset, 0
         while offset < end and not self.is_over:
             parts = await led.read_committed(offset)
@@ -553,6 +558,11 @@ class _Inbox:
 
     def _publish(self, payload: bytes, headers: Mapping[str, str] | None) -> None:
         raise NotImplementedError
+
+
+def _on_answer(answered: asyncio.Event, errors: list[TidelogError], error: TidelogError | None) -> None:
+    errors += [] if error is None else [error]
+    answered.set()
 
 
 class _ClientInbox(_Inbox):

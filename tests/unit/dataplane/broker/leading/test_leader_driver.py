@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from dataplane.broker.replica import Replica
 from dataplane.broker.roles.request_prologue import RequestCounters
 from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.partition_log import LogConfig
+from dataplane.log.storage.log_errors import LogDamaged
 from dataplane.replica.leader.append_rules import ClientBatch
 from dataplane.replica.replica_effects import ProposeIsr
 from dataplane.replica.replies import LocalReply
@@ -524,3 +526,30 @@ async def test_an_id_is_forgotten_with_its_record(bench: Bench) -> None:
     assert role.log.log_end_offset == 3
     publish("1", "1", "2", "2")
     assert role.log.log_end_offset == 4
+
+
+@pytest.mark.parametrize("sizes", [[1000], [1000, 1001]])
+async def test_a_disk_that_fails_amid_messages_received_together_drops_the_rest_of_them(
+    bench: Bench, sizes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch that fails is not the last that they fill: the next one is never appended, and makes room all the
+    same. Records without a reply have no other word of their loss than the log."""
+    bench.ingest.max_payload = bench.control.max_payload = 64 << 10
+    role = await lead(bench)
+    appends = 0
+
+    def fails(*_: object) -> None:
+        nonlocal appends
+        appends += 1
+        raise LogDamaged("EIO")
+
+    bench.context.space.append = fails  # type: ignore[method-assign, assignment]
+    payloads = [b"x" * size for size in sizes] * 500
+    bench.ingest.subscribed["s"].on_messages(payloads, [None] * len(payloads), [None] * len(payloads))
+    bench.ingest.subscribed["s"].chunk_done()
+    assert role.ended
+    assert appends == 1
+    assert bench.context.the(PublishCounters).dropped_refused == len(payloads)
+    lines = [record for record in caplog.messages if "published records" in record]
+    assert sum(int(re.findall(r"dropped (\d+)", line)[0]) for line in lines) == len(payloads)
+    await role.end("over")

@@ -15,6 +15,7 @@ from crc32c import crc32c
 from tests.fake_nats import delivered
 from tests.unit.tidelog.client.fake_broker import CLUSTER, Cluster
 from tests.unit.tidelog.client.transactions_world import until
+from tidelog.client.base.exceptions import UnknownStream
 from tidelog.client.cluster import route_updates
 from tidelog.client.cluster.metadata_cache import StreamMetadata
 from wire.errors import CLUSTER_HEADER, Code, TidelogError
@@ -352,3 +353,54 @@ async def test_an_invented_layout_with_invented_leaders_holds_a_producer_for_a_m
             receipt = await producer.send(b"1", key=b"k")
         assert producer._routes.newest.version == 1
     assert (receipt.partition, receipt.offset) == (crc32c(b"k") % 3, 1)
+
+
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.NOT_PERMITTED, Code.MESSAGE_TOO_LARGE])
+async def test_a_look_that_is_refused_ends_no_producer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: Code
+) -> None:
+    """Its leader takes records all the same."""
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.01)
+    _, broker, client = cluster
+    looks = 0
+
+    def refuse(_: dict[str, Any]) -> dict[str, Any]:
+        nonlocal looks
+        looks += 1
+        raise TidelogError(code, "not now")
+
+    async with client.producer("three") as producer:
+        monkeypatch.setitem(broker._api, "metadata", refuse)
+        await until(lambda: looks >= 2)
+        await producer.send(b"0", key=b"k")
+
+
+async def test_a_look_that_finds_the_stream_gone_ends_its_producer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.01)
+    _, broker, client = cluster
+    producer = client.producer("three")
+    await producer.start()
+    del broker.streams["three"]
+    await until(lambda: producer._fatal is not None)
+    with pytest.raises(UnknownStream):
+        await producer.send(b"0", key=b"k")
+    await producer.close()
+
+
+async def test_each_stream_is_looked_at_within_the_time_since_its_watch_began(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_updates, "LOOK_EVERY", 0.05)
+    _, _, client = cluster
+    loop, updates = asyncio.get_running_loop(), client._metadata.updates
+    timers = []
+    for stream in ("s", "three"):
+        watch = updates.watch(StreamName(stream), lambda _: None, lambda: None)
+        timer = updates._watched[watch.stream].look_timer
+        assert timer is not None
+        timers.append(timer)
+        assert 0.02 < timer.when() - loop.time() <= 0.05
+        updates.end(watch)
+    assert all(timer.cancelled() for timer in timers)

@@ -192,7 +192,7 @@ async def test_batches_come_in_order_too(cluster: Cluster) -> None:
 
 
 async def test_a_cutover_that_is_not_told_yet_is_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of the new layout shows that it will be known soon."""
+    """No push says when it is known, and no other look."""
     monkeypatch.setattr(route_updates, "LOOK_EVERY", 600)
     _, broker, client = cluster
     seed(broker, 0, 5, "s")

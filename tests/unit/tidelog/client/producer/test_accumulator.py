@@ -480,7 +480,7 @@ class TestSessions:
             acc.on_session(ProducerSession(8, 0))
             due = acc.next_deadline() or 0.0
             assert sent(acc, due) == [a]
-        assert 5 < a.attempts < 25
+        assert 5 < a.attempts < 40
         acc.on_error(a, a.attempts, refused(Code.UNKNOWN_PRODUCER_ID), due)
         error = failure(acc.tick(3.0))
         assert isinstance(error, DeliveryTimeout)

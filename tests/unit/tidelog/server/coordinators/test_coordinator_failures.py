@@ -18,7 +18,7 @@ from tidelog.server.coordinators.driver.coordinator_kinds import groups_and_curs
 from tidelog.server.coordinators.groups import consumer_group as group_module
 from tidelog.server.coordinators.groups.group_shard import GroupShard
 from tidelog.server.coordinators.known_streams import StreamsView
-from wire.batch import EncodedBatch, RecordBatch
+from wire.batch import BatchBuilder, EncodedBatch, RecordBatch
 from wire.errors import Code, TidelogError
 from wire.internal_records.group_records import COMMIT, HEARTBEAT, KINDS, OFFSETS, coordinator_partition
 from wire.messaging.transport import Message
@@ -570,3 +570,23 @@ async def test_requests_of_the_controller_that_are_none_are_refused(data: bytes)
         scene.ports.peers.max_payload = 1 << 20
         answer = await scene.client.request(subject, data, timeout=5)
         assert code(TidelogError.from_headers(answer.headers)) is Code.BAD_REQUEST
+
+
+async def test_an_error_that_comes_at_once_while_the_log_is_awaited_does_not_hold_up_the_loop() -> None:
+    led = Led()
+    builder = BatchBuilder()
+    builder.add_record(b"v", key=b"k")
+    led.commits_at_once = False
+    led.append(builder.build(1), 1.0, lambda _: None)
+    asked = 0
+
+    def refuse(end: Offset, timeout: float, done: Callable[[TidelogError | None], None]) -> None:
+        nonlocal asked
+        asked += 1
+        done(TidelogError(Code.INTERNAL, "a bug, which is in the log"))
+
+    led.on_committed = refuse  # type: ignore[method-assign]
+    async with running(led):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert asked == 1
