@@ -175,7 +175,6 @@ TIMERS: Mapping[str, str] = {
         "a settlement: the rows of coordinators in `scripts/bench bounds`"
     ),
     "tidelog/server/coordinators/driver/deliveries.py": ONE,
-    "tidelog/server/liftbridge/gateway.py": ONE,
     "tidelog/server/broker_process.py": ONE,
     "tidelog/server/peers/peer_link.py": ONE,
     "tidelog/server/routing/pushes.py": "the routes of a stream: the topology of a large stream",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -365,9 +366,10 @@ class LeaderDriver(ReadableRole):
         self._subscriptions.give_up()
         self._plain.give_up()
         try:
-            self._appending.abandon(reason)
-            self._append_requests.abandon(reason)
-            self._run(self.core.resign(reason, self.context.now()))
+            with ExitStack() as steps:  # backwards, and each of them whatever the one before raises
+                steps.callback(lambda: self._run(self.core.resign(reason, self.context.now())))
+                steps.callback(self._append_requests.abandon, reason)
+                steps.callback(self._appending.abandon, reason)
         finally:
             await asyncio.gather(self._subscriptions.drop(), self._plain.drop())
 

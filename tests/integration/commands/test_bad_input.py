@@ -333,8 +333,9 @@ def test_a_folder_of_another_broker_or_cluster(cluster: DevCluster, tmp_path: Pa
         sentence = r"(b[123]) ended .*theirs/\1 belongs to cluster .*, but this is"
         assert re.search(sentence, str(ended.value)), ended.value
         assert not other.is_ready("b3"), "a broker on a folder of another cluster never serves"
-        if other.pid("b3") is not None:
-            other.kill("b3")
+        for broker in other.broker_ids:  # a second one may have been answered, and be about to end
+            if other.pid(broker) is not None:
+                other.kill(broker)
         shutil.rmtree(theirs / "b3")
         (theirs / "b3.own").rename(theirs / "b3")
         for broker in other.broker_ids:
@@ -465,7 +466,7 @@ async def test_corrupt_envelopes(cluster: DevCluster, client: Client, bare: Nats
     assert "CRC" in error["message"]
     assert "not stored, send it again" in error["message"]
     await wait_counted(client, before, "dropped_corrupt_envelope", by=len(corrupt) + 1)
-    assert len(log_lines(cluster, f"{STREAM}/0", "dropped a corrupt envelope", "WARNING")) >= len(corrupt) + 1
+    assert len(log_lines(cluster, f"{STREAM}/0", "dropped an envelope", "was not stored", "WARNING")) >= len(corrupt) + 1
     assert await ends(client, STREAM) == stored, "never stored as if it were a plain payload"
 
     answer = await bare.request(STREAM, b"plain", timeout=LIMIT)
@@ -494,7 +495,7 @@ async def test_corrupt_batches(cluster: DevCluster, client: Client, bare: NatsCl
         assert answer.headers["Tidelog-Error"] == "CORRUPT_BATCH", payload
         assert "send it again" in answer.headers["Tidelog-Message"]
     await wait_counted(client, before, "dropped_corrupt_batch", by=len(corrupt))
-    assert len(log_lines(cluster, f"{STREAM}/0", "dropped a corrupt batch", "WARNING")) >= len(corrupt)
+    assert len(log_lines(cluster, f"{STREAM}/0", "refused a batch", "does not decode", "WARNING")) >= len(corrupt)
     assert await ends(client, STREAM) == stored
 
 

@@ -553,3 +553,16 @@ async def test_a_disk_that_fails_amid_messages_received_together_drops_the_rest_
     lines = [record for record in caplog.messages if "published records" in record]
     assert sum(int(re.findall(r"dropped (\d+)", line)[0]) for line in lines) == len(payloads)
     await role.end("over")
+
+
+async def test_an_end_of_leadership_that_meets_a_bug_ends_what_waits_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = await lead(bench)
+    monkeypatch.setattr(role._appending, "abandon", lambda _: 1 / 0)
+    ended: list[str] = []
+    monkeypatch.setattr(role._append_requests, "abandon", ended.append)
+    with pytest.raises(ZeroDivisionError):
+        await role._let_go("over")
+    assert ended == ["over"]
+    assert "resigns: over" in str(role.core._state.history)
