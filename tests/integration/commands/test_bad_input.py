@@ -466,7 +466,10 @@ async def test_corrupt_envelopes(cluster: DevCluster, client: Client, bare: Nats
     assert "CRC" in error["message"]
     assert "not stored, send it again" in error["message"]
     await wait_counted(client, before, "dropped_corrupt_envelope", by=len(corrupt) + 1)
-    assert len(log_lines(cluster, f"{STREAM}/0", "dropped 1 published records", "the envelope was not stored", "WARNING")) >= len(corrupt) + 1
+    assert (
+        len(log_lines(cluster, f"{STREAM}/0", "dropped 1 published records", "the envelope was not stored", "WARNING"))
+        >= len(corrupt) + 1
+    )
     assert await ends(client, STREAM) == stored, "never stored as if it were a plain payload"
 
     answer = await bare.request(STREAM, b"plain", timeout=LIMIT)
