@@ -29,7 +29,7 @@ from wire.messaging.transport import (
     too_large,
 )
 from wire.messaging.violation import Violations
-from wire.types import Buffer
+from wire.types import BrokerId, Buffer
 
 TURNS = 50
 """Of the event loop; more than any answer takes to come back."""
@@ -185,6 +185,7 @@ class FakeTransport:
         *,
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
+        to: BrokerId | None = None,
     ) -> bool:
         if not subject or " " in subject or not subject.isprintable():
             raise ValueError(f"{subject!r} cannot be a NATS subject")
@@ -197,6 +198,9 @@ class FakeTransport:
         if self.hub is not None:
             self.hub.send(subject, data, reply, headers)
         return True
+
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(call)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         assert self.hub is None, "a hub takes no lines apart"

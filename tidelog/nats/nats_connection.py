@@ -347,6 +347,11 @@ class NatsConnection:
             raise ValueError(f"subject and reply of {len(line)} bytes are too long for NATS: {subject[:80]!r}…")
         return self._outgoing.write(pieces, len(line) + size + 2)
 
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        """`call` is called once, before the messages of this turn of the loop leave; what it publishes leaves with
+        them. It may not raise."""
+        self._outgoing.at_turn_end(call)
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """Writes ready-made `PUB …` protocol bytes; otherwise as `publish`."""
         return self._outgoing.write(lines, sum(map(size_of, lines)))

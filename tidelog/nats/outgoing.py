@@ -35,6 +35,10 @@ class Outgoing:
         self._limit = limit
         self._turn = bytearray()
         """Bytes published in this turn of the loop, not written yet."""
+        self._before_end: list[Callable[[], None]] = []
+        """To be called before the turn ends."""
+        self._is_ending = False
+        """They are being called: what they publish is written when they are done."""
         self.is_low = asyncio.Event()
         """Cleared when the socket's buffer rises above its high mark, set when it falls below its low mark."""
         self.is_low.set()
@@ -61,8 +65,8 @@ class Outgoing:
                 transport.write(b"".join(pieces))
         else:
             turn = self._turn
-            if not turn and not self.reading.at_end(self.end_turn):
-                asyncio.get_running_loop().call_soon(self.end_turn)
+            if not (turn or self._before_end or self._is_ending):
+                self._end_turn_soon()
             for piece in pieces:
                 turn += piece
             if len(turn) >= _TURN_BYTES:
@@ -75,8 +79,26 @@ class Outgoing:
             return "there is no connection to NATS at the moment"
         return f"more than {self._limit} bytes wait to be sent"
 
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        """`call` is called before the turn ends; what it publishes is written with the rest."""
+        if not (self._turn or self._before_end or self._is_ending):
+            self._end_turn_soon()
+        self._before_end.append(call)
+
+    def _end_turn_soon(self) -> None:
+        if not self.reading.at_end(self.end_turn):
+            asyncio.get_running_loop().call_soon(self.end_turn)
+
     def end_turn(self) -> None:
         """Writes everything that was published in this turn of the loop."""
+        while self._before_end and not self._is_ending:
+            calls, self._before_end = self._before_end, []
+            self._is_ending = True
+            try:
+                for call in calls:
+                    call()
+            finally:
+                self._is_ending = False
         turn = self._turn
         if turn:
             self._turn = bytearray()

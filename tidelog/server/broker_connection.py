@@ -158,6 +158,9 @@ class AnsweringTransport:
     ) -> bool:
         return self._transport.publish(subject, parts, reply=reply, headers=headers)
 
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        self._transport.at_turn_end(call)
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         return self._transport.publish_raw(lines)
 

@@ -284,6 +284,7 @@ class BrokerRuntime:
         """Starts the parts. Raises RaftError when the metadata group's journal cannot be used, TidelogError when
         another running process has this broker's id."""
         await self.broker.start()
+        await self._peers.take_packs(self._context.subjects, self._context.broker)
         await self.metadata.start()
         await self._routing.start()
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from wire.error_details import MAX_PAYLOAD, SIZE
 from wire.errors import Code, TidelogError
 from wire.messaging.violation import Violations
-from wire.types import Buffer
+from wire.types import BrokerId, Buffer
 
 NO_RESPONDERS = 503
 """Status of the message that NATS puts into the reply inbox of a request to a subject without subscribers."""
@@ -154,6 +154,11 @@ class Transport(Protocol):
         """
         ...
 
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        """`call` is called once, before the messages of this turn of the loop leave; what it publishes leaves with
+        them."""
+        ...
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """Writes ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
         ...
@@ -279,7 +284,11 @@ class PeerTransport(Protocol):
         *,
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> bool: ...
+        to: BrokerId | None = None,
+    ) -> bool:
+        """`to`: the broker that it is for, where only that one is meant. Messages of one turn of the loop to the same
+        broker may leave as one; they arrive as if each had been sent alone, but nowhere else."""
+        ...
 
     async def request(
         self,

@@ -304,14 +304,14 @@ class FollowerDriver(ReadableRole):
             request.durable_offset = effect.durable_end
         peers, subject = self.context.peers, self._replicate_subject
         if effect.progress_only:
-            peers.publish(subject, [request.SerializeToString()])
+            peers.publish(subject, [request.SerializeToString()], to=self.view.leader)
             return
         if self._fetch_inbox is not None:
             peers.on_inbox(self._fetch_inbox, None)
         inbox = self._fetch_inbox = peers.new_inbox()
         on_answer = self._handler(lambda message: self._on_fetch_answer(effect.sequence, message))
         peers.on_inbox(inbox, on_answer, as_view=True)
-        peers.publish(subject, [request.SerializeToString()], reply=inbox)
+        peers.publish(subject, [request.SerializeToString()], reply=inbox, to=self.view.leader)
 
     def _send_offset_request(self, asked: LeaderEpoch, number: int) -> None:
         key = self.view.key

@@ -101,12 +101,13 @@ class FollowerService:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
         headers = sync_headers(effect.sync_to)
         if effect.max_bytes == 0:
-            self._context.peers.publish(effect.inbox, [header], headers=headers)
+            self._context.peers.publish(effect.inbox, [header], headers=headers, to=effect.replica)
             return
         limit = min(effect.max_bytes, self._context.max_batch_bytes)
         parts = self._log.read(effect.offset, max_bytes=limit, end_offset=self._log.log_end_offset)
         if parts is not None:
-            self._role.send(self._context.peers, effect.inbox, effect.offset, [header, *parts], headers, header)
+            body = [header, *parts]
+            self._role.send(self._context.peers, effect.inbox, effect.offset, body, headers, header, to=effect.replica)
         else:
             self._role.spawn(self._respond_cold(effect, limit))
 

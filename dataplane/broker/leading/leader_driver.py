@@ -581,7 +581,8 @@ class LeaderDriver(ReadableRole):
             partition_incarnation=key.partition_incarnation,
             leader_epoch=self.leader_epoch,
         )
-        self.context.peers.publish(self.context.subjects.notify(replica), [notification.SerializeToString()])
+        subject = self.context.subjects.notify(replica)
+        self.context.peers.publish(subject, [notification.SerializeToString()], to=replica)
 
 
 def report_if_retired(role: LeaderDriver) -> None:

@@ -53,7 +53,7 @@ from wire.partition_messages.replication import (
     encode_header,
 )
 from wire.protobuf.tidelog_pb2 import FetchRequest
-from wire.types import Buffer, LeaderEpoch, Offset, PartitionKey
+from wire.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionKey
 
 if TYPE_CHECKING:
     from dataplane.broker.roles.broker_context import BrokerContext
@@ -356,11 +356,18 @@ class ReadableRole(Role):
         body: Sequence[Buffer],
         headers: Mapping[str, str] | None = None,
         refusal_body: Buffer = b"",
+        *,
+        to: BrokerId | None = None,
     ) -> None:
         """Send the batches from `offset` on: one whole batch at least. Where NATS does not carry it, an error is sent
-        instead."""
+        instead. `to`: the broker that is answered, over `peers`."""
         try:
-            if not transport.publish(inbox, body, headers=headers):
+            sent = (
+                transport.publish(inbox, body, headers=headers)
+                if to is None
+                else self.context.peers.publish(inbox, body, headers=headers, to=to)
+            )
+            if not sent:
                 _log.debug("partition %s: an answer was dropped, the outgoing buffer is full", self.view.key)
         except TidelogError as error:
             refusal = answer_too_large(error, f"what lies at offset {offset} of {self.view.key}")

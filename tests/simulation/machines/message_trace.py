@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
+from tidelog.nats.header_block import decode_headers
 from tidelog.server.peers.peer_tags import TRAILER_BYTES
 from wire.batch import iter_batches
 from wire.errors import CorruptData, TidelogError
+from wire.messaging.packed import decode_pack
 from wire.messaging.transport import NO_RESPONDERS, Message
 from wire.partition_messages.append import decode_append
 from wire.partition_messages.replication import HEADER_SIZE, decode_header
@@ -25,13 +27,21 @@ class MessageTrace:
         """Inbox -> the subject on which the answer to it was asked for."""
 
     def sent(self, message: Message) -> None:
+        for each in _unpacked(message):
+            self._sent(each)
+
+    def _sent(self, message: Message) -> None:
         if message.reply is not None and not message.subject.startswith("tidelog.metadata."):
             self._asked[message.reply] = message.subject
             if len(self._asked) > MAX_INBOXES:
                 del self._asked[next(iter(self._asked))]
 
     def of(self, message: Message) -> str | None:
-        """The line of the trace; None when the message has none."""
+        """The line of the trace, of a pack those of its frames; None when the message has none."""
+        lines = [line for each in _unpacked(message) if (line := self._of(each)) is not None]
+        return "\n".join(lines) or None
+
+    def _of(self, message: Message) -> str | None:
         asked = self._asked.get(message.subject)
         if message.status is None and _SUBJECTS.is_between_brokers(asked or message.subject):
             message = message._replace(data=message.data[:-TRAILER_BYTES])
@@ -39,6 +49,26 @@ class MessageTrace:
             return _request(message) if asked is None else _answer(asked, message)
         except (CorruptData, DecodeError):
             return f"{asked or message.subject}: {len(message.data)} bytes that do not decode"
+
+
+def _unpacked(message: Message) -> list[Message]:
+    """The frames of a pack, as they would have travelled alone; of any other message itself."""
+    if not message.subject.endswith(".packed"):
+        return [message]
+    try:
+        frames = decode_pack(message.data[:-TRAILER_BYTES])
+    except CorruptData:
+        return []  # a forger's
+    return [
+        Message(
+            frame.subject.decode(),
+            bytes(frame.payload) + bytes(TRAILER_BYTES),
+            frame.reply.decode() or None,
+            decode_headers(frame.headers)[0] if frame.headers else None,
+            NO_RESPONDERS if frame.nobody_listens else None,
+        )
+        for frame in frames
+    ]
 
 
 def _request(message: Message) -> str | None:

@@ -23,6 +23,9 @@ from tests.simulation.invariants.messages import OnlyBrokersAreBelieved
 from tests.simulation.machines.message_trace import MessageTrace
 from tests.simulation.world import Process, World
 from tidelog.nats.header_block import encode_headers
+from tidelog.server.peers.peer_tags import TRAILER_BYTES
+from wire.errors import CorruptData
+from wire.messaging.packed import decode_pack
 from wire.messaging.transport import NO_RESPONDERS, BulkHandler, Message, MessageHandler, RawHandler, too_large
 from wire.messaging.violation import Violations
 from wire.types import Buffer
@@ -36,6 +39,16 @@ FLUSH_TIMEOUT = 10.0
 
 
 _Action: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+def subjects_of(message: Message) -> list[str]:
+    """Its subject; of a pack, those of its frames. A fault that concerns one of them concerns the whole pack."""
+    if not message.subject.endswith(".packed"):
+        return [message.subject]
+    try:
+        return [frame.subject.decode() for frame in decode_pack(message.data[:-TRAILER_BYTES])]
+    except (CorruptData, UnicodeDecodeError):  # a forger's
+        return []
 
 
 @dataclass(slots=True)
@@ -164,7 +177,7 @@ class Nats:
         """A message on it was sent, and waits until the connection is unblocked."""
         session = connection.session
         return session is not None and any(
-            action == self._route and args[1].subject == subject for action, args in session.held_up
+            action == self._route and subject in subjects_of(args[1]) for action, args in session.held_up
         )
 
     def unblock(self, *connections: SimConnection) -> None:
@@ -247,7 +260,7 @@ class Nats:
         if self.overhears is not None:
             self.overhears(message)
         connection = session.connection
-        if connection.mute_on and subject.endswith(connection.mute_on):
+        if connection.mute_on and any(each.endswith(connection.mute_on) for each in subjects_of(message)):
             return
         weather = self.weather
         if weather.loss and self.rng.random() < weather.loss:
@@ -293,7 +306,7 @@ class Nats:
     def _deliver(self, session: _Session, sid: int, message: Message) -> None:
         self.delivered += 1
         connection = session.connection
-        if not (connection.deaf_to and message.subject.endswith(connection.deaf_to)):
+        if not (connection.deaf_to and any(each.endswith(connection.deaf_to) for each in subjects_of(message))):
             self._down(session, message.subject, connection.arrived, session, sid, message)
 
     def subscribe(self, session: _Session, subject: str, sid: int) -> None:
@@ -486,6 +499,9 @@ class SimConnection:
             return False
         self.nats.send(self.session, subject, data, reply, headers)
         return True
+
+    def at_turn_end(self, call: Callable[[], None]) -> None:
+        self.process.call_soon(call)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         if not self._up.is_set() or self.session is None:

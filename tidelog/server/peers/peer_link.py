@@ -7,6 +7,9 @@ sent them.
 Anybody may send here as much as NATS carries, so a message is decoded only after it was verified: a refused one costs
 the event loop a microsecond or two (docs/security.md has the figures).
 
+Messages to the same broker may leave as one (`packs`): after the pack was verified, each of its frames goes to the
+handler that a message of its own on that subject would have reached.
+
 A 503 has no trailer. It is passed on as the first message of an inbox only: NATS sends it in place of an answer, so one
 that comes later is forged.
 """
@@ -20,8 +23,11 @@ from functools import partial
 from math import inf
 from typing import cast
 
-from tidelog.nats.header_block import decode_headers, status_of
+from tidelog.nats.header_block import decode_headers, encode_headers, status_of
+from tidelog.server.peers.packs import Packs
 from tidelog.server.peers.peer_tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
+from wire.errors import CorruptData
+from wire.messaging.packed import Frame, decode_pack, encode_pack
 from wire.messaging.transport import (
     NO_RESPONDERS,
     REFUSAL_GRACE,
@@ -34,7 +40,8 @@ from wire.messaging.transport import (
     Transport,
 )
 from wire.security.cluster_secrets import ClusterSecrets
-from wire.types import Buffer
+from wire.subjects import Subjects
+from wire.types import BrokerId, Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +90,10 @@ LATE_REFUSAL = "late 503"
 """A 503 that comes after another message: it is not from NATS."""
 STATUS = "status"
 """A status message that no request causes."""
+PACKED = "packed"
+"""Kind of the packs."""
+MALFORMED = "malformed"
+"""A pack of a broker of the cluster that does not decode: no frame of it counts."""
 
 
 class PeerLink:
@@ -104,6 +115,12 @@ class PeerLink:
         self._signer = Signer(secrets, life_id)
         self._verifier = Verifier(secrets, refusals.monotonic, current_lives)
         self._waiting: set[asyncio.Future[Message]] = set()
+        self._handlers: dict[str, list[MessageHandler]] = {}
+        """By subject, those of subscriptions that NATS knows: frames go to them."""
+        self._inboxes: dict[str, _Inbox] = {}
+        self._subjects: Subjects | None = None
+        """Set while packs are sent and taken."""
+        self._packs = Packs(self._send, transport.at_turn_end, lambda: transport.max_payload, refusals.monotonic)
         transport.on_connection_change(self._on_connection)
 
     # ---- the connection
@@ -145,9 +162,48 @@ class PeerLink:
         *,
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
+        to: BrokerId | None = None,
     ) -> bool:
+        if to is not None and self._subjects is not None and self._transport.is_connected:
+            size = 0
+            for part in parts:
+                size += len(part)
+            if self._packs.takes(to, size):
+                payload = parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts)
+                block = encode_headers(headers) if headers else b""
+                self._packs.add(to, Frame(subject.encode(), b"" if reply is None else reply.encode(), block, payload))
+                return True
         trailer = self._signer.trailer(PEER, subject, reply, headers, parts)
         return self._transport.publish(subject, (*parts, trailer), reply=reply, headers=headers)
+
+    def _send(self, to: BrokerId, frames: list[Frame]) -> None:
+        """Sends what was gathered for a broker."""
+        if len(frames) == 1 and not frames[0].nobody_listens:
+            self._send_alone(frames[0])
+            return
+        if self._subjects is None:
+            return
+        inbox = self.new_inbox()
+        forgotten = self._packs.remember(inbox, to, frames)
+        if forgotten is not None:
+            self._transport.on_inbox(forgotten, None)
+        self._transport.on_raw_inbox(inbox, self._on_pack_unheard)
+        self.publish(self._subjects.packed(to), (encode_pack(frames),), reply=inbox)
+
+    def _send_alone(self, frame: Frame) -> None:
+        headers = decode_headers(frame.headers)[0] if frame.headers else None
+        self.publish(frame.subject.decode(), (frame.payload,), reply=frame.reply.decode() or None, headers=headers)
+
+    def _on_pack_unheard(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
+        """NATS says that nobody listens for packs where one was sent. A forged 503 has them sent twice."""
+        if headers is None or status_of(headers) != NO_RESPONDERS or payload or reply:
+            self.refusals.count(PACKED, STATUS, subject)
+            return
+        inbox = subject.decode()
+        self._transport.on_inbox(inbox, None)
+        for frame in self._packs.on_no_responders(inbox):
+            if not frame.nobody_listens:
+                self._send_alone(frame)
 
     def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
         trailer = self._signer.trailer(CLAIM, subject, reply, None, (payload,))
@@ -199,7 +255,14 @@ class PeerLink:
             if opened is not None:
                 handler(opened)
 
-        return await self._transport.subscribe_raw(subject, on_raw)
+        made = await self._transport.subscribe_raw(subject, on_raw)
+        return _Subscription(made, self._handlers, subject, handler)
+
+    async def take_packs(self, subjects: Subjects, broker: BrokerId) -> Subscription:
+        """Begins to send packs, and to take those to `broker`, this one."""
+        made = await self.subscribe(subjects.packed(broker), self._on_pack)
+        self._subjects = subjects
+        return made
 
     async def may_subscribe(self, subject: str) -> bool:
         return await self._transport.may_subscribe(subject)
@@ -217,9 +280,52 @@ class PeerLink:
 
     def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
         if handler is None:
+            self._inboxes.pop(inbox, None)
             self._transport.on_inbox(inbox, None)
         else:
-            self._transport.on_raw_inbox(inbox, _Inbox(self, handler, as_view))
+            self._inboxes[inbox] = checked = _Inbox(self, handler, as_view)
+            self._transport.on_raw_inbox(inbox, checked)
+
+    # Keeps R42.
+    def _on_pack(self, message: Message) -> None:
+        """Gives each frame to the handlers on its subject. A bug in one of them ends no other."""
+        try:
+            frames = decode_pack(message.data)
+        except CorruptData as e:
+            self.refusals.count(PACKED, MALFORMED, message.subject.encode())
+            _log.warning("a pack of messages is dropped: %s", e)
+            return
+        bug: Exception | None = None
+        for frame in frames:
+            try:
+                self._dispatch(frame)
+            except Exception as e:  # noqa: BLE001 - the transport logs and counts it
+                bug = bug or e
+        if bug is not None:
+            raise bug
+
+    def _dispatch(self, frame: Frame) -> None:
+        subject = frame.subject.decode()
+        inbox = self._inboxes.get(subject)
+        if inbox is not None:
+            inbox.on_frame(subject, frame)
+            return
+        handlers = self._handlers.get(subject)
+        if handlers:
+            message = _message_of(subject, frame, bytes(frame.payload))
+            for handler in tuple(handlers):
+                handler(message)
+        elif frame.reply and not frame.nobody_listens:
+            self._say_nobody_listens(frame.reply)
+
+    def _say_nobody_listens(self, reply: bytes) -> None:
+        """As NATS does."""
+        if self._subjects is None:
+            return
+        inboxes = self._subjects.broker_inboxes()
+        asker = BrokerId(reply.decode().removeprefix(inboxes).partition(".")[0])
+        if reply.startswith(inboxes.encode()) and self._packs.takes(asker, 0):
+            self._packs.add(asker, Frame(reply, b"", b"", b"", nobody_listens=True))
 
     def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None:
         self._transport.on_inbox(inbox, None if handler is None else partial(self._on_claim, handler))
@@ -314,6 +420,43 @@ class _Inbox:
         if opened is not None:
             self._has_come = True
             self._handler(opened)
+
+    def on_frame(self, subject: str, frame: Frame) -> None:
+        """A frame of a pack that was verified."""
+        if frame.nobody_listens:
+            if not self._has_come:
+                self._has_come = True
+                self._handler(Message(subject, b"", status=NO_RESPONDERS))
+            return
+        self._has_come = True
+        payload = frame.payload if self._as_view else bytes(frame.payload)
+        self._handler(_message_of(subject, frame, payload))
+
+
+class _Subscription:
+    """A subscription whose handler gets frames, too, until it is given up."""
+
+    def __init__(
+        self, made: Subscription, handlers: dict[str, list[MessageHandler]], subject: str, handler: MessageHandler
+    ) -> None:
+        self._made = made
+        self._handlers = handlers
+        self._subject = subject
+        self._handler = handler
+        handlers.setdefault(subject, []).append(handler)
+
+    async def unsubscribe(self) -> None:
+        listening = self._handlers.get(self._subject, [])
+        if self._handler in listening:
+            listening.remove(self._handler)
+            if not listening:
+                del self._handlers[self._subject]
+        await self._made.unsubscribe()
+
+
+def _message_of(subject: str, frame: Frame, payload: Buffer) -> Message:
+    headers = decode_headers(frame.headers)[0] if frame.headers else None
+    return Message(subject, cast("bytes", payload), frame.reply.decode() or None, headers)
 
 
 def _settle(answer: asyncio.Future[Message], message: Message) -> None:
