@@ -93,6 +93,7 @@ from tidelog.server.coordinators.transactions.decisions import Decisions
 from tidelog.server.coordinators.transactions.families import Families
 from tidelog.server.coordinators.transactions.transaction_shard import TransactionShard, _place
 from tidelog.server.peers import peer_tags
+from tidelog.server.peers.peer_link import PeerLink
 from tidelog.server.peers.peer_tags import Verifier
 from wire import subjects
 from wire.batch import CompactableBatch
@@ -731,6 +732,15 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a broker takes a message as often as it comes",
         (Verifier.fault, "return None if window.take(", "return None if True or window.take("),
+        rules=("R42",),
+    ),
+    _mutant(
+        "a frame of a pack goes to the broker's newest inbox",
+        (
+            PeerLink._dispatch,
+            "self._inboxes.get(subject)",
+            "self._inboxes[next(reversed(self._inboxes))] if subject in self._inboxes else None",
+        ),
         rules=("R42",),
     ),
     _mutant(
