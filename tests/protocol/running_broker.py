@@ -259,6 +259,7 @@ class Connection(FakeTransport):
         *,
         reply: str | None = None,
         headers: Mapping[str, str] | None = None,
+        to: BrokerId | None = None,
     ) -> bool:
         is_sent = super().publish(subject, parts, reply=reply, headers=headers)
         if is_sent:
