@@ -2,7 +2,7 @@
 
 Coordinators of groups and of transactions, a broker and a controller, and the state of the cluster, in one process,
 without NATS and disks, in CPU time, so that other processes on the machine matter less. The collector of cycles is off:
-it is no part of a step. `rows` gives the lines of the table; of the steps of one kind, the longest one counts.
+it is no part of a step. Of the steps of one kind, the longest one counts.
 
 What loads which operation is written down in `tests/loads.py`; the same steps are counted in lines of Python by
 `tests/unit/tidelog/server/test_loop_watchdog.py`.
@@ -10,6 +10,7 @@ What loads which operation is written down in `tests/loads.py`; the same steps a
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
@@ -26,6 +27,7 @@ from metadata.cluster.references import log_ends_to_pb
 from metadata.commands.cluster_state import ClusterState
 from metadata.runtime.applied_state import AppliedState
 from metadata.runtime.views import ViewDelivery
+from scripts.benchmarks.rig.report import Figure, Report
 from tests.loads import Bounds, longest_steps
 from tests.loop_steps import CpuTime, Measure
 from tidelog.server.audit.activity_stream import ActivityStream
@@ -73,17 +75,23 @@ MAX_RESET: Final = 2500
 NOW: Final = Times(10**18, 10**18)
 
 
-def rows(producers: int, partitions: int) -> Iterator[tuple[str, str]]:
-    """(what, figure). `producers`: whose memory is measured; `partitions`: of the cluster."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--producers", type=int, default=200_000, help="whose memory is measured (%(default)s)")
+    parser.add_argument("--partitions", type=int, default=100_000, help="of the cluster (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    report = Report()
     gc.collect()
     gc.disable()
     try:
-        yield "memory of a producer that has written five batches", f"{_producers(producers, 5):,.0f} B"
-        for rows_of in (coordinators(CpuTime()), _requests(), _cluster(partitions)):
+        report.add(Figure("memory of a producer that has written five batches", _producers(options.producers, 5), "B"))
+        for rows_of in (coordinators(CpuTime()), _requests(), _cluster(options.partitions)):
             for what, took in rows_of:
-                yield what, f"{took:,.0f} ms" + (" (!)" if took > LIMIT_MS else "")
+                report.add(Figure(what, took, "ms", at_most=LIMIT_MS))
     finally:
         gc.enable()
+    return report
 
 
 def coordinators(measure: Measure) -> Iterator[tuple[str, float]]:

@@ -9,6 +9,7 @@ connected to a server that goes on: the cost to find another one is not in its f
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,10 +17,13 @@ from itertools import pairwise
 from typing import Self
 
 import nats
+from nats.aio.msg import Msg
 
 from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
-from scripts.benchmarks.rig.running import POLL, Run, new_stream, tell
+from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.running import POLL, Run, new_stream
 from scripts.benchmarks.rig.systems import JetStream, System, Tidelog
+from wire.subjects import Subjects
 
 EVERY = 0.002
 """Seconds from one write to the next."""
@@ -51,6 +55,12 @@ FIGURES = (
         statistic="max",
         at_most=500.0,
     ),
+    Figure(
+        key="failover/known",
+        what="a client is told who leads now, median",
+        unit="ms",
+        less_is_better=True,
+    ),
     Figure(key="failover/back", what="killed process: started to in sync everywhere", unit="s", less_is_better=True),
 )
 
@@ -72,18 +82,41 @@ async def run(run: Run) -> None:
 async def _kill(run: Run, system: System, stream: str) -> None:
     leader = await system.leader(stream)
     assert leader is not None
-    async with _writer(system, stream) as write, _Load(write) as load:
+    async with _successor(system, stream, leader) as known, _writer(system, stream) as write, _Load(write) as load:
         await load.acknowledged(time.monotonic() + RUN_UP)
         moment = time.monotonic()
         system.kill(leader)
         await load.acknowledged(moment + RESUMED)
         outage = load.outage(moment)
+        if known is not None:
+            run.add("failover/known", system, (await asyncio.wait_for(known, TIMEOUT) - moment) * 1e3)
     run.add("failover/median", system, outage * 1e3)
     run.add("failover/worst", system, outage * 1e3)
     began = time.monotonic()
     system.restart(leader)
     await in_sync(system, stream)
     run.add("failover/back", system, time.monotonic() - began)
+
+
+@asynccontextmanager
+async def _successor(system: System, stream: str, leader: str) -> AsyncIterator[asyncio.Future[float] | None]:
+    """Gives the time at which Tidelog pushes another leader than this one to clients; None: JetStream pushes none."""
+    if not isinstance(system, Tidelog):
+        yield None
+        return
+    known: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def on_push(message: Msg) -> None:
+        if json.loads(message.data)["partitions"][0]["leader"] not in (leader, None) and not known.done():
+            known.set_result(time.monotonic())
+
+    connection = await nats.connect(system.urls[0])
+    try:
+        await connection.subscribe(Subjects().push(stream), cb=on_push)
+        await connection.flush()
+        yield known
+    finally:
+        await connection.close()
 
 
 async def in_sync(system: System, stream: str) -> None:

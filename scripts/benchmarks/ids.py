@@ -1,11 +1,11 @@
 """Message ids: what a window of them takes in memory, and what they cost a leader and a broker that reads its log.
 
-In one process, without NATS and disks, in CPU time, so that other processes on the machine matter less. `rows` gives
-the lines of the table.
+In one process, without NATS and disks, in CPU time, so that other processes on the machine matter less.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import tempfile
@@ -20,6 +20,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.dedup_window import MessageIds
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import APART, STORE, AnswerWith, Decision, PublishRun
+from scripts.benchmarks.rig.report import Figure, Report
 from wire.batch import BatchBuilder, Compression
 from wire.batch.encoded import RecordLimit
 from wire.messaging.transport import UniformRun
@@ -31,14 +32,21 @@ CHUNK = 500
 ROUNDS = 15
 
 
-def rows(ids: int) -> Iterator[tuple[str, str]]:
-    """(what, figure). `ids`: of the window."""
-    yield f"memory of a window of {ids:,} ids of 22 bytes", f"{_memory(ids) / 1e6:,.0f} MB"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ids", type=int, default=1_000_000, help="of the window (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    ids: int = options.ids
+    report = Report()
+    report.add(Figure(f"memory of a window of {ids:,} ids of 22 bytes", _memory(ids) / 1e6, "MB"))
     leader = _Leader()
     for what, publish, messages in leader.workloads():
-        yield what, f"{_best(publish, messages):,.1f} ns"
+        report.add(Figure(what, _best(publish, messages), "ns"))
     for size in (CHUNK, 10, 1):
-        yield f"reading an id from the log, in batches of {size}", f"{_read(size, min(ids, 20_000 * size)):,.1f} µs"
+        took = _read(size, min(ids, 20_000 * size))
+        report.add(Figure(f"reading an id from the log, in batches of {size}", took, "µs"))
+    return report
 
 
 def _resident() -> int:

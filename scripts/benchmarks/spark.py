@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import tidelog
 from scripts.benchmarks.rig.machine import about
+from scripts.benchmarks.rig.progress import tell
 from scripts.benchmarks.rig.report import Figure, Report
-from scripts.benchmarks.rig.running import tell
 from scripts.benchmarks.spark_sources import VALUE, ArrowPipe, Counting, Tuples
 from spark_connector.java import ensure_java
 from spark_connector.reads.plans import default_tasks

@@ -1,32 +1,29 @@
-"""1, 100 and 1,000 partitions: total rate, idle CPU and memory of a server, failing over all a dead server led.
+"""1, 100 and 1,000 partitions: the total rate of requests, of a client's records and of bare publishes.
 
 A partition of JetStream's is a stream of three replicas of its own. Each number of partitions has a fresh cluster of
-each system, once, for any number of rounds; runs that JetStream does not finish in time are named and left out. Records
-of 128 B go to all partitions in turn, as requests whose answers are awaited, or as bare publishes.
+each system, once, for any number of rounds; runs that a peer does not finish in time are named and left out. Records of
+128 B go to all partitions in turn, as requests whose answers are awaited, as bare publishes, or from a client: with
+Tidelog's `send_many` and `send_nowait`, JetStream's fast batches, one for each partition, and librdkafka.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Sequence
-
-import nats
-import nats.errors
-import nats.js.errors
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.publisher import Publisher, Task
-from scripts.benchmarks.rig.running import Run, settled, targets, tell
+from scripts.benchmarks.rig.kafka import Kafka
+from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.publisher import Publisher, Sent, Task
+from scripts.benchmarks.rig.running import Run, settled, targets
 from scripts.benchmarks.rig.systems import (
     Durability,
     JetStream,
     System,
     Tidelog,
-    cpu_by_server,
-    resident_bytes,
-    subjects,
 )
 
 PARTITIONS, QUICK_PARTITIONS = (1, 100, 1_000), (1, 100)
@@ -35,15 +32,10 @@ COUNT, REQUESTS = 200_000, 20_000
 SIZE = 128
 WINDOW = 4096
 """Requests that wait for their answers, of all partitions together."""
-IDLE_SECONDS, QUICK_IDLE_SECONDS = 10.0, 4.0
-QUIET_SECONDS = 3.0
-"""Seconds from the last record to the beginning of the idle time."""
-RETRY = 0.02
-"""Seconds until a refused publish to JetStream is tried again."""
-PUBLISH_TIMEOUT = 1.0
-FAILOVER_TIMEOUT = 30.0
-JETSTREAM_TIMEOUT = 120.0
-"""Seconds that all of it may take with one number of partitions."""
+PEER_TIMEOUT = 120.0
+"""Seconds that a peer may take with one number of partitions."""
+AT_ONCE = 1_000
+"""Records given to `send_nowait` from one turn of the loop to the next."""
 RECORD = b"x" * SIZE
 
 FIGURES = tuple(
@@ -51,10 +43,29 @@ FIGURES = tuple(
     for count in PARTITIONS
     for figure in (
         Figure(
-            key=f"spread/{count}/created", what=f"{count:,}: created, all take records", unit="s", less_is_better=True
+            key=f"spread/{count}/acked",
+            what=f"{count:,}: requests, {WINDOW:,} out",
+            unit="records/s",
+            ratio_at_least=1.0 if count == 100 else None,
+            drawn_as=f"Requests over {count:,} partitions" if count == 100 else "",
         ),
-        Figure(key=f"spread/{count}/acked", what=f"{count:,}: requests, {WINDOW:,} out", unit="records/s"),
-        Figure(key=f"spread/{count}/plain", what=f"{count:,}: bare publishes, committed", unit="records/s"),
+        Figure(
+            key=f"spread/{count}/client",
+            what=f"{count:,}: a client's batches (Tidelog: send_many)",
+            unit="records/s",
+        ),
+        Figure(
+            key=f"spread/{count}/single",
+            what=f"{count:,}: one call for each record (Tidelog: send_nowait)",
+            unit="records/s",
+            ratio_at_least=2.0 if count == 100 else None,
+        ),
+        Figure(
+            key=f"spread/{count}/plain",
+            what=f"{count:,}: bare publishes, committed",
+            unit="records/s",
+            ratio_at_least=2.0 if count == 100 else None,
+        ),
         Figure(
             key=f"spread/{count}/lost",
             what=f"{count:,}: bare publishes, lost",
@@ -62,50 +73,25 @@ FIGURES = tuple(
             less_is_better=True,
             at_most=0.0,
         ),
-        Figure(
-            key=f"spread/{count}/idle",
-            what=f"{count:,}: idle, the busiest broker",
-            unit="% of a core",
-            statistic="max",
-            less_is_better=True,
-            at_most=10.0,
-            note="JetStream: server",
-        ),
-        Figure(
-            key=f"spread/{count}/idle-nats",
-            what=f"{count:,}: idle, nats-server",
-            unit="% of a core",
-            less_is_better=True,
-        ),
-        Figure(
-            key=f"spread/{count}/memory",
-            what=f"{count:,}: memory of the largest broker",
-            unit="MB",
-            less_is_better=True,
-            note="JetStream: server",
-        ),
-        Figure(
-            key=f"spread/{count}/failover",
-            what=f"{count:,}: all that a killed leader led acknowledge again",
-            unit="ms",
-            less_is_better=True,
-        ),
     )
 )
 
 
 async def run(run: Run) -> None:
+    peers: list[Callable[[Path, Durability], System]] = [JetStream]
+    if run.kafka_libs is not None:
+        peers.append(partial(Kafka, run.kafka_libs))
     for partitions in QUICK_PARTITIONS if run.quick else PARTITIONS:
-        async with run.fresh(JetStream, Durability.ACCEPTED) as system:
-            try:
-                async with asyncio.timeout(JETSTREAM_TIMEOUT):
-                    await _measure(run, system, partitions)
-            except TimeoutError as error:
-                missing = (
-                    f"JetStream, {partitions:,} partitions: {str(error) or f'not done in {JETSTREAM_TIMEOUT:.0f} s'}"
-                )
-                run.comparison.about[f"spread/{partitions}"] = missing
-                tell(f"    {missing}")
+        for peer in peers:
+            async with run.fresh(peer, Durability.ACCEPTED) as system:
+                try:
+                    async with asyncio.timeout(PEER_TIMEOUT):
+                        await _measure(run, system, partitions)
+                except TimeoutError as error:
+                    why = str(error) or f"not done in {PEER_TIMEOUT:.0f} s"
+                    missing = f"{system.name}, {partitions:,} partitions: {why}"
+                    run.comparison.about[f"spread/{partitions}"] = missing
+                    tell(f"    {missing}")
         async with run.fresh(Tidelog, Durability.DURABLE) as system:
             await _measure(run, system, partitions)
 
@@ -114,94 +100,80 @@ async def _measure(run: Run, system: System, partitions: int) -> None:
     tell(f"  {partitions:,} partitions: {system.name}")
     stream, key = "spread", f"spread/{partitions}"
     await system.create("first")  # a fresh cluster may still be electing the leader that creates streams
-    began = time.perf_counter()
     await system.create(stream, partitions)
-    before = 0
+    before, count = 0, run.scaled(COUNT)
+    if isinstance(system, Kafka):
+        for row, is_batched in (("client", True), ("single", False)):
+            sent, _, _ = await _sent(system, stream, partitions, before, count, batched=is_batched)
+            run.add(f"{key}/{row}", system, sent.rate)
+            before += count
+        return
     if isinstance(system, Tidelog):  # its partitions are known some time before all of them take records
         before = partitions
         async with system.client.producer(stream) as producer:
             await asyncio.gather(*(producer.send(RECORD, partition=partition) for partition in range(partitions)))
-    run.add(f"{key}/created", system, time.perf_counter() - began)
-    everywhere = await targets(system, stream, partitions)
-    count, requested = run.scaled(COUNT), REQUESTS
 
-    url = everywhere[0][0]
-    requests = [(url, subject) for _, subject in everywhere]
-    async with Publisher(Task(targets=requests, count=requested, size=SIZE, window=WINDOW)) as publisher:
-        acked = await publisher.go()
-    if acked.refused:
-        raise RuntimeError(f"{system.name} refused {acked.refused} of {acked.count} records")
+    acked, _, _ = await _sent(system, stream, partitions, before, REQUESTS, window=WINDOW)
     run.add(f"{key}/acked", system, acked.rate)
-    before += requested
+    before += REQUESTS
 
-    async with Publisher(Task(targets=everywhere, count=count, size=SIZE)) as publisher:
+    if isinstance(system, Tidelog):
+        run.add(f"{key}/client", system, await _send_many(system, stream, count))
+        run.add(f"{key}/single", system, await _send_nowait(system, stream, partitions, count))
+        before += 2 * count
+    else:
+        batched, committed, seconds = await _sent(system, stream, partitions, before, count, batched=True)
+        run.add(f"{key}/client", system, batched.rate, way="fast batches")
+        run.add(f"{key}/single", system, batched.rate, way="fast batches")
+        run.add(f"{key}/plain", system, committed / seconds, way="fast batches")
+        before += count
+
+    _, committed, seconds = await _sent(system, stream, partitions, before, count)
+    run.add(f"{key}/plain", system, committed / seconds)
+    run.add(f"{key}/lost", system, 100 * (count - committed) / count)
+
+
+async def _sent(
+    system: System,
+    stream: str,
+    partitions: int,
+    before: int,
+    count: int,
+    *,
+    window: int | None = None,
+    batched: bool = False,
+) -> tuple[Sent, int, float]:
+    """Publishes to a stream of `before` records. Returns what was sent, the records committed, and the seconds from the
+    first byte to the last commit. Raises RuntimeError when a record is refused."""
+    where = await targets(system, stream, partitions)
+    if window is not None:  # requests go to one server
+        where = [(where[0][0], subject) for _, subject in where]
+    task = Task(targets=where, count=count, size=SIZE, window=window, batched=batched)
+    async with Publisher(task, program=system.publisher) as publisher:
         began = time.perf_counter()
         sending = asyncio.create_task(publisher.go())
         committed, ended = await settled(system, stream, before + count, sending)
-        await sending
-    run.add(f"{key}/plain", system, (committed - before) / (ended - began))
-    run.add(f"{key}/lost", system, 100 * (before + count - committed) / count)
-
-    await asyncio.sleep(QUIET_SECONDS)
-    await _idle(run, system, key)
-    run.add(f"{key}/failover", system, 1e3 * await _failover(system, stream, partitions))
+        sent = await sending
+    if sent.refused:
+        raise RuntimeError(f"{system.name} refused {sent.refused} of {sent.count} records")
+    return sent, committed - before, ended - began
 
 
-async def _idle(run: Run, system: System, key: str) -> None:
-    before, began = cpu_by_server(system), time.perf_counter()
-    await asyncio.sleep(QUICK_IDLE_SECONDS if run.quick else IDLE_SECONDS)
-    after, seconds = cpu_by_server(system), time.perf_counter() - began
-    memory = resident_bytes(system)
-    used = {name: 100 * (after[name] - before[name]) / seconds for name in after}
-    if "nats-server" in used:
-        run.add(f"{key}/idle-nats", system, used.pop("nats-server"))
-        del memory["nats-server"]
-    run.add(f"{key}/idle", system, max(used.values()))
-    run.add(f"{key}/memory", system, max(memory.values()) / 1e6)
+async def _send_many(system: Tidelog, stream: str, count: int) -> float:
+    """Acknowledged records/s; the client spreads them over the partitions."""
+    values = [RECORD] * count
+    async with system.client.producer(stream) as producer:
+        began = time.perf_counter()
+        await producer.send_many(values)
+        return count / (time.perf_counter() - began)
 
 
-async def _failover(system: System, stream: str, partitions: int) -> float:
-    """Kills the server that leads most. Seconds until each partition that it led has acknowledged a new record, or
-    FAILOVER_TIMEOUT."""
-    leaders = await _leaders(system, stream, partitions)
-    victim = Counter(filter(None, leaders)).most_common(1)[0][0]
-    led = [partition for partition, leader in enumerate(leaders) if leader == victim]
-    tell(f"    {system.name}: kill -9 {victim}, which leads {len(led):,}")
-    if isinstance(system, Tidelog):
-        async with system.client.producer(stream) as producer:
-            await asyncio.gather(*(producer.send(RECORD, partition=partition) for partition in range(partitions)))
-            began = time.perf_counter()
-            system.kill(victim)
-            await asyncio.gather(*(producer.send(RECORD, partition=partition) for partition in led))
-            return time.perf_counter() - began
-    assert isinstance(system, JetStream)
-    url = next(url for name, url in zip(system.pids(), system.urls, strict=True) if name != victim)
-    connection = await nats.connect(url)
-    jetstream = connection.jetstream()
-    names = subjects(stream, partitions)
-
-    async def publish(subject: str) -> None:
-        while True:
-            try:
-                await jetstream.publish(subject, RECORD, timeout=PUBLISH_TIMEOUT)
-            except (nats.errors.Error, nats.js.errors.Error):
-                await asyncio.sleep(RETRY)
-            else:
-                return
-
-    began = time.perf_counter()
-    system.kill(victim)
-    try:
-        async with asyncio.timeout(FAILOVER_TIMEOUT):
-            await asyncio.gather(*(publish(names[partition]) for partition in led))
-    except TimeoutError:
-        tell(f"    {system.name}: not all of them within {FAILOVER_TIMEOUT:.0f} s")
-    finally:
-        await connection.close()
-    return time.perf_counter() - began
-
-
-async def _leaders(system: System, stream: str, partitions: int) -> Sequence[str | None]:
-    if isinstance(system, Tidelog):
-        return [each["leader"] for each in (await system.client.describe(stream))["partitions"]]
-    return [await system.leader(stream, partition) for partition in range(partitions)]
+async def _send_nowait(system: Tidelog, stream: str, partitions: int, count: int) -> float:
+    async with system.client.producer(stream) as producer:
+        began = time.perf_counter()
+        for start in range(0, count, AT_ONCE):
+            for number in range(start, min(count, start + AT_ONCE)):
+                producer.send_nowait(RECORD, partition=number % partitions)
+            await asyncio.sleep(0)
+        await producer.flush()
+        return count / (time.perf_counter() - began)

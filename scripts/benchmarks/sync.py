@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 
 import nats
 
-from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.comparison import Figure, percentile
 from scripts.benchmarks.rig.running import Run, new_stream
 from scripts.benchmarks.rig.systems import Durability, System, Tidelog
 
 COUNT = 3_000
 WARM_UP = 200
 VALUE = b"x" * 128
-QUANTILES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+QUANTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 TARGETS = {Durability.ACCEPTED: 1.5, Durability.DURABLE: 1.0}
 """Of the ratio, for p50 and p99 of requests."""
 
@@ -75,6 +75,5 @@ async def _timed(run: Run, system: System, key: str, publish: Callable[[], Await
         began = time.perf_counter()
         await publish()
         times.append(time.perf_counter() - began)
-    times.sort()
-    for name, quantile in QUANTILES.items():
-        run.add(f"{key}/{name}", system, 1000 * times[int(len(times) * quantile)])
+    for name, percent in QUANTILES.items():
+        run.add(f"{key}/{name}", system, 1000 * percentile(times, percent))

@@ -16,7 +16,7 @@ import nats
 from nats.aio.msg import Msg
 from nats.js.api import DeliverPolicy
 
-from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.comparison import Figure, percentile
 from scripts.benchmarks.rig.publisher import STAMP, Publisher, Task
 from scripts.benchmarks.rig.running import POLL, Run, new_stream
 from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog
@@ -65,14 +65,14 @@ async def run(run: Run) -> None:
                 sent, delays = await _delays(system, rate, QUICK_SECONDS if run.quick else SECONDS)
                 for p in PERCENTILES:
                     if delays:
-                        run.add(f"{key}/p{p:g}", system, delays[int(len(delays) * p / 100)] / 1e6)
+                        run.add(f"{key}/p{p:g}", system, percentile(delays, p) / 1e6)
                 run.add(f"{key}/missing", system, 100 * (sent - len(delays)) / sent)
 
         await run.alternate(measure, tidelog=durability, jetstream=durability)
 
 
 async def _delays(system: System, rate: int, seconds: float) -> tuple[int, list[int]]:
-    """(records sent, delays in ns of the received ones, sorted), both after the warm-up."""
+    """(records sent, delays in ns of the received ones), both after the warm-up."""
     warm_up, count = int(rate * WARM_UP), int(rate * (WARM_UP + seconds))
     async with new_stream(system) as stream:
         target = (await system.leader_url(stream), stream)
@@ -82,7 +82,7 @@ async def _delays(system: System, rate: int, seconds: float) -> tuple[int, list[
             deadline = time.monotonic() + PATIENCE
             while len(delays) < count and time.monotonic() < deadline:  # noqa: ASYNC110 - no event for each record
                 await asyncio.sleep(POLL)
-            return count - warm_up, sorted(delays[warm_up:count])
+            return count - warm_up, delays[warm_up:count]
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ import statistics
 import time
 
 from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.running import Run, new_stream, tell
+from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.running import Run, new_stream
 from scripts.benchmarks.rig.systems import Durability, Tidelog
 
 SIZE = 128

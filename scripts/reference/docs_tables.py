@@ -1,5 +1,5 @@
 """Write the tables of docs/ that are made from declarations in the code, from the comments of wire/protobuf/*.proto,
-and from the rules of the protocol as the code states them.
+from the rules of the protocol as the code states them, and from the run of the benchmarks in docs/benchmark.json.
 
 Usage: scripts/docs-tables [--check]
 
@@ -10,6 +10,7 @@ table is out of date. tests/unit/project/test_docs_tables.py checks the same.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ from dataplane.broker.disk.storage_settings import StorageSettings
 from dataplane.broker.roles.counters import declared_counters
 from dataplane.replica.replica_settings import ReplicaSettings
 from metadata.controller.metadata_settings import MetadataSettings
+from scripts.benchmarks.rig.comparison import Comparison
 from scripts.reference.docs_bounds import bounds as bounds_of_code
 from scripts.reference.rules import Place, rules
 from tidelog.client.base.options import options
@@ -92,6 +94,28 @@ def counters() -> str:
     return _table(
         ("counter", "it counts", "unit"), ((f"`{name}`", meaning, unit) for name, unit, meaning in declared_counters())
     )
+
+
+def _recorded() -> Comparison:
+    return Comparison.from_dict(json.loads((DOCS / "benchmark.json").read_text(encoding="utf-8")))
+
+
+def benchmark_behind() -> str:
+    """Where the strongest peer was ahead in the run of `scripts/bench --record`, the worst first."""
+    recorded = _recorded()
+    about = recorded.about
+    run = (
+        f"Recorded {about['date']} at commit {about['versions']['commit']} on {about['machine']}, with nats-server"
+        f" {about['versions']['nats-server']}; {about['rounds']} rounds."
+    )
+    return f"{run}\n\n{recorded.markdown(recorded.behind)}\n"
+
+
+def benchmark() -> str:
+    """The other figures of that run."""
+    recorded = _recorded()
+    behind = {finding.figure.key for finding in recorded.behind}
+    return recorded.markdown([f for f in recorded.findings if f.figure.key not in behind]) + "\n"
 
 
 def api_operations() -> str:
@@ -311,6 +335,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "transaction-ends": message_rows("tidelog.proto", "EndTransactionRequest"),
     "transaction-records": message_rows("transactions.proto", "TransactionRecord", "FamilyRecord", "ProducerIds"),
     "bounds": bounds,
+    "benchmark-behind": benchmark_behind,
+    "benchmark": benchmark,
     "rules": protocol_rules,
     "permissions": permissions,
 }
@@ -354,13 +380,19 @@ def _spelled(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def main() -> None:
-    check = "--check" in sys.argv[1:]
+def write() -> list[Path]:
+    """Writes the tables that are out of date. Returns their pages."""
     outdated = stale()
     for path in outdated:
+        path.write_text(with_tables(path.read_text()))
+    return outdated
+
+
+def main() -> None:
+    check = "--check" in sys.argv[1:]
+    outdated = stale() if check else write()
+    for path in outdated:
         print(f"{'stale' if check else 'wrote'} {path.relative_to(DOCS.parent)}")
-        if not check:
-            path.write_text(with_tables(path.read_text()))
     if outdated and check:
         sys.exit("run scripts/docs-tables")
 

@@ -1,7 +1,12 @@
-"""Results of a comparison of the two systems: samples of every figure, and their description."""
+"""Results of a comparison of Tidelog with its peers: samples of every figure, and their description.
+
+A peer is a system in one of its ways: "jetstream" (the way that the workload describes), "jetstream, fast batches",
+"kafka". A figure is judged against the strongest peer that was measured.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -12,11 +17,13 @@ from rich.table import Table
 
 NOT_SYNCED = "JetStream: at its default, nothing synced"
 """A note of figures where Tidelog is `durable`."""
+OURS = "tidelog"
+_SPELLED = {"tidelog": "Tidelog", "jetstream": "JetStream", "kafka": "Kafka"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Something that is measured of both systems, or of Tidelog alone."""
+    """Something that is measured of Tidelog and its peers, or of Tidelog alone."""
 
     key: str
     """For programs: `plain/128`."""
@@ -26,7 +33,7 @@ class Figure:
     statistic: Literal["median", "max"] = "median"
     """Of the samples; "max" where the worst counts."""
     ratio_at_least: float | None = None
-    """Target: Tidelog's over JetStream's."""
+    """Target: Tidelog's over that of its strongest peer."""
     ratio_at_most: float | None = None
     at_least: float | None = None
     """Target: Tidelog's value, in `unit`."""
@@ -43,31 +50,60 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """One peer's samples of a figure, and their statistic."""
+
+    name: str
+    samples: Sequence[float]
+    value: float
+
+    def __str__(self) -> str:
+        """Its name for the eye."""
+        return spelled(self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """A figure with its samples. None where a system was not measured."""
+    """A figure with its samples, by system. A system that was not measured has none."""
 
     figure: Figure
-    tidelog: Sequence[float]
-    jetstream: Sequence[float]
+    samples: Mapping[str, Sequence[float]]
 
     @property
     def value(self) -> float | None:
-        return self._of(self.tidelog)
+        """Tidelog's."""
+        return self._of(self.samples[OURS]) if OURS in self.samples else None
 
     @property
-    def reference(self) -> float | None:
-        return self._of(self.jetstream)
+    def peers(self) -> list[Peer]:
+        """Those that were measured, the strongest first."""
+        peers = [Peer(name, samples, self._of(samples)) for name, samples in self.samples.items() if name != OURS]
+        return sorted(peers, key=lambda peer: peer.value, reverse=not self.figure.less_is_better)
+
+    @property
+    def strongest(self) -> Peer | None:
+        return self.peers[0] if self.peers else None
 
     @property
     def ratio(self) -> float | None:
-        return self.value / self.reference if self.value is not None and self.reference else None
+        """Tidelog's value over that of its strongest peer."""
+        return (
+            self.value / self.strongest.value
+            if self.value is not None and self.strongest and self.strongest.value
+            else None
+        )
 
     @property
     def times_better(self) -> float | None:
-        """Above 1: Tidelog is ahead."""
-        if not self.figure.less_is_better or not self.ratio:
-            return self.ratio
-        return 1 / self.ratio
+        """Above 1: Tidelog is ahead. None: nothing to compare, or both are 0."""
+        if self.value is None or self.strongest is None:
+            return None
+        better, worse = self.value, self.strongest.value
+        if self.figure.less_is_better:
+            better, worse = worse, better
+        if worse == 0:
+            return math.inf if better else None
+        return better / worse
 
     @property
     def ok(self) -> bool | None:
@@ -95,15 +131,14 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self.figure),
-            "tidelog": {"value": self.value, "samples": list(self.tidelog)},
-            "jetstream": {"value": self.reference, "samples": list(self.jetstream)},
+            "samples": {name: list(samples) for name, samples in self.samples.items()},
+            "value": self.value,
+            "strongest": {"name": self.strongest.name, "value": self.strongest.value} if self.strongest else None,
             "ratio": self.ratio,
             "ok": self.ok,
         }
 
-    def _of(self, samples: Sequence[float]) -> float | None:
-        if not samples:
-            return None
+    def _of(self, samples: Sequence[float]) -> float:
         return max(samples) if self.figure.statistic == "max" else statistics.median(samples)
 
 
@@ -113,7 +148,8 @@ class Comparison:
 
     about: dict[str, Any] = field(default_factory=dict)
     _figures: dict[str, Figure] = field(default_factory=dict)
-    _samples: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    _samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By figure and system."""
 
     def expect(self, figures: Iterable[Figure]) -> None:
         """Figures appear in this order."""
@@ -125,15 +161,23 @@ class Comparison:
     def add(self, key: str, system: str, *samples: float) -> None:
         if key not in self._figures:
             raise KeyError(f"no figure {key!r} is declared")
-        self._samples.setdefault((key, system), []).extend(samples)
+        self._samples.setdefault(key, {}).setdefault(system, []).extend(samples)
 
     @property
     def findings(self) -> list[Finding]:
         """Of the figures that were measured."""
+        found = [(figure, self._samples.get(key)) for key, figure in self._figures.items()]
+        return [Finding(figure, samples) for figure, samples in found if samples]
+
+    @property
+    def behind(self) -> list[Finding]:
+        """Where Tidelog's strongest peer is ahead of it, the worst first."""
+        found = [(finding.times_better, finding) for finding in self.findings]
         return [
-            Finding(figure, self._samples.get((key, "tidelog"), ()), self._samples.get((key, "jetstream"), ()))
-            for key, figure in self._figures.items()
-            if (key, "tidelog") in self._samples or (key, "jetstream") in self._samples
+            finding
+            for _, finding in sorted(
+                ((times, f) for times, f in found if times is not None and times < 1), key=lambda each: each[0]
+            )
         ]
 
     @property
@@ -151,38 +195,40 @@ class Comparison:
         for entry in document["figures"]:
             figure = Figure(**{name: value for name, value in entry.items() if name in names})
             comparison.expect([figure])
-            for system in ("tidelog", "jetstream"):
-                if entry[system]["samples"]:
-                    comparison.add(figure.key, system, *entry[system]["samples"])
+            for system, samples in entry["samples"].items():
+                comparison.add(figure.key, system, *samples)
         return comparison
 
-    def markdown(self) -> str:
-        """The table for a page."""
+    def markdown(self, findings: Iterable[Finding] | None = None) -> str:
+        """Returns the table for a page: of all findings, or of those."""
         lines = [
-            "| workload | figure | unit | Tidelog | JetStream | ratio | target |",
-            "|---|---|---|--:|--:|--:|--:|",
+            "| workload | figure | unit | Tidelog | strongest peer | its figure | ratio | other peers | target |",
+            "|---|---|---|--:|---|--:|--:|---|---|",
         ]
-        for finding in self.findings:
-            figure = finding.figure
+        for finding in self.findings if findings is None else findings:
+            figure, strongest = finding.figure, finding.strongest
             cells = [
                 figure.workload,
                 figure.what,
                 figure.unit,
-                *(
-                    f"{shown(value)} ({_spread(samples)})" if len(samples) > 1 else shown(value)
-                    for value, samples in ((finding.value, finding.tidelog), (finding.reference, finding.jetstream))
-                ),
+                _with_spread(finding.value, finding.samples.get(OURS, ())),
+                str(strongest or ""),
+                _with_spread(strongest.value, strongest.samples) if strongest else "",
                 "" if finding.ratio is None else f"{finding.ratio:.2f}",
+                ", ".join(f"{peer} {shown(peer.value)}" for peer in finding.peers[1:]),
                 finding.target + (" **missed**" if finding.ok is False else ""),
             ]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         table = Table(box=None, pad_edge=False)
         for heading in ("", "unit"):
             table.add_column(heading)
-        for heading in ("Tidelog", "min … max", "JetStream", "min … max", "ratio", "target"):
+        for heading in ("Tidelog", "min … max"):
+            table.add_column(heading, justify="right")
+        table.add_column("strongest peer")
+        for heading in ("", "min … max", "ratio", "target"):
             table.add_column(heading, justify="right")
         table.add_column("")
         workload = ""
@@ -191,22 +237,31 @@ class Comparison:
                 workload = finding.figure.workload
                 table.add_row(f"[bold]{workload}[/bold]")
             verdict = {True: "", False: "[red]MISSED[/red]", None: ""}[finding.ok]
+            others = ", ".join(f"{peer} {shown(peer.value)}" for peer in finding.peers[1:])
+            strongest = finding.strongest
             table.add_row(
                 f"  {finding.figure.what}",
                 finding.figure.unit,
                 shown(finding.value),
-                _spread(finding.tidelog),
-                shown(finding.reference),
-                _spread(finding.jetstream),
+                _spread(finding.samples.get(OURS, ())),
+                str(strongest or ""),
+                shown(strongest.value) if strongest else "",
+                _spread(strongest.samples) if strongest else "",
                 "" if finding.ratio is None else f"{finding.ratio:.2f}",
                 finding.target,
-                " ".join(part for part in (verdict, finding.figure.note) if part),
+                "; ".join(part for part in (verdict, others, finding.figure.note) if part),
             )
-        console = Console(width=200, no_color=True)
+        console = Console(width=220, no_color=True)
         with console.capture() as captured:
             console.print(table)
-        about = [f"{name}: {_told(value)}" for name, value in self.about.items()]
+        about = [f"{name}: {_listed(value)}" for name, value in self.about.items()]
         return "\n".join((*about, "", captured.get().rstrip()))
+
+
+def spelled(system: str) -> str:
+    """Returns a system's name, with its way if it has one, as it is written."""
+    name, comma, way = system.partition(",")
+    return f"{_SPELLED.get(name, name)}{comma}{way}"
 
 
 def shown(number: float | None) -> str:
@@ -222,5 +277,16 @@ def _spread(samples: Sequence[float]) -> str:
     return f"{shown(min(samples))} … {shown(max(samples))}" if len(samples) > 1 else ""
 
 
-def _told(value: object) -> str:
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Returns the value below which `percent` of the samples lie, interpolated; at least one sample."""
+    if len(samples) == 1:
+        return samples[0]
+    return statistics.quantiles(samples, n=1000, method="inclusive")[round(10 * percent) - 1]
+
+
+def _with_spread(value: float | None, samples: Sequence[float]) -> str:
+    return f"{shown(value)} ({_spread(samples)})" if len(samples) > 1 else shown(value)
+
+
+def _listed(value: object) -> str:
     return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)

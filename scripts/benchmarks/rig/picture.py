@@ -1,81 +1,80 @@
-"""The drawn figures of a comparison as an SVG: two bars for each, as long as their values, and how many times better
-Tidelog is. Machine and date of the run stand below.
+"""The drawn figures of a comparison as an SVG: for each, two bars, of Tidelog and of its strongest peer, and how many
+times better Tidelog is. Figures where it is behind come first. Machine and date of the run stand below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
+import io
+from typing import TYPE_CHECKING, Any
 
-from scripts.benchmarks.rig.comparison import Comparison, Finding, shown
+from scripts.benchmarks.rig.comparison import OURS, Comparison, Finding, shown, spelled
 
-WIDTH = 900
-LEFT, BAR, RIGHT = 310, 400, 876
-"""Where bars begin, how long the longer of two is, and where ratios end, in pixels."""
-TOP, ROW, BOTTOM = 84, 60, 58
-TIDELOG, JETSTREAM = "#0b7285", "#adb5bd"
-_FONT = "font-family='-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, ROW, MARGIN = 9.4, 0.58, 1.5
+"""Inches: of the picture, of a figure's height, and of what stands above and below the figures."""
+TIDELOG, PEER, GREY = "#0b7285", "#adb5bd", "#666666"
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "tidelog",  # the same run gives the same file
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8,
+}
 
 
 def svg(comparison: Comparison) -> str:
-    drawn = [f for f in comparison.findings if f.figure.drawn_as and f.value is not None and f.reference is not None]
-    height = TOP + ROW * len(drawn) + BOTTOM
+    # Only the picture needs the library, which takes a second to import.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Picture
+
+    drawn = [f for f in comparison.findings if f.figure.drawn_as and f.times_better is not None]
+    drawn.sort(key=lambda finding: finding.times_better is not None and finding.times_better >= 1)
     about = comparison.about
     versions = about["versions"]
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{height}' {_FONT}>",
-        f"<rect width='{WIDTH}' height='{height}' rx='8' fill='#ffffff'/>",
-        _text(24, 34, "Tidelog and JetStream on the same machine", size=19, weight="bold"),
-        _text(
-            24,
-            58,
+    height = ROW * len(drawn) + MARGIN
+    with mpl.rc_context(SETTINGS):
+        picture = Picture(figsize=(WIDTH, height))
+        axes = picture.add_axes((0.36, 0.65 / height, 0.5, ROW * max(1, len(drawn)) / height))
+        axes.set_ylim(len(drawn) - 0.4, -0.6)
+        axes.set_xlim(0, 1.2)
+        axes.axis("off")
+        for row, finding in enumerate(drawn):
+            _draw(axes, row, finding)
+        picture.text(
+            0.02, 1 - 0.3 / height, "Tidelog and its strongest peer on the same machine", size=13, weight="bold"
+        )
+        picture.text(
+            0.02,
+            1 - 0.55 / height,
             "three replicas; Tidelog syncs every record on all of them, except where it is only 'accepted'",
-            size=12,
-            colour="#666",
-        ),
-        *_key(),
-        *(part for number, finding in enumerate(drawn) for part in _row(TOP + ROW * number, finding)),
-        _text(24, height - 32, f"{about['machine']}. {about['date']}.", size=11, colour="#666"),
-        _text(
-            24,
-            height - 16,
+            color=GREY,
+        )
+        picture.text(0.02, 0.3 / height, f"{about['machine']}. {about['date']}.", size=7, color=GREY)
+        picture.text(
+            0.02,
+            0.13 / height,
             f"Medians of {about['rounds']} alternating rounds on fresh clusters: scripts/bench. nats-server"
             f" {versions['nats-server']}, nats-py {versions['nats-py']}, Python {versions['python']}.",
-            size=11,
-            colour="#666",
-        ),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+            size=7,
+            color=GREY,
+        )
+        written = io.StringIO()
+        picture.savefig(written, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
-def _key() -> Iterator[str]:
-    for x, name, colour in ((690, "Tidelog", TIDELOG), (784, "JetStream", JETSTREAM)):
-        yield f"<rect x='{x}' y='47' width='12' height='12' fill='{colour}'/>"
-        yield _text(x + 18, 58, name, size=12)
-
-
-def _row(top: int, finding: Finding) -> Iterator[str]:
-    figure, value, reference = finding.figure, finding.value, finding.reference
+def _draw(axes: Axes, row: int, finding: Finding) -> None:
+    figure, value, strongest = finding.figure, finding.value, finding.strongest
     assert value is not None
-    assert reference is not None
-    most = max(value, reference)
-    yield _text(24, top + 18, figure.drawn_as, size=13)
+    assert strongest is not None
+    most = max(value, strongest.value)
+    bars = ((row - 0.16, spelled(OURS), value, TIDELOG), (row + 0.16, str(strongest), strongest.value, PEER))
+    for y, name, number, colour in bars:
+        axes.barh(y, number / most, height=0.3, color=colour)
+        axes.text(number / most + 0.01, y, f"{shown(number)}  {name}", va="center", size=7)
     unit = f"{figure.unit}, less is better" if figure.less_is_better else figure.unit
-    yield _text(24, top + 33, unit, size=11, colour="#666")
-    yield _text(24, top + 46, figure.note, size=10, colour="#666")
-    for y, number, colour in ((top + 5, value, TIDELOG), (top + 23, reference, JETSTREAM)):
-        length = max(1.0, BAR * number / most if most else 1.0)
-        yield f"<rect x='{LEFT}' y='{y}' width='{length:.1f}' height='15' fill='{colour}'/>"
-        yield _text(LEFT + length + 6, y + 12, shown(number), size=11)
-    if better := finding.times_better:
-        yield _text(RIGHT, top + 28, f"{shown(better)} ×", size=18, weight="bold", anchor="end")  # noqa: RUF001
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int, weight: str = "normal", colour: str = "#212529", anchor: str = "start"
-) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y}' font-size='{size}' font-weight='{weight}' fill='{colour}' text-anchor='{anchor}'>"
-        f"{escape(text)}</text>"
-    )
+    axes.text(-0.815, row - 0.16, figure.drawn_as, va="center")
+    axes.text(-0.815, row + 0.16, "; ".join(filter(None, (unit, figure.note))), va="center", size=6.5, color=GREY)
+    axes.text(1.5, row, f"{shown(finding.times_better)} ×", va="center", ha="right", size=12, weight="bold")  # noqa: RUF001

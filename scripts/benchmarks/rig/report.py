@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from scripts.benchmarks.rig.progress import tell
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -36,6 +38,11 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
     """Of the machine and of the run."""
+
+    def add(self, figure: Figure) -> None:
+        """Shows it at once: a run may take minutes."""
+        tell(f"  {figure.what}: {figure.value:,.1f} {figure.unit}")
+        self.figures.append(figure)
 
     @property
     def ok(self) -> bool:

@@ -1,19 +1,21 @@
-"""A run of the comparison: fresh clusters of both systems in turn, never two at once; bursts of records into them."""
+"""A run of the comparison: fresh clusters of the systems in turn, never two at once; bursts of records into them."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from scripts.benchmarks.rig.comparison import Comparison, shown
+from scripts.benchmarks.rig.kafka import Kafka
+from scripts.benchmarks.rig.progress import tell
 from scripts.benchmarks.rig.publisher import Publisher, Sent, Task
 from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog, cpu_by_server, subjects
 
@@ -38,11 +40,14 @@ class Run:
     comparison: Comparison
     kills: int = 10
     """Of a leader, in all rounds together."""
+    kafka_libs: Path | None = None
+    """The jars of Kafka; None: it is not measured."""
 
-    def add(self, key: str, system: System, *samples: float) -> None:
-        """Of a figure that the workload declares."""
-        self.comparison.add(key, system.name, *samples)
-        tell(f"    {system.name} {key}: {', '.join(map(shown, samples))} {self.comparison.unit(key)}")
+    def add(self, key: str, system: System, *samples: float, way: str = "") -> None:
+        """Of a figure that the workload declares. `way`: of a peer, where it has several to do the same."""
+        name = f"{system.name}, {way}" if way else system.name
+        self.comparison.add(key, name, *samples)
+        tell(f"    {name} {key}: {', '.join(map(shown, samples))} {self.comparison.unit(key)}")
 
     def scaled(self, count: int) -> int:
         """Of records, or of repetitions."""
@@ -53,17 +58,20 @@ class Run:
         measure: Callable[[System], Awaitable[None]],
         tidelog: Durability | None = Durability.DURABLE,
         jetstream: Durability | None = Durability.ACCEPTED,
+        kafka: Durability | None = None,
     ) -> None:
         """Calls `measure` with a fresh cluster of each system in turn, for all rounds: JetStream first, in every
-        other round Tidelog first. None: that system is left out."""
-        kinds: list[tuple[type[Tidelog | JetStream], Durability]] = []
+        other round last. None: that system is left out. Kafka is left out as well where its jars were not given."""
+        kinds: list[tuple[str, Callable[[Path, Durability], System], Durability]] = []
         if jetstream is not None:
-            kinds.append((JetStream, jetstream))
+            kinds.append((JetStream.name, JetStream, jetstream))
         if tidelog is not None:
-            kinds.append((Tidelog, tidelog))
+            kinds.append((Tidelog.name, Tidelog, tidelog))
+        if kafka is not None and self.kafka_libs is not None:
+            kinds.append((Kafka.name, partial(Kafka, self.kafka_libs), kafka))
         for number in range(self.rounds):
-            for kind, durability in kinds if number % 2 == 0 else reversed(kinds):
-                tell(f"  round {number + 1}: {kind.name}, {durability.value}")
+            for name, kind, durability in kinds if number % 2 == 0 else reversed(kinds):
+                tell(f"  round {number + 1}: {name}, {durability.value}")
                 async with self.fresh(kind, durability) as system:
                     await measure(system)
 
@@ -113,8 +121,9 @@ async def burst(
     lines: Path | None = None,
     headers: bool = False,
     rate: float | None = None,
+    batched: bool = False,
 ) -> Burst:
-    """Into a new stream, which is deleted in the end."""
+    """Into a new stream, which is deleted in the end. `batched`: as JetStream's fast batches."""
     async with new_stream(system, partitions) as stream:
         task = Task(
             targets=await targets(system, stream, partitions),
@@ -123,6 +132,7 @@ async def burst(
             lines=None if lines is None else str(lines),
             headers=headers,
             rate=rate,
+            batched=batched,
         )
         async with Publisher(task) as publisher:
             before = cpu_by_server(system)
@@ -177,7 +187,3 @@ async def new_stream(system: System, partitions: int = 1) -> AsyncIterator[str]:
     await system.create(stream, partitions)
     yield stream
     await system.delete(stream)
-
-
-def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

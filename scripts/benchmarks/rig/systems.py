@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +31,7 @@ from nats.aio.client import Client as NatsClient
 from nats.js.api import StorageType, StreamConfig, StreamInfo
 
 import tidelog
+from scripts.benchmarks.rig.publisher import PROGRAM
 from tidelog.client.client import Client
 from tidelog.nats.nats_server import EmbeddedNatsServer
 from tidelog.process.loopback import free_addresses
@@ -37,6 +41,8 @@ NODES = 3
 REPLICAS = 3
 START_TIMEOUT = 30.0
 """Seconds until a cluster serves, and until a new stream has all replicas in sync."""
+AT_ONCE = 20
+"""Streams that are made side by side."""
 _POLL = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -53,6 +59,8 @@ class System(Protocol):
     """A running cluster. Made with a folder of its own and a durability; used with `async with`."""
 
     name: str
+    publisher: str
+    """Module of the program that publishes to it, see `rig/publisher.py`."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -61,7 +69,11 @@ class System(Protocol):
 
     @property
     def urls(self) -> Sequence[str]:
-        """Of all NATS servers."""
+        """Of all servers that clients connect to."""
+        ...
+
+    async def add(self, stream: str, partitions: int = 1) -> None:
+        """Returns when the stream is made; its partitions may serve a little later."""
         ...
 
     async def create(self, stream: str, partitions: int = 1) -> None:
@@ -92,6 +104,10 @@ class System(Protocol):
 
     def restart(self, name: str) -> None:
         """One that was killed, with the data that it left. Returns when its process runs."""
+        ...
+
+    def restart_all(self) -> None:
+        """Ends all brokers, or servers, with SIGTERM, and starts them when all have ended. Returns when all run."""
         ...
 
     def data_dir(self, name: str) -> Path:
@@ -129,13 +145,19 @@ class Tidelog:
     """See the module. `client` is a client of it for the measurement."""
 
     name = "tidelog"
+    publisher = PROGRAM
+    monitors: Sequence[str]
+    """Monitoring addresses of its nats-servers."""
     server_command: Sequence[str] | None = None
     """As `DevCluster` takes it."""
 
     def __init__(self, folder: Path, durability: Durability) -> None:
-        self._cluster = DevCluster(folder, nodes=NODES, port=0, server_command=self.server_command)
+        (monitor,) = free_addresses(1)
+        self.monitors = [f"http://{monitor}"]
+        self._cluster = DevCluster(
+            folder, nodes=NODES, port=0, server_command=self.server_command, nats_config=f'http: "{monitor}"'
+        )
         self._durability = durability
-        self._partitions: dict[str, int] = {}
         self.client: Client
 
     async def __aenter__(self) -> Self:
@@ -160,18 +182,19 @@ class Tidelog:
     def urls(self) -> Sequence[str]:
         return (self._cluster.nats_url,)
 
-    async def create(self, stream: str, partitions: int = 1) -> None:
+    async def add(self, stream: str, partitions: int = 1) -> None:
         config = {"durability": self._durability.value, "min_isr": 2}
         await self.client.create_stream(stream, partitions=partitions, replication_factor=REPLICAS, config=config)
+
+    async def create(self, stream: str, partitions: int = 1) -> None:
+        await self.add(stream, partitions)
         deadline = time.monotonic() + START_TIMEOUT
         while await self.committed(stream) is None:
             _check_time(deadline, f"stream {stream} of Tidelog")
             await asyncio.sleep(_POLL)
-        self._partitions[stream] = partitions
 
     async def delete(self, stream: str) -> None:
         await self.client.delete_stream(stream)
-        del self._partitions[stream]
 
     async def committed(self, stream: str) -> int | None:
         """Records below the high watermark are on every in-sync replica, so None while some replica is not in sync."""
@@ -199,6 +222,19 @@ class Tidelog:
     def restart(self, name: str) -> None:
         self._cluster.start_broker(name)
 
+    def restart_all(self) -> None:
+        brokers = [broker for broker in self._cluster.broker_ids if self._cluster.pid(broker) is not None]
+        with ThreadPoolExecutor(NODES) as each:
+            list(each.map(self._end, brokers))
+        for broker in self._cluster.broker_ids:
+            self._cluster.start_broker(broker)
+
+    def _end(self, broker: str) -> None:
+        try:
+            self._cluster.kill(broker, signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self._cluster.kill(broker)
+
     def data_dir(self, name: str) -> Path:
         return self._cluster.broker_dir(name)
 
@@ -207,10 +243,13 @@ class JetStream:
     """See the module. `connection` leads to any of the servers, for the measurement."""
 
     name = "jetstream"
+    publisher = PROGRAM
 
     def __init__(self, folder: Path, durability: Durability) -> None:
         names = [f"n{i}" for i in range(1, NODES + 1)]
         routes = dict(zip(names, free_addresses(NODES), strict=True))
+        monitors = dict(zip(names, free_addresses(NODES), strict=True))
+        self.monitors = [f"http://{monitor}" for monitor in monitors.values()]
         listed = ", ".join(f"nats://{address}" for address in routes.values())
         self._folder = folder
         self._servers = {
@@ -220,6 +259,7 @@ class JetStream:
                 config="\n".join(
                     (
                         f"server_name: {name}",
+                        f'http: "{monitors[name]}"',
                         "jetstream {",
                         f'  store_dir: "{self.data_dir(name)}"',
                         "  max_file_store: 100GB",
@@ -262,17 +302,27 @@ class JetStream:
     def urls(self) -> Sequence[str]:
         return [server.url for server in self._servers.values()]
 
-    async def create(self, stream: str, partitions: int = 1) -> None:
+    async def add(self, stream: str, partitions: int = 1) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         self._partitions[stream] = partitions
-        for partition, subject in enumerate(subjects(stream, partitions)):
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def add(partition: int, subject: str) -> None:
             config = StreamConfig(
                 name=_stream_of(stream, partition),
                 subjects=[subject],
                 num_replicas=REPLICAS,
                 storage=StorageType.FILE,
+                allow_batched=True,
             )
-            await self._add(config, deadline)
+            async with room:
+                await self._add(config, deadline)
+
+        await asyncio.gather(*(add(*each) for each in enumerate(subjects(stream, partitions))))
+
+    async def create(self, stream: str, partitions: int = 1) -> None:
+        await self.add(stream, partitions)
+        deadline = time.monotonic() + START_TIMEOUT
         while await self.committed(stream) is None:
             _check_time(deadline, f"stream {stream} of JetStream")
             await asyncio.sleep(_POLL)
@@ -329,6 +379,11 @@ class JetStream:
 
     def restart(self, name: str) -> None:
         self._servers[name].start()
+
+    def restart_all(self) -> None:
+        with ThreadPoolExecutor(NODES) as each:
+            list(each.map(EmbeddedNatsServer.stop, self._servers.values()))
+            list(each.map(EmbeddedNatsServer.start, self._servers.values()))
 
     def data_dir(self, name: str) -> Path:
         return self._folder / name / "data"
