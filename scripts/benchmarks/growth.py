@@ -39,7 +39,7 @@ from tidelog.server.broker_process import raise_limit
 from wire.errors import TidelogError
 
 PARTITIONS, QUICK_PARTITIONS = (1, 100, 1_000, 2_500, 5_000, 10_000), (1, 100)
-STREAMS, QUICK_STREAMS = (100, 1_000, 2_000), (20,)
+STREAMS, QUICK_STREAMS = (100, 1_000, 2_000), (100,)
 CREATE_LIMIT, FAILOVER_LIMIT, RESTART_LIMIT = 180.0, 60.0, 120.0
 """Seconds."""
 QUIET_SECONDS = 5.0
@@ -141,7 +141,7 @@ async def run(run: Run) -> None:
     await _grow(run, Tidelog, "partitions", partitions, ("partitions",))
     await _grow(run, Tidelog, "streams", streams, ("streams",))
     # A partition of JetStream's is a stream: one cluster serves the rows of both kinds.
-    await _grow(run, JetStream, "streams", sorted({*partitions, *streams}), ("partitions", "streams"))
+    await _grow(run, JetStream, "partitions", sorted({*partitions, *streams}), ("partitions", "streams"))
 
 
 async def _grow(
@@ -151,8 +151,6 @@ async def _grow(
     declared = {figure.key for figure in FIGURES}
     for count in counts:
         keys = [key for row in rows if f"{(key := f'growth/{row}/{count}')}/created" in declared]
-        if not keys and not run.quick:
-            continue
         tell(f"  {kind.name}: {count:,} {what}")
         try:
             async with run.fresh(kind, Durability.DURABLE) as system:
@@ -170,7 +168,7 @@ async def _measure(run: Run, system: Tidelog | JetStream, what: str, count: int,
         for key in keys:
             run.add(f"{key}/{figure}", system, value)
 
-    names = subjects(STREAM, count)
+    names = _subjects(what, count)
     await system.create("first")  # a fresh cluster may still be electing the leader that creates streams
     first_epoch = await _epoch(system)
     async with _answers(system) as slowest:
@@ -191,13 +189,13 @@ async def _measure(run: Run, system: Tidelog | JetStream, what: str, count: int,
     with _limit("led again after a kill -9", FAILOVER_LIMIT) as spent:
         async with asyncio.timeout(FAILOVER_LIMIT):
             system.kill(victim)
-            await _acknowledged(system, names, but=victim)
+            await _acknowledged(system, names)
     add("killed", spent())
     system.restart(victim)
 
     with _limit("led again after the restart of all", RESTART_LIMIT) as spent:
         async with asyncio.timeout(RESTART_LIMIT):
-            await asyncio.to_thread(system.restart_all)
+            system.restart_all()
             await _acknowledged(system, names)
     add("restarted", spent())
 
@@ -228,8 +226,13 @@ class _Spent:
         return self._ended - self._began
 
 
+def _subjects(what: str, count: int) -> list[str]:
+    """One for each partition. A stream's name is its subject, and has no dot."""
+    return subjects(STREAM, count) if what == "partitions" else [f"{STREAM}-{number}" for number in range(count)]
+
+
 async def _create(system: System, what: str, names: Sequence[str]) -> None:
-    if what == "partitions" or isinstance(system, JetStream):
+    if what == "partitions":
         await system.add(STREAM, len(names))
         return
     room = asyncio.Semaphore(AT_ONCE)
@@ -241,12 +244,13 @@ async def _create(system: System, what: str, names: Sequence[str]) -> None:
     await asyncio.gather(*map(add, names))
 
 
-async def _acknowledged(system: System, names: Sequence[str], but: str = "") -> None:
-    """Returns when each subject has acknowledged a record. `but`: a server of JetStream's that was killed."""
+async def _acknowledged(system: System, names: Sequence[str]) -> None:
+    """Returns when each subject has acknowledged a record."""
     left = list(reversed(names))
     pause = max(0.01, min(PUBLISHERS, len(names)) / RETRIES_A_SECOND)
-    url = next(url for name, url in zip(system.pids(), system.urls, strict=False) if name != but)
-    connection = await _connected(url)
+    connection = await nats.connect(
+        list(system.urls), max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_expected
+    )
 
     async def ask() -> None:
         while left:
@@ -268,15 +272,6 @@ async def _is_acknowledged(connection: NatsClient, subject: str) -> bool:
     except (nats.errors.Error, TimeoutError):
         return False
     return b'"error"' not in answer.data
-
-
-async def _connected(url: str) -> NatsClient:
-    """Until it can be: a server that was just started may not answer yet."""
-    while True:
-        try:
-            return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_expected)
-        except (OSError, nats.errors.Error):
-            await asyncio.sleep(0.05)
 
 
 async def _expected(_: Exception) -> None:

@@ -107,7 +107,8 @@ class System(Protocol):
         ...
 
     def restart_all(self) -> None:
-        """Ends all brokers, or servers, with SIGTERM, and starts them when all have ended. Returns when all run."""
+        """Ends all brokers, or servers, with SIGTERM, and starts them when all have ended. Returns when all run.
+        Called by the thread that goes on: a process ends with the thread that started it."""
         ...
 
     def data_dir(self, name: str) -> Path:
@@ -303,7 +304,6 @@ class JetStream:
         return [server.url for server in self._servers.values()]
 
     async def add(self, stream: str, partitions: int = 1) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
         self._partitions[stream] = partitions
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -316,7 +316,7 @@ class JetStream:
                 allow_batched=True,
             )
             async with room:
-                await self._add(config, deadline)
+                await self._add(config, time.monotonic() + START_TIMEOUT)
 
         await asyncio.gather(*(add(*each) for each in enumerate(subjects(stream, partitions))))
 
@@ -383,7 +383,8 @@ class JetStream:
     def restart_all(self) -> None:
         with ThreadPoolExecutor(NODES) as each:
             list(each.map(EmbeddedNatsServer.stop, self._servers.values()))
-            list(each.map(EmbeddedNatsServer.start, self._servers.values()))
+        for server in self._servers.values():
+            server.start()
 
     def data_dir(self, name: str) -> Path:
         return self._folder / name / "data"
