@@ -357,7 +357,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a batch is stored at another offset than the one that it expects",
-        (AppendRules._decide_batch, "expected_end != end", "False"),
+        (AppendRules.decide_admitted, "expected_end != end", "False"),
         rules=("R33",),
     ),
     _mutant(

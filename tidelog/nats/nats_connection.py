@@ -331,7 +331,7 @@ class NatsConnection:
         """
         size = 0
         for part in parts:
-            size += size_of(part)
+            size += len(part) if type(part) is bytes else size_of(part)
         address = checked_subject(subject) if reply is None else f"{checked_subject(subject)} {checked_subject(reply)}"
         if headers:
             block = encode_headers(headers)

@@ -23,9 +23,9 @@ A chunk is cut in three ways, the quickest that is exact:
     known line   Header lines seen before are looked up whole (`_lines`), with the CRLF before them, guessing that the
                  next line is as long as the one that last came after a line like this. A guess never looks beyond the
                  part that was received: stale bytes of earlier chunks lie there.
-    any line     Regular expressions. Small messages behind one for a direct sink are taken one after the other, and
-                 their lines split at the blanks, as long as they are for direct sinks and just as nats-server writes
-                 them: this is the cost of a flood of forged messages to brokers.
+    any line     Regular expressions. Small messages behind one for a direct sink, in later chunks too, are taken one
+                 after the other, and their lines split at the blanks, as long as they are for direct sinks and just as
+                 nats-server writes them: this is the cost of a message between brokers, and of a flood of forged ones.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
@@ -140,6 +140,7 @@ class ChunkParser:
         self._direct: dict[bytes, RawHandler] = {}  # by the subscription id as it stands in a line
         self._lines: dict[bytes, _KnownLine] = {}  # by CRLF and the whole line
         self._line_length = 16  # of the last header line: the next one is likely as long
+        self._expects_direct = False  # the last message was for a direct sink
         self._base_size = max(buffer_size, 2 * MIN_READ)
         self._buffer = bytearray(self._base_size)
         self._view = memoryview(self._buffer)
@@ -234,6 +235,12 @@ class ChunkParser:
         chunk: bytes | None = None  # a copy of the rest of the buffer: slices of bytes are twice as quick as of a view
         chunk_at = 0
         while position < end:
+            if self._expects_direct and not self._waiting:
+                taken_to = self._take_direct(position)
+                if taken_to > position:
+                    position = self._start = taken_to
+                    continue
+                self._expects_direct = False
             # Never beyond `end`: a whole line could lie there, left by an earlier chunk.
             line = bytes(view[position : min(position + self._line_length, end)])
             known = known_lines.get(_CRLF + line)
@@ -379,7 +386,8 @@ class ChunkParser:
         self._hand_over()
         headers = bytes(self._view[body_at : body_at + header_size]) if header_size else None
         direct(subject, reply, headers, bytes(self._view[body_at + header_size : body_at + total]))
-        return self._take_direct(position + stride) - position
+        self._expects_direct = True
+        return stride
 
     def _take_direct(self, position: int) -> int:
         """Delivers the small messages to direct sinks that lie one behind the other from `position` on. Returns where

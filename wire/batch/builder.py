@@ -138,23 +138,20 @@ class BatchBuilder:
     MAX_BODY_BYTES is InvariantViolation.
     """
 
-    __slots__ = ("_headers", "_keys", "_timestamps", "_values", "has_message_ids")
+    __slots__ = ("_headers", "_keys", "_timestamps", "_values", "count", "has_message_ids")
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
+        self.count = 0
+        """Number of records so far."""
         self._values = _BytesColumnBuilder()
         self._keys: _BytesColumnBuilder | None = None
         self._headers: _BytesColumnBuilder | None = None
         self._timestamps: dict[int, int] = {}  # index -> ns, of the records that have their own
         self.has_message_ids = False
         """Set by the caller: some header is a message id."""
-
-    @property
-    def count(self) -> int:
-        """Number of records so far."""
-        return self._values.count
 
     @property
     def size_bytes(self) -> int:
@@ -169,12 +166,14 @@ class BatchBuilder:
     def add_uniform(self, block: memoryview, count: int, payload_at: int, payload_size: int, stride: int) -> None:
         """Adds `count` values of `payload_size` bytes, `stride` bytes apart from `payload_at` on; copies them."""
         self._values.add_uniform(block, count, payload_at, payload_size, stride)
+        self.count += count
 
     def add_joined(self, values: Joined, headers: Joined | None = None) -> None:
         """Adds values in order, their bytes not copied again; `headers`, of equal length, are raw NATS header blocks or
         empty."""
         before = self.count
         self._values.add_joined(values)
+        self.count += len(values.sizes)
         if headers is not None:
             if len(headers.sizes) != len(values.sizes):
                 raise InvariantViolation(f"{len(headers.sizes)} header blocks for {len(values.sizes)} payloads")
@@ -187,6 +186,7 @@ class BatchBuilder:
         """Adds values in order; `headers`, of equal length, are raw NATS header blocks or None."""
         before = self.count
         self._values.extend(payloads)
+        self.count += len(payloads)
         if headers is not None and any(headers):
             if len(headers) != len(payloads):
                 raise InvariantViolation(f"{len(headers)} header blocks for {len(payloads)} payloads")
@@ -223,6 +223,7 @@ class BatchBuilder:
                 self._headers = _BytesColumnBuilder()
             self._headers.fill_to(index, null=False)
             self._headers.add(headers)
+        self.count += 1
 
     def build(
         self,

@@ -151,7 +151,7 @@ class AppendRequests:
             case None if self._queue or (batch.opened.is_heavy and batch.content is None):
                 self._queue_up(batch)
             case None:
-                self._settle(batch)
+                self._settle(batch, is_admitted=not self._appending.has_open_batch)
 
     def _queue_up(self, batch: ClientBatch) -> None:
         if (full := self._room_in_queue.admit(batch.size)) is not None:
@@ -183,15 +183,16 @@ class AppendRequests:
                     self._queue.popleft()
                     self._room_in_queue.release(batch.size)
 
-    def _settle(self, batch: ClientBatch) -> None:
-        """Decodes the batch, unless it is decoded, and has it decided. All earlier batches are settled."""
+    def _settle(self, batch: ClientBatch, *, is_admitted: bool = False) -> None:
+        """Decodes the batch, unless it is decoded, and has it decided. All earlier batches are settled. `is_admitted`:
+        it was admitted in this step, and nothing is appended before it."""
         if batch.content is None:
             try:
                 batch.content = batch.opened.decode(self._appending.record_limit)
             except Exception as error:  # noqa: BLE001 - a bug is logged, and the broker goes on
                 self._not_decoded(batch, error)
                 return
-        self._on_turn(batch)
+        self._on_turn(batch, is_admitted)
 
     def _not_decoded(self, batch: ClientBatch, error: Exception) -> None:
         if isinstance(error, CorruptData):
@@ -243,9 +244,9 @@ class AppendRequests:
             self._timer = self._context.loop.call_at(first, lambda: self._role.carefully(self._expire))
 
     # ------------------------------------------------------------------ decisions carried out
-    def _on_turn(self, batch: ClientBatch) -> None:
+    def _on_turn(self, batch: ClientBatch, is_admitted: bool) -> None:
         self._appending.seal()  # its records came before
-        match self._appending.decide(batch):
+        match self._appending.decide_admitted(batch) if is_admitted else self._appending.decide(batch):
             case Store() as store:
                 self._store(batch, store)
             case AnswerWith() as answer:

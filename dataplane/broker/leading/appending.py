@@ -300,6 +300,14 @@ class Appending:
         unable = self._unable() if self._role.ended or self._encrypts else None
         return self.rules.decide(publish, now, lease_valid=lease_valid, unable=unable)
 
+    def decide_admitted(self, batch: ClientBatch) -> Decision:
+        """As `decide`, of a batch that was admitted in this step, since which nothing was appended."""
+        return self.rules.decide_admitted(batch, self._context.now())
+
+    @property
+    def has_open_batch(self) -> bool:
+        return self._ingest.open_records > 0
+
     def admit(self, batch: ClientBatch) -> Hold | Refuse | None:
         now = self._context.now()
         return self.rules.admit(batch, now, lease_valid=self._context.metadata.lease_valid(now), unable=self._unable())

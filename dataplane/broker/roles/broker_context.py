@@ -6,6 +6,7 @@ Features keep their state themselves: `BrokerContext.the` makes the one object o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -208,4 +209,6 @@ class BrokerContext:
 
     def __post_init__(self) -> None:
         self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
-        self.now = self.loop.time
+        # asyncio's own loops have this clock behind a method.
+        is_plain = getattr(type(self.loop), "time", None) is asyncio.BaseEventLoop.time
+        self.now = time.monotonic if is_plain else self.loop.time

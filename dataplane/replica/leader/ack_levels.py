@@ -50,7 +50,11 @@ class _Pending:
 
 
 class PendingAcks:
+    __slots__ = ("_by_deadline", "_by_offset", "_count", "_late", "waits")
+
     def __init__(self) -> None:
+        self.waits = False
+        """Publishes wait. True until the next `commit` or `expire` after the last one is through."""
         self._by_offset: deque[_Pending] = deque()
         self._late: list[_Pending] = []
         """Not in the order of their ends: repetitions of uncommitted batches, and publishes that were passed by the
@@ -68,6 +72,7 @@ class PendingAcks:
 
     def add(self, end_offset: Offset, deadline: float, token: ProduceToken, floor: int = 0) -> None:
         pending = _Pending(end_offset, token, floor)
+        self.waits = True
         if self._by_offset and self._by_offset[-1].end_offset > end_offset:
             self._late.append(pending)
         else:
@@ -108,6 +113,7 @@ class PendingAcks:
             self._late = [p for p in self._late if not p.done]
         waiting = len(queue) + len(self._late)
         if not waiting:
+            self.waits = False
             self._by_deadline.clear()
         elif len(self._by_deadline) > max(_FORGET_FROM, 2 * waiting):
             self._by_deadline = [entry for entry in self._by_deadline if not entry[2].done]
@@ -128,6 +134,7 @@ class PendingAcks:
         self._late = [p for p in self._late if not p.done]
         while self._by_offset and self._by_offset[0].done:
             self._by_offset.popleft()
+        self.waits = bool(self._by_offset or self._late)
         return out
 
     # R16: A publish that waits ends in one of three ways: committed, CONFIRM_TIMEOUT, or OUTCOME_UNKNOWN when the
@@ -138,6 +145,7 @@ class PendingAcks:
         out: list[CompleteProduce] = []
         for pending in (*self._by_offset, *self._late):
             self._finish(pending, TidelogError(Code.OUTCOME_UNKNOWN, reason), out)
+        self.waits = False
         self._by_offset.clear()
         self._late.clear()
         self._by_deadline.clear()
@@ -187,27 +195,28 @@ class WaitingAcks:
 
     def __init__(self) -> None:
         self._local = {False: PendingAcks(), True: PendingAcks()}
-        self._everywhere = {False: PendingAcks(), True: PendingAcks()}
-        self._all = (*self._everywhere.values(), *self._local.values())
+        self.everywhere = {False: PendingAcks(), True: PendingAcks()}
+        """Publishes that wait until all of the maximal ISR holds them: synced (True), or in its page caches."""
+        self._all = (*self.everywhere.values(), *self._local.values())
         self._due = math.inf
         """No publish that waits has an earlier deadline."""
 
     def add(self, level: AckLevel, end: Offset, deadline: float, token: ProduceToken) -> None:
-        queues = self._local if level.is_local else self._everywhere
+        queues = self._local if level.is_local else self.everywhere
         queues[level.is_synced].add(end, deadline, token, level.floor)
         self._due = min(self._due, deadline)
 
     def on_own_copy(self, appended: Offset, synced: Offset) -> list[CompleteProduce]:
         """The leader's own copy ends there."""
-        return [*self._local[False].commit(appended), *self._local[True].commit(synced)]
-
-    def on_everywhere(self, end: Offset, members: int, *, is_synced: bool) -> list[CompleteProduce]:
-        """All of the maximal ISR holds everything below `end` in that way; the committed one has `members`."""
-        return self._everywhere[is_synced].commit(end, members)
+        cached, durable = self._local[False], self._local[True]
+        if not cached.waits and not durable.waits:
+            return []
+        return [*cached.commit(appended), *durable.commit(synced)]
 
     def furthest_everywhere(self, *, is_synced: bool) -> Offset:
         """Where the last publish ends that waits for all in that way; 0: none does."""
-        return self._everywhere[is_synced].furthest
+        queue = self.everywhere[is_synced]
+        return queue.furthest if queue.waits else Offset(0)
 
     @property
     def furthest_local_sync(self) -> Offset:

@@ -29,7 +29,8 @@ successor has stored (R35). Such a refusal is sent when it is true of every lead
 
 The batch of an `.append` request may wait until earlier batches are decoded. `admit` is called when the request comes.
 It applies the rules that need no decoded records, so that a refused batch costs little, and a stranger learns nothing
-about a producer id. `decide` applies the first three rules again.
+about a producer id. `decide` applies the first three rules again; a batch that was admitted in the same step, since
+which nothing was appended, is decided by `decide_admitted`.
 
 Messages that were received together are one `PublishRun` as long as one decision holds for all of them.
 """
@@ -325,7 +326,7 @@ class AppendRules:
         key of an encrypted stream."""
         if isinstance(publish, ClientBatch):
             error = self._refuse_here(publish, now, lease_valid, unable)
-            return self._decide_batch(publish, now) if error is None else Refuse(error)
+            return self.decide_admitted(publish, now) if error is None else Refuse(error)
         view, error = self._core.view, unable
         if view is not self._view:
             self._follow(view)
@@ -423,7 +424,8 @@ class AppendRules:
         return None if error is None else Refuse(error)
 
     # ------------------------------------------------------------------ batches of clients
-    def _decide_batch(self, batch: ClientBatch, now: float) -> Decision:
+    def decide_admitted(self, batch: ClientBatch, now: float) -> Decision:
+        """As `decide`, without the rules that `admit` has just applied."""
         request, sent = batch.request, batch.opened.header
         ids = self._repetitions.ids_of(batch.decoded) if sent.has_message_ids else ()
         decision = self._by_producer(request.partitioning_version, sent, ids, now)

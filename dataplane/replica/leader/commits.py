@@ -137,24 +137,25 @@ class Commits:
         members = len(state.isr.members)
         if members < state.view.config.min_isr:
             return
-        moved = self._move_high_watermark(now)
-        out.extend(self.acks.on_everywhere(state.high_watermark, members, is_synced=state.is_durable))
+        everywhere, end = self.acks.everywhere, state.acknowledged_by_all()
+        moved = end > state.high_watermark
+        if moved:
+            self._move_high_watermark(end, now)
+        if everywhere[state.is_durable].waits:
+            out.extend(everywhere[state.is_durable].commit(state.high_watermark, members))
         if moved and self._consumers.has_waiting:
             out.extend(self._consumers.on_high_watermark(state.readable()))
-        if self.acks.furthest_everywhere(is_synced=not state.is_durable):
+        if everywhere[not state.is_durable].waits:
             end = min(state.end_of(member, is_synced=not state.is_durable) for member in state.isr.maximal)
             state.secondary_watermark = max(state.secondary_watermark, end)
-            out.extend(self.acks.on_everywhere(state.secondary_watermark, members, is_synced=not state.is_durable))
+            out.extend(everywhere[not state.is_durable].commit(state.secondary_watermark, members))
 
     # R15: The HW only grows within a role. A follower adopts min(leader's HW, own LEO); after a truncation, and when a
     # log opens with its checkpoint, HW = min(HW, LEO). A new leader answers no `latest` before its HW has reached the
     # start of its LeaderEpoch, below which all lies that its predecessor committed.
     # Hazard: A consumer is told an end below what it has read.
-    def _move_high_watermark(self, now: float) -> bool:
+    def _move_high_watermark(self, end: Offset, now: float) -> None:
         state = self._state
-        end = state.acknowledged_by_all()
-        if end <= state.high_watermark:
-            return False
         if end > state.log_end_offset:
             raise InvariantViolation(f"{state.view.key}: HW {end} above LEO {state.log_end_offset}")
         state.high_watermark = end
@@ -169,7 +170,6 @@ class Commits:
             done += 1
         del self._uncommitted[:done]
         self.shared.waiting -= done > 0 and not self._uncommitted
-        return True
 
     def validate(self) -> None:
         """Raises InvariantViolation."""

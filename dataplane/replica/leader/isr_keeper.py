@@ -95,6 +95,17 @@ class IsrKeeper:
                 due = min(due, follower.expand_not_before)
         return due
 
+    def on_fetch(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
+        """`replica` has fetched."""
+        state = self._state
+        if replica not in state.isr.members:
+            follower.outside_fetch_at = now
+        self.drop_for_their_disks(now, out)
+        if replica not in state.isr.members:
+            self.maybe_expand(replica, follower, now, out)
+        if state.view.returned:
+            self.confirm_returned(now, out)
+
     # ------------------------------------------------------------------ shrinking
     # R17: A member leaves the ISR by time: the leader proposes to drop one that has not been caught up for
     # `replica_max_lag_time`. A member is caught up at t when its acknowledged end has reached the LEO of t, the time

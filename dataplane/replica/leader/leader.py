@@ -410,18 +410,14 @@ class Leader:
         self._commits.advance(now, out)
         self._cutover.look(now, out)
         self._draining.look(now, out)
-        if fetch.replica not in state.isr.members:
-            follower.outside_fetch_at = now
-        self._isr_keeper.drop_for_their_disks(now, out)
-        self._isr_keeper.maybe_expand(fetch.replica, follower, now, out)
-        self._isr_keeper.confirm_returned(now, out)
+        self._isr_keeper.on_fetch(fetch.replica, follower, now, out)
         if not fetch.progress_only:
-            key, log_start = state.view.key, state.log_start_offset
+            log_start = state.log_start_offset
             if fetch.offset < log_start:
-                out.append(Refuse(fetch.inbox, before_log(key, log_start, fetch.offset)))
+                out.append(Refuse(fetch.inbox, before_log(state.view.key, log_start, fetch.offset)))
                 return out
-            if self.lacks_deletions(fetch.replica, fetch.offset):
-                out.append(Refuse(fetch.inbox, deletions_gone(key, log_start, fetch.offset)))
+            if self.deletions_end and self.lacks_deletions(fetch.replica, fetch.offset):
+                out.append(Refuse(fetch.inbox, deletions_gone(state.view.key, log_start, fetch.offset)))
                 return out
             self._waiters.answer(fetch, follower, now, out)
         return out

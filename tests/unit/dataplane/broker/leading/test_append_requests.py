@@ -64,17 +64,22 @@ class Requests(AppendRequests):
                 the=lambda kind: self.counters if kind is PublishCounters else self.bounds,
             ),
         )
-        appending = SimpleNamespace(rules=None, admit=lambda _: None, record_limit=LIMIT_OF_RECORDS)
-        super().__init__(cast(Any, self.role), cast(Any, None), cast(Any, appending), lambda _: None)
+        self.appending = SimpleNamespace(
+            rules=None, admit=lambda _: None, has_open_batch=False, record_limit=LIMIT_OF_RECORDS
+        )
+        self.admitted: list[bool] = []
+        """Of each batch whose turn came: whether it counts as admitted in this step."""
+        super().__init__(cast(Any, self.role), cast(Any, None), cast(Any, self.appending), lambda _: None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         return task
 
-    def _on_turn(self, batch: ClientBatch) -> None:
+    def _on_turn(self, batch: ClientBatch, is_admitted: bool) -> None:
         if batch.inbox in self.bugs:
             raise self.bugs[batch.inbox]
+        self.admitted.append(is_admitted)
         self.outcomes.append(f"{batch.inbox} {batch.decoded.record_count}")
 
     def _refuse(self, batch: ClientBatch, error: TidelogError) -> None:
@@ -187,3 +192,16 @@ async def test_a_worker_that_is_gone_is_replaced(requests: Requests) -> None:
     requests.tasks.clear()
     requests._take(received("third", heavy=True))
     assert (await requests.settled())[-1] == "third 1000"
+
+
+async def test_a_batch_is_judged_again_unless_its_turn_comes_at_once_and_nothing_is_appended_before_it(
+    requests: Requests,
+) -> None:
+    requests._take(received("alone", heavy=False))
+    requests.appending.has_open_batch = True
+    requests._take(received("behind plain publishes", heavy=False))
+    requests.appending.has_open_batch = False
+    requests._take(received("heavy", heavy=True))
+    requests._take(received("behind it", heavy=False))
+    await requests.settled()
+    assert requests.admitted == [True, False, False, False]

@@ -43,7 +43,7 @@ def test_a_publish_that_is_through_hides_no_later_deadline() -> None:
     waiting.add(level, Offset(10), 5.0, MarkReply("through"))
     waiting.add(level, Offset(20), 7.0, MarkReply("late"))
     assert waiting.next_deadline() == 5.0
-    assert [done.token for done in waiting.on_everywhere(Offset(10), 2, is_synced=True)] == [MarkReply("through")]
+    assert [done.token for done in waiting.everywhere[True].commit(Offset(10), 2)] == [MarkReply("through")]
     assert waiting.expire(5.0) == []
     assert waiting.next_deadline() == 7.0
     assert [done.token for done in waiting.expire(7.0)] == [MarkReply("late")]
