@@ -26,6 +26,7 @@ A chunk is cut in three ways, the quickest that is exact:
     any line     Regular expressions. Small messages behind one for a direct sink, in later chunks too, are taken one
                  after the other, and their lines split at the blanks, as long as they are for direct sinks and just as
                  nats-server writes them: this is the cost of a message between brokers, and of a flood of forged ones.
+                 So are small messages with reply subjects for bulk sinks, a burst of them at a time.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
@@ -137,6 +138,7 @@ class ChunkParser:
         self.counters = ReadCounters()
         self._on_control = on_control
         self._bulk: dict[int, _Collected] = {}
+        self._bulk_by_text: dict[bytes, _Collected] = {}  # by the subscription id as it stands in a line
         self._direct: dict[bytes, RawHandler] = {}  # by the subscription id as it stands in a line
         self._lines: dict[bytes, _KnownLine] = {}  # by CRLF and the whole line
         self._line_length = 16  # of the last header line: the next one is likely as long
@@ -152,7 +154,7 @@ class ChunkParser:
     # ---- sinks
 
     def add_bulk(self, sid: int, handler: BulkHandler) -> None:
-        self._bulk[sid] = _Collected(handler)
+        self._bulk[sid] = self._bulk_by_text[b"%d" % sid] = _Collected(handler)
 
     def add_direct(self, sid: int, handler: RawHandler) -> None:
         self._direct[b"%d" % sid] = handler
@@ -160,6 +162,7 @@ class ChunkParser:
     def remove(self, sid: int) -> None:
         """Messages of this subscription are counted and dropped from now on."""
         self._direct.pop(b"%d" % sid, None)
+        self._bulk_by_text.pop(b"%d" % sid, None)
         sink = self._bulk.pop(sid, None)
         if sink is not None:
             self._lines.clear()
@@ -377,7 +380,7 @@ class ChunkParser:
             if reply is None:
                 self._remember(line, sink, header_size, total)
             self._collect(sink, body_at, header_size, total, reply)
-            return stride
+            return stride if reply is None else self._take_requests(position + stride) - position
         self.counters.messages += 1
         direct = self._direct.get(sid_text)
         if direct is None:
@@ -427,6 +430,35 @@ class ChunkParser:
             headers = view[body_at:payload_at].tobytes() if payload_at > body_at else None
             direct(words[1], reply, headers, view[payload_at:body_end].tobytes())
             position = body_end + 2
+        return position
+
+    def _take_requests(self, position: int) -> int:
+        """Collects the small messages with reply subjects for bulk sinks that lie one behind the other from `position`
+        on. Returns where they end, as `_take_direct` does, or after so many that a uniform run is tried again."""
+        buffer, view, end, sinks = self._buffer, self._view, self._end, self._bulk_by_text
+        taken = 0
+        while position < end and taken < _MIXED_BURST:
+            found = buffer.find(_CRLF, position, end)
+            words = view[position:found].tobytes().split(b" ") if found >= 0 else []
+            if len(words) != 5 or words[0] != b"MSG":
+                break
+            sink, size = sinks.get(words[2]), _SMALL.get(words[4])
+            if sink is None or size is None or not words[1] or not words[3]:
+                break
+            body_end = found + 2 + size
+            if body_end + 2 > end or not buffer.startswith(_CRLF, body_end):
+                break
+            payloads, replies = sink.payloads, sink.replies
+            count = len(payloads)
+            if not count:
+                self._waiting.append(sink)
+            elif len(replies) < count:
+                replies += [None] * (count - len(replies))
+            replies.append(words[3])
+            payloads.append(view[found + 2 : body_end].tobytes())
+            position = body_end + 2
+            taken += 1
+        self.counters.messages += taken
         return position
 
     def _collect(self, sink: _Collected, body_at: int, header_size: int, total: int, reply: bytes | None) -> None:
