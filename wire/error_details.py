@@ -74,7 +74,7 @@ LIMIT = _text("limit", "the limit that was met, by its name in docs/reference.md
 LOG_START = _number("log_start", "the first offset of the log")
 MAX_PAYLOAD = _number("max_payload", "bytes of a message that the NATS server carries")
 OFFSET = _number("offset", "where the log of the requester's LeaderEpoch ends")
-OUTCOME = _text("outcome", "`not_written`, or `unknown`: it may have been written")
+OUTCOME = _text("outcome", "`not_written`, or `unknown`: it may have been written, or committed")
 REASON = _text("reason", "the code for which the broker that answers did not store the record")
 REMEMBERED_MS = _number("remembered_ms", "for so long back every producer is remembered")
 REPEATED = _flag("repeated", "an earlier attempt lost its answer and may have taken effect")
@@ -83,7 +83,8 @@ SIZE = _number("size", "bytes of the message that was too large")
 VERSION = _number("version", "the partitioning version of the stream")
 
 ADDED_BY_CLIENTS: tuple[Detail[Any], ...] = (OUTCOME, REPEATED)
-"""Details that a client adds to the errors of its calls, whatever their codes are; they do not travel."""
+"""Details that a client adds to the errors of its calls, whatever their codes are. Those alone that a code names
+travel."""
 
 
 def declared_details() -> list[Detail[Any]]:

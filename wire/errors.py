@@ -25,6 +25,7 @@ from wire.error_details import (
     LOG_START,
     MAX_PAYLOAD,
     OFFSET,
+    OUTCOME,
     REASON,
     REMEMBERED_MS,
     RETRY_AFTER_MS,
@@ -114,7 +115,7 @@ class Code(Enum):
     UNKNOWN_MEMBER = Entry(False, False)
     FENCED_INSTANCE = Entry(False, False)
     STALE_GENERATION = Entry(True, False)
-    STALE_COMMIT = Entry(False, False)
+    STALE_COMMIT = Entry(False, False, details=(OUTCOME,))
     NOT_ASSIGNED = Entry(False, False)
     NOT_IN_TRANSACTION = Entry(False, False)
     TRANSACTION_ABORTED = Entry(False, False)

@@ -142,7 +142,7 @@ def error_details() -> str:
             (
                 f"`{detail.name}`",
                 detail.values,
-                "any error, by the client" if detail in ADDED_BY_CLIENTS else ", ".join(codes),
+                ", ".join([*codes, *(["any error, by the client"] if detail in ADDED_BY_CLIENTS else [])]),
                 detail.help,
             )
             for detail, codes in carried.items()

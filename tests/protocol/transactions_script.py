@@ -35,6 +35,7 @@ from tidelog.server.coordinators.record_times import Times
 from tidelog.server.coordinators.shard import Admin, Answer
 from tidelog.server.coordinators.transactions.participants import GroupIn, Participant, Told
 from tidelog.server.coordinators.transactions.transaction_shard import BARRIER, Request, TransactionShard
+from wire.error_details import OUTCOME
 from wire.errors import TidelogError
 from wire.internal_records.transaction_records import FamilyKey, ProducerIdsKey, TransactionKey, decode_key, producer_id
 from wire.operations.operation import Operation
@@ -270,7 +271,8 @@ class TransactionsScript:
     def _answer(self, who: str, answer: Answer) -> str:
         match answer:
             case TidelogError():
-                return answer.code.name
+                outcome = answer.detail(OUTCOME)
+                return answer.code.name + (f", {outcome}" if outcome else "")
             case InitResponse():
                 self._producers[who] = (answer.producer_id, answer.producer_epoch)
                 return f"producer {answer.producer_id - producer_id(PARTITION, 0)}, epoch {answer.producer_epoch}"

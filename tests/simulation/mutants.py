@@ -939,6 +939,12 @@ MUTANTS: tuple[Mutant, ...] = (
         in_transactions=True,
     ),
     _mutant(
+        "a commit of a family behind later ones is told as not committed",
+        (Families._was_committed, "return True", "return False"),
+        rules=("R81",),
+        in_transactions=True,
+    ),
+    _mutant(
         "a losing attempt of a family is committed with the others",
         (Families.commit, "Outcome.NONE", "Outcome.COMMITTED"),
         rules=("R79",),
@@ -2097,11 +2103,27 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a commit that is sent again is taken for another one",
-            (Families.commit, "digest == family.digest", "False"),
-            (Families._are_committed, "return bool(members)", "return False"),
+            (Families._was_committed, "if Earlier(end.sequence, digest) in kept:", "if False:"),
+            (Families._was_committed, "was_committed = self._are_committed(end.members)", "was_committed = False"),
             rules=("R79",),
         ),
         "transactions/a_family",
+    ),
+    (
+        _mutant(
+            "a commit of which nothing is known any more is told as not committed",
+            (Families._are_committed, "None if None in commits else True", "None not in commits"),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
+    ),
+    (
+        _mutant(
+            "a commit before the last one is forgotten",
+            (Families.commit, "family.kept()[-EARLIER_KEPT:]", "()"),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
     ),
     (
         _mutant(

@@ -840,10 +840,11 @@ class Client:
         was written; `last_commit` returns them.
 
         Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
-        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence: they are
-        aborted, unless an earlier call has committed them. Raises DeliveryTimeout where the coordinator was asked and
-        did not answer for `timeout` seconds: they may be committed, and another call with the same ones tells. Raises
-        NoServer, NotPermitted, BadName, BadRequest.
+        committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence, and these
+        were not committed before; with its `outcome_unknown` they may have been, by an earlier call, and the coordinator
+        does not know it any more (it knows the last nine commits, and others until their transactional ids are used
+        again). Raises DeliveryTimeout where the coordinator was asked and did not answer for `timeout` seconds: they
+        may be committed, and another call with the same ones tells. Raises NoServer, NotPermitted, BadName, BadRequest.
         """
         self._check_open()
         check_whole("sequence", sequence, 0, MAX_SEQUENCE)

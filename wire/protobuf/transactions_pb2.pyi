@@ -541,6 +541,7 @@ class FamilyRecord(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     digest: _builtins.bytes
     """of the members, which tells a commit that is sent again from another one"""
@@ -554,6 +555,10 @@ class FamilyRecord(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyMember]:
         """left out once each of them has a record of its own end"""
 
+    @_builtins.property
+    def earlier(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlierCommit]:
+        """the commits just before, 8 at most, oldest first"""
+
     def __init__(
         self,
         *,
@@ -563,14 +568,40 @@ class FamilyRecord(_message.Message):
         members: _abc.Iterable[Global___FamilyMember] | None = ...,
         once: _builtins.bool = ...,
         metadata: _builtins.str = ...,
+        earlier: _abc.Iterable[Global___EarlierCommit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "members", b"members", "metadata", b"metadata", "once", b"once", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_at", b"changed_at", "digest", b"digest", "earlier", b"earlier", "members", b"members", "metadata", b"metadata", "once", b"once", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FamilyRecord: _TypeAlias = FamilyRecord  # noqa: Y015
+
+@_typing.final
+class EarlierCommit(_message.Message):
+    """A commit of a family before the last one: who repeats it is told how it ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    digest: _builtins.bytes
+    """of the members"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierCommit: _TypeAlias = EarlierCommit  # noqa: Y015
 
 @_typing.final
 class ProducerIds(_message.Message):

@@ -91,8 +91,12 @@ class SimDriver(SimTransactor):
                 mine = await self.client.commit_prepared(FAMILY_NAME, prepared, sequence=number, timeout=timeout)
             except DeliveryTimeout as error:
                 self.all.world.say(f"{self.name} commits again: {error}")
-            except (TransactionAborted, StaleCommit):
+            except TransactionAborted:
                 self._tell(prepared, commits=False)
+                raise
+            except StaleCommit as error:
+                if not error.outcome_unknown:
+                    self._tell(prepared, commits=False)
                 raise
             else:
                 self.all.world.say(f"{self.name} is told that batch {number} is committed ({mine=})")

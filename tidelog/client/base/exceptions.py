@@ -170,7 +170,14 @@ class StaleGeneration(TidelogError):
 
 
 class StaleCommit(TidelogError):
-    """A later commit, of the same member or the same family, was taken before this one came; nothing was committed."""
+    """A later commit, of the same member or the same family, was taken before this one came, which changed nothing.
+    `outcome_unknown` says whether the same commit may have been carried out before that, by an earlier attempt."""
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """An earlier attempt may have committed the same transactions, and the coordinator does not know that any more:
+        do not write their records again before you have looked. False: they are not committed."""
+        return self.detail(OUTCOME) != "not_written"
 
 
 class NotAssigned(TidelogError):

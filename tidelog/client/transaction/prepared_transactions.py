@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidelog.client.base.arguments import bad
-from tidelog.client.base.exceptions import DeliveryTimeout, NoServer, StaleCommit
+from tidelog.client.base.exceptions import DeliveryTimeout, NoServer
 from tidelog.client.cluster.coordinator_link import Attempts, CoordinatorLink
 from wire.error_details import OUTCOME
 from wire.errors import Code
@@ -76,12 +76,11 @@ async def end_family(
     except NoServer as error:
         if not commits or not attempts.repeated:
             raise
-        raise _unknown(family, f"{error.message}; commit the same ones again to find out") from error
-    except StaleCommit as error:
-        if not attempts.repeated:
-            raise
-        raise _unknown(
-            family, f"an attempt was not answered, and another program has committed since: {error.message}"
+        raise DeliveryTimeout(
+            Code.OUTCOME_UNKNOWN,
+            f"the transactions of family {family!r} may or may not be committed: {error.message}; commit the same ones"
+            " again to find out",
+            [OUTCOME.of("unknown")],
         ) from error
     if answer.waits_for:
         _log.warning(
@@ -97,14 +96,6 @@ async def last_commit(link: CoordinatorLink, family: str, timeout: float) -> Fam
     request = FamilyRequest(family=family, cluster_id=await link.cluster_id())
     answer = await link.ask(FAMILY, family, request, FamilyResponse, timeout=timeout)
     return FamilyCommit(answer.sequence, answer.metadata) if answer.HasField("sequence") else None
-
-
-def _unknown(family: str, why: str) -> DeliveryTimeout:
-    return DeliveryTimeout(
-        Code.OUTCOME_UNKNOWN,
-        f"the transactions of family {family!r} may or may not be committed: {why}",
-        [OUTCOME.of("unknown")],
-    )
 
 
 def _member(family: str, prepared: PreparedTransaction) -> FamilyMember:

@@ -16,6 +16,7 @@ from google.protobuf.message import Message as Protobuf
 from tests.fake_nats import FakeTransport
 from tests.unit.tidelog.client.fake_broker import FakeBroker
 from wire.batch import BatchHeader, Marker, RecordBatch, transaction_marker
+from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import (
     ADD_OFFSETS,
@@ -261,7 +262,7 @@ class FakeTransactions:
         elif request.commits and request.sequence > last:
             raise TidelogError(Code.TRANSACTION_ABORTED, f"{named[is_open.index(False)][0]} is not open")
         elif request.commits and request.sequence < last:
-            raise TidelogError(Code.STALE_COMMIT, f"{last} is committed")
+            raise TidelogError(Code.STALE_COMMIT, f"{last} is committed", [OUTCOME.of("not_written")])
         if request.others:
             for name, known in self.ids.items():
                 if known.is_open and name.startswith(child_id(request.family, "")):

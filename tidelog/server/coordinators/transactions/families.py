@@ -11,6 +11,9 @@
   abort stay open until their turn.
 - The sequence only grows. A commit with the last one is answered as the first time if it has the same members, and
   otherwise its transactions are aborted: somebody has committed others in their place.
+- So is a commit with a smaller one: it may be sent again because its answer was lost, and meanwhile others have
+  committed. The record keeps the numbers and digests of some commits before the last one, and the members' own
+  transactions tell as long as no newer producer has begun. Where neither does, the refusal says that it is not known.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from wire.internal_records.transaction_records import (
     child_id,
     family_of,
 )
-from wire.protobuf.transactions_pb2 import EndFamilyRequest, FamilyMember, FamilyRecord
+from wire.protobuf.transactions_pb2 import EarlierCommit, EndFamilyRequest, FamilyMember, FamilyRecord
 from wire.security.tickets import LIFETIME_S
 from wire.subjects import check_name
 
@@ -51,6 +54,8 @@ KEPT_ONCE_S: Final = 2 * LIFETIME_S
 MAX_TOLD: Final = 100_000
 """Partitions and groups that one commit ends transactions in: the coordinator carries out nothing else meanwhile."""
 MAX_FAMILIES: Final = 20_000
+EARLIER_KEPT: Final = 8
+"""Commits before the last one that the record of a family keeps: whoever repeats one of them is told how it ended."""
 _DIGEST_BYTES: Final = 16
 
 
@@ -104,9 +109,17 @@ class FamilyEnd(NamedTuple):
         return cls(family, members, request.sequence, request.others, request.once, request.metadata)
 
 
+class Earlier(NamedTuple):
+    """A commit of a family before the last one."""
+
+    sequence: int
+    digest: bytes
+    """The digest of the members."""
+
+
 @dataclass(slots=True)
 class Family:
-    """The last commit of a family."""
+    """The last commit of a family, and some before it."""
 
     sequence: int
     digest: bytes
@@ -119,6 +132,8 @@ class Family:
     """The family commits nothing else."""
     metadata: str
     """Text of the committing program about its commit."""
+    earlier: tuple[Earlier, ...] = ()
+    """The commits just before, EARLIER_KEPT at most, oldest first."""
     ending: set[str] = field(default_factory=set)
     """Members that a request waits for: not all of their participants have confirmed. Not in the record."""
 
@@ -130,12 +145,18 @@ class Family:
             members=[member.to_record() for member in self.members],
             once=self.once,
             metadata=self.metadata,
+            earlier=[EarlierCommit(sequence=each.sequence, digest=each.digest) for each in self.earlier],
         )
 
     @classmethod
     def of_record(cls, name: str, record: FamilyRecord) -> Family:
         members = tuple(Member.of_record(name, each) for each in record.members)
-        return cls(record.sequence, record.digest, record.changed_at, members, record.once, record.metadata)
+        earlier = tuple(Earlier(each.sequence, each.digest) for each in record.earlier)
+        return cls(record.sequence, record.digest, record.changed_at, members, record.once, record.metadata, earlier)
+
+    def kept(self) -> tuple[Earlier, ...]:
+        """Returns the commits that are known, oldest first: none between two of them is missing."""
+        return (*self.earlier, Earlier(self.sequence, self.digest))
 
 
 class Families:
@@ -222,11 +243,14 @@ class Families:
         `go_on` does the rest, in all three cases."""
         family, digest = self.by_name.get(end.family), _digest(end.members)
         if family is not None and end.sequence <= family.sequence:
-            if (end.sequence == family.sequence and digest == family.digest) or self._are_committed(end.members):
+            was_committed = self._was_committed(end, digest, family)
+            if was_committed:
                 return True
             self._abort(end.members, Outcome.ABORTED)
             if end.sequence < family.sequence:
-                raise transaction_refusals.stale_sequence(end.family, end.sequence, family.sequence)
+                raise transaction_refusals.stale_sequence(
+                    end.family, end.sequence, family.sequence, is_known=was_committed is not None
+                )
             return False
         for member in end.members:
             if (why := self._not_open(member)) is not None:
@@ -238,7 +262,10 @@ class Families:
             raise transaction_refusals.too_many_told(end.family, told, MAX_TOLD)
         if family is None:
             self._make_room(times, records)
-        self.by_name[end.family] = Family(end.sequence, digest, times.date, end.members, end.once, end.metadata)
+        earlier = () if family is None else family.kept()[-EARLIER_KEPT:]
+        self.by_name[end.family] = Family(
+            end.sequence, digest, times.date, end.members, end.once, end.metadata, earlier
+        )
         records[FamilyKey(end.family)] = self.by_name[end.family].to_record()
         self._long.pop(end.family, None)
         if end.members:
@@ -353,21 +380,33 @@ class Families:
             case Outcome.COMMITTED:
                 return "it was committed before"
 
-    def _are_committed(self, members: Sequence[Member]) -> bool:
-        """Returns whether these are committed, as far as is still known: a newer producer hides it. False if empty."""
-        for member in members:
-            transaction = self._decisions.transactions.get(member.transactional_id)
-            if transaction is None or transaction.producer_id != member.producer_id:
-                return False
-            if isinstance(transaction.state, Ending) and transaction.epoch == member.producer_epoch:
-                outcome = transaction.state.outcome
-            elif transaction.epoch == member.producer_epoch + 1:
-                outcome = transaction.last
-            else:
-                return False
-            if not outcome.commits:
-                return False
-        return bool(members)
+    # R81: A commit of a family that comes behind a later one is answered by what is known of it: it was committed, it
+    # was not, or that is not known any more. The last of these is never told as "not committed".
+    # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
+    def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family) -> bool | None:
+        """Returns whether `end`, whose sequence is not above the last one, was committed; None: that is not known."""
+        kept = family.kept()
+        if Earlier(end.sequence, digest) in kept:
+            return True
+        was_committed = self._are_committed(end.members)
+        return False if was_committed is None and end.sequence >= kept[0].sequence else was_committed
+
+    def _are_committed(self, members: Sequence[Member]) -> bool | None:
+        """Returns whether these are committed. As they are committed together, one that is not proves it of all. None:
+        that is not known, because newer producers have begun under their ids."""
+        commits = [self._commits(member) for member in members]
+        if False in commits or not commits:
+            return False
+        return None if None in commits else True
+
+    def _commits(self, member: Member) -> bool | None:
+        """Returns whether the member is committed, or decided to be; None: that is not known."""
+        transaction = self._decisions.transactions.get(member.transactional_id)
+        if transaction is None or transaction.producer_id != member.producer_id:
+            return None
+        if transaction.epoch == member.producer_epoch:
+            return isinstance(transaction.state, Ending) and transaction.state.outcome.commits
+        return transaction.last.commits if transaction.epoch == member.producer_epoch + 1 else None
 
     def _ending(self, members: Iterable[Member]) -> list[tuple[str, Ending]]:
         """Returns the members that not all participants have confirmed, with their states."""

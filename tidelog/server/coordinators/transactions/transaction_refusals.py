@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wire.error_details import LIMIT, RETRY_AFTER_MS
+from wire.error_details import LIMIT, OUTCOME, RETRY_AFTER_MS
 from wire.errors import Code, TidelogError
 from wire.internal_streams import TRANSACTIONS
 
@@ -85,11 +85,19 @@ def not_all_open(transactional_id: str, why: str) -> TidelogError:
     )
 
 
-def stale_sequence(family: str, sequence: int, last: int) -> TidelogError:
+def stale_sequence(family: str, sequence: int, last: int, *, is_known: bool) -> TidelogError:
+    """The refusal of a family's commit behind a later one. `is_known`: these transactions are not committed; otherwise
+    they may have been, before the later one."""
+    outcome = (
+        "These transactions are not committed"
+        if is_known
+        else "Whether these transactions were committed before is not known any more"
+    )
     return TidelogError(
         Code.STALE_COMMIT,
-        f"family {family!r} has committed sequence {last}, and commits no smaller one such as {sequence}; what was open"
-        " of these transactions is aborted. Another program, or an older checkpoint, is at work under that name",
+        f"family {family!r} has committed sequence {last}, and commits no smaller one such as {sequence}. {outcome};"
+        " those that were still open are aborted. Another program, or an older checkpoint, is at work under that name",
+        [OUTCOME.of("not_written" if is_known else "unknown")],
     )
 
 

@@ -13,7 +13,9 @@ from tests.unit.tidelog.server.coordinators.transactions.transactions_world impo
 from tidelog.server.coordinators.driver.coordinator import MAX_REQUEST_BYTES
 from tidelog.server.coordinators.shard import Settled
 from tidelog.server.coordinators.transactions import families
+from tidelog.server.coordinators.transactions.families import EARLIER_KEPT
 from tidelog.server.coordinators.transactions.transaction_metadata import Ending, Idle, Open, Outcome
+from wire.error_details import OUTCOME
 from wire.errors import Code, TidelogError
 from wire.internal_records.transaction_records import (
     MAX_EPOCH,
@@ -211,14 +213,57 @@ def test_a_number_is_committed_once_and_a_smaller_one_never(sequence: int) -> No
     assert last(world) == sequence
 
 
-def test_a_commit_that_comes_again_behind_the_next_one_is_told_as_committed_while_that_is_known() -> None:
+def outcome(answer: Any) -> str | None:
+    """Of a refused commit."""
+    assert code(answer) is Code.STALE_COMMIT
+    told: str | None = answer.detail(OUTCOME)
+    return told
+
+
+def test_a_commit_that_comes_again_behind_later_ones_is_told_as_committed_while_that_is_known() -> None:
     world = World()
     first = end_request(prepared(world, "a"), sequence=1)
     assert world.ask(first) == ENDED
-    assert world.ask(end_request(prepared(world, "b"), sequence=2)) == ENDED
-    assert world.ask(first) == ENDED
+    for sequence in range(2, EARLIER_KEPT + 2):
+        assert world.ask(end_request(prepared(world, "a"), sequence=sequence)) == ENDED
+        assert world.ask(first) == ENDED
+    world.pass_(1)
+    world.fail_over(compacted=True)
+    assert world.ask(first) == ENDED, "the numbers of earlier commits are in the record"
+    other = end_request(prepared(world, "a"), sequence=1)
     world.init("f~a")
-    assert code(world.ask(first)) is Code.STALE_COMMIT
+    world.init("f~a")
+    assert outcome(world.ask(other)) == "not_written", "others were committed with that number"
+    assert world.ask(end_request(prepared(world, "a"), sequence=sequence + 1)) == ENDED
+    assert outcome(world.ask(first)) == "unknown"
+    assert outcome(world.ask(other)) == "unknown"
+    assert last(world) == sequence + 1
+
+
+def test_a_commit_of_long_ago_is_known_by_its_transactions_until_newer_producers_have_begun() -> None:
+    world = World()
+    both = end_request(prepared(world, "a"), prepared(world, "b"), sequence=0)
+    assert world.ask(both) == ENDED
+    for sequence in range(1, EARLIER_KEPT + 3):
+        assert world.ask(end_request(prepared(world, "c"), sequence=sequence)) == ENDED
+    assert world.ask(both) == ENDED
+    world.init("f~a")
+    assert outcome(world.ask(both)) == "unknown", "one of them is known to be committed"
+    late, gone = prepared(world, "b"), prepared(world, "d")
+    world.init("f~d")
+    world.init("f~d")
+    assert outcome(world.ask(end_request(late, gone, sequence=0))) == "not_written", "they are committed together"
+    assert late.refused(late.end_request()) is Code.TRANSACTION_ABORTED
+
+
+def test_the_first_commit_that_is_known_is_not_the_first_there_was() -> None:
+    """A record of an earlier version, or of a family that was forgotten, names none before it."""
+    world = World()
+    first = end_request(prepared(world, "a"), sequence=3)
+    world.init("f~a")
+    world.init("f~a")
+    assert world.ask(end_request(prepared(world, "a"), sequence=5)) == ENDED
+    assert outcome(world.ask(first)) == "unknown"
 
 
 def test_the_other_transactions_of_the_family_stay_where_that_is_asked_for_and_those_of_others_always() -> None:
