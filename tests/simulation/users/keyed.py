@@ -216,7 +216,9 @@ class KeyReader:
         if fetcher is not last and fetcher._start is Anchor.EARLIEST:
             began = first  # what goes before it has read anything is not missed
         self._came_to[place] = fetcher, end
-        invariants.given(Given(self.name, place, first, end, max(began, came_to), fetcher, assigned.missed))
+        is_from_newest = fetcher._start is Anchor.LATEST
+        began = max(began, came_to)
+        invariants.given(Given(self.name, place, first, end, began, fetcher, assigned.missed, is_from_newest))
         deleted_end = invariants.deleted_end(place)
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None and is_keyed(key) and value is not None:

@@ -115,10 +115,11 @@ class Operator:
     async def _delete(self, incarnation: int, partition: int, before: int | Literal["latest"]) -> None:
         clients = self._clients
         try:
-            (changed,) = await clients.client.delete_records(clients.stream, {partition: before})
+            answer = await clients.client.delete_records(clients.stream, {partition: before})
         except TidelogError as error:
             clients.world.say(f"{clients.stream}/{partition} keeps its records below {before}: {error}")
-        else:
+            answer = []
+        for changed in answer:  # none, if the partition was removed with its last records
             start = changed["log_start_offset"]
             clients.world.say(f"{clients.stream}/{partition} starts at {start}; not known by {changed['not_yet']}")
             end = start if before == "latest" else before  # the leader's log may begin above that; another one need not
@@ -135,8 +136,8 @@ class Operator:
     async def _delete_below(self, partition: int, before: int) -> None:
         clients = self._clients
         try:
-            (changed,) = await clients.client.delete_records(clients.stream, {partition: before})
-            clients.world.say(f"{clients.stream}/{partition} starts at {changed['log_start_offset']}")
+            for changed in await clients.client.delete_records(clients.stream, {partition: before}):
+                clients.world.say(f"{clients.stream}/{partition} starts at {changed['log_start_offset']}")
         except TidelogError as error:
             clients.world.say(f"{clients.stream}/{partition} keeps its records below {before}: {error}")
         self.waits -= 1
