@@ -107,6 +107,9 @@ class PartitionLog:
 
     def __init__(self, recovery: Recovery, config: LogConfig, entry: ManifestEntry | None) -> None:
         """Use `open`."""
+        self.withheld_below = Offset(0)
+        """Consumers are served nothing below it: the log start of a leader. Kept in memory, through all roles of the
+        replica."""
         state = self._state = LogState(recovery, config, entry)
         self._appending = LogWriter(state)
         self._syncing = LogSync(state)

@@ -139,8 +139,8 @@ def _stale(place: Place, last: FamilyCommit) -> TidelogError:
         Code.STALE_COMMIT,
         f"{place.name!r} has committed number {last.sequence}{'' if known is None else f' ({known.writer})'}, and this"
         f" write has number {place.sequence}: another query writes under the same name, or this one has begun from an"
-        " older checkpoint. This run writes nothing; an earlier one may have written that number, so look what is there."
-        " Give it a new checkpoint, with startingOffsets where it is to go on, or a transactionalId of its own",
+        " older checkpoint. This run writes nothing; an earlier one may have written that number, so look what is"
+        " there. Give it a new checkpoint, with startingOffsets where it is to go on, or a transactionalId of its own",
     )
 
 

@@ -76,7 +76,7 @@ from wire.errors import CorruptData, TidelogError
 from wire.messaging.transport import NO_RESPONDERS
 from wire.messaging.transport import Message as NatsMessage
 from wire.partition_messages.append import UNKNOWN_OFFSET
-from wire.partition_messages.replication import HEADER_SIZE, decode_header, sync_wanted
+from wire.partition_messages.replication import HEADER_SIZE, LOG_START_HEADER, SYNC_HEADER, decode_header, offset_of
 from wire.protobuf.tidelog_pb2 import (
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
@@ -271,6 +271,8 @@ def _fetch_shown(fetch: ReplicationRequest) -> str:
     room = (" without room" if fetch.no_space else "") + (" disk hangs" if fetch.disk_hangs else "")
     if fetch.deleted_end > fetch.offset:
         room += f" deleted={fetch.deleted_end}"
+    if fetch.first_record:
+        room += f" start={fetch.first_record}"
     return f"{kind} #{fetch.sequence} e{fetch.leaderEpoch} offset={fetch.offset}{durable}{room}"
 
 
@@ -289,7 +291,10 @@ def _answer_shown(message: NatsMessage, asked: Asked) -> str:
         return f".checkpoint#{asked.number} e{answer.leader_epoch} {what}"
     epoch, high_watermark = decode_header(message.data)
     what = error_shown(error) if error else _batches_shown(message.data[HEADER_SIZE:])
-    return f"answer #{asked.number} e{epoch} HW={high_watermark}{_sync_shown(sync_wanted(message.headers))} {what}"
+    told = _sync_shown(offset_of(message.headers, SYNC_HEADER))
+    if start := offset_of(message.headers, LOG_START_HEADER):
+        told += f" start={start}"
+    return f"answer #{asked.number} e{epoch} HW={high_watermark}{told} {what}"
 
 
 def _batches_shown(data: bytes) -> str:

@@ -54,6 +54,7 @@
     consume a offset=N [wait=S] [last=EPOCH] [as=TOKEN] [uncommitted] [records]   at any replica; with `records`
                                            they are told when they come
     latest a [uncommitted]
+    starts a                               where its consumers begin; of a leader, also what is settled
     replicate a from=b e=1 seq=5 offset=0  a request made by hand
     state                                  all replicas, and the view of the metadata
 
@@ -174,6 +175,7 @@ class ReplicationScript:
             "compact": self._compact,
             "consume": self._consume,
             "latest": self._latest,
+            "starts": self._starts,
             "replicate": self._replicate,
             "state": self._state,
         }
@@ -496,6 +498,17 @@ class ReplicationScript:
         self._check_leads(command.words[0])
         request = FetchRequest(latest=True, read_uncommitted="uncommitted" in command.words)
         self.world.fetch(command.words[0], request, "latest")
+
+    def _starts(self, command: Command) -> None:
+        (name,) = command.words
+        broker = self.world.brokers[name]
+        role = broker.role
+        if role is None:
+            raise ScriptError(f"{name} has no role")
+        found: list[int] = []
+        broker.runs(lambda: found.append(role.settled_start()))
+        settled = f", and {found[0]} is settled" if broker.leading is not None else ""
+        self._lines.append(f"{name} serves from {role.first_record}{settled}")
 
     def _replicate(self, command: Command) -> None:
         command.check_options("from", "e", "seq", "offset")

@@ -43,6 +43,7 @@ from dataplane.replica.derived.epochs import LeaderEpochCache
 from dataplane.replica.derived.producer_table import ProducerTable
 from dataplane.replica.derived.transaction_table import AbortedBatches, TransactionTable
 from dataplane.replica.follower.follower import Fetcher, Follower
+from dataplane.replica.follower.follower_reads import FollowerReads
 from dataplane.replica.follower.followership import Followership
 from dataplane.replica.follower.reconciliation import Reconciler
 from dataplane.replica.leader import partitioning
@@ -57,6 +58,7 @@ from dataplane.replica.leader.leader import Cutover, Leader, Pausing
 from dataplane.replica.leader.leadership import Leadership
 from dataplane.replica.leader.quota import Quota
 from dataplane.replica.leader.repetitions import Repetitions
+from dataplane.replica.leader.settled_start import SettledStart
 from dataplane.replica.replica_refusals import answer_without_epoch
 from metadata.cluster import election
 from metadata.cluster.model import Stream
@@ -1056,8 +1058,26 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a group waits for records that are deleted",
-        (GroupGate._ask_log_starts, "stream.on_group_committed(number, incarnation, start)", "pass"),
+        (GroupGate._ask_log_starts, "stream.on_group_committed(number, incarnation, start.settled)", "pass"),
         rules=("R66",),
+        scenario="repartitioned while records go",
+    ),
+    _mutant(
+        "a group goes on past records that followers still serve",
+        (GroupGate._ask_log_starts, "start.settled)", "start.first)"),
+        rules=("R82",),
+        scenario="repartitioned while records go",
+    ),
+    _mutant(
+        "a log start is settled before all followers know it",
+        (SettledStart.at, "follower.first_record >= start", "True"),
+        rules=("R82",),
+        scenario="repartitioned while records go",
+    ),
+    _mutant(
+        "a follower serves what it knows that its leader has removed",
+        (FollowerReads._readable, "replica.first_record", "replica.view.first_record(replica.log_start_offset)"),
+        rules=("R82",),
         scenario="repartitioned while records go",
     ),
     _mutant(
@@ -2108,6 +2128,30 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             rules=("R79",),
         ),
         "transactions/a_family",
+    ),
+    (
+        _mutant(
+            "a new leader serves what its own leader had removed",
+            (Leader.__init__, "withheld_below=withheld_below", "withheld_below=Offset(0)"),
+            rules=("R82",),
+        ),
+        "replication/a_follower_holds_what_its_leader_has_removed",
+    ),
+    (
+        _mutant(
+            "what an earlier leader had removed is withheld from the log that an unclean election leaves",
+            (Follower.on_truncated, "min(replica.withheld_below, log_end)", "replica.withheld_below"),
+            rules=("R82",),
+        ),
+        "replication/a_follower_holds_what_its_leader_has_removed",
+    ),
+    (
+        _mutant(
+            "a leader waits for ever until a silent follower knows its log start",
+            (SettledStart.at, "self._rising > self.settled and", "False and"),
+            rules=("R82",),
+        ),
+        "replication/a_follower_holds_what_its_leader_has_removed",
     ),
     (
         _mutant(

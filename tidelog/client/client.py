@@ -416,7 +416,8 @@ class Client:
         calls the end, which is in front of a transaction that is open. They are served no more,
         whatever happens to brokers; their bytes go with the segments that hold nothing else. An offset below the first
         record changes nothing. Returns the partitions, with their `log_start_offset`, when all live replicas know it,
-        or after 3 s: `not_yet` names those that do not.
+        or after 3 s: `not_yet` names those that do not. A partition that a repartition has left over may be removed
+        with its last records, and is not among them then.
 
         Raises UnknownStream, BadRequest, OffsetOutOfRange (above the committed log: nothing was deleted), NoServer.
         """
@@ -841,10 +842,11 @@ class Client:
 
         Raises TransactionAborted where one of them is not open any more (its timeout is over, say): nothing is
         committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence, and these
-        were not committed before; with its `outcome_unknown` they may have been, by an earlier call, and the coordinator
-        does not know it any more (it knows the last nine commits, and others until their transactional ids are used
-        again). Raises DeliveryTimeout where the coordinator was asked and did not answer for `timeout` seconds: they
-        may be committed, and another call with the same ones tells. Raises NoServer, NotPermitted, BadName, BadRequest.
+        were not committed before; with its `outcome_unknown` they may have been, by an earlier call, and the
+        coordinator does not know it any more (it knows the last nine commits, and others until their transactional ids
+        are used again). Raises DeliveryTimeout where the coordinator was asked and did not answer for `timeout`
+        seconds: they may be committed, and another call with the same ones tells. Raises NoServer, NotPermitted,
+        BadName, BadRequest.
         """
         self._check_open()
         check_whole("sequence", sequence, 0, MAX_SEQUENCE)

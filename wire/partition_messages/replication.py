@@ -4,7 +4,8 @@
     8  i64 high_watermark   big-endian; last committed offset, -1 = none
 
 Errors have no place here: they travel in NATS headers. So does the end up to which a leader asks followers of an
-`accepted` stream to sync, because a publish waits for it: `Tidelog-Sync-To`, exclusive.
+`accepted` stream to sync, because a publish waits for it: `Tidelog-Sync-To`, exclusive. And the leader's log start,
+until the follower reports that it serves nothing below: `Tidelog-Log-Start`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 SYNC_HEADER: Final = "Tidelog-Sync-To"
 LOG_START_HEADER: Final = "Tidelog-Log-Start"
-"""Header with the log start of the replica that answers a consumer."""
+"""Header with the log start of the replica that answers a consumer; to a follower, that of the leader."""
+SETTLED_START_HEADER: Final = "Tidelog-Settled-Log-Start"
+"""Header beside OFFSET_HEADER: no replica serves consumers what is below. It follows the leader's log start."""
 OFFSET_HEADER: Final = "Tidelog-Offset"
 """Header with the offset that was found for a consumer that asked by position or time."""
 LOG_END_HEADER: Final = "Tidelog-Log-End"
@@ -52,17 +55,21 @@ def decode_header(buf: Buffer) -> tuple[LeaderEpoch, Offset]:
     return LeaderEpoch(leader_epoch), high_watermark_from_wire(high_watermark)
 
 
-def sync_headers(end: Offset) -> dict[str, str] | None:
-    """Returns the headers of an answer to a follower that shall sync everything below `end`; None for 0, nothing."""
-    return {SYNC_HEADER: str(end)} if end else None
+def follower_headers(sync_to: Offset, log_start: Offset) -> dict[str, str] | None:
+    """Returns the headers of an answer to a follower that shall sync everything below `sync_to`, and is told the
+    leader's log start; 0: neither."""
+    if not sync_to and not log_start:
+        return None
+    told = {SYNC_HEADER: sync_to, LOG_START_HEADER: log_start}
+    return {name: str(offset) for name, offset in told.items() if offset}
 
 
-def sync_wanted(headers: Mapping[str, str] | None) -> Offset:
-    """Returns the end below which to sync; 0: nothing. Raises CorruptData."""
-    text = headers.get(SYNC_HEADER) if headers else None
+def offset_of(headers: Mapping[str, str] | None, name: str) -> Offset:
+    """Returns the offset in a header of an answer to a follower; 0: there is none. Raises CorruptData."""
+    text = headers.get(name) if headers else None
     if text is None:
         return Offset(0)
-    end = whole_number(text)
-    if end is None:
-        raise CorruptData(f"replication answer with {SYNC_HEADER} {text[:80]!r}")
-    return Offset(end)
+    offset = whole_number(text)
+    if offset is None:
+        raise CorruptData(f"replication answer with {name} {text[:80]!r}")
+    return Offset(offset)

@@ -109,6 +109,7 @@ class FollowerDriver(ReadableRole):
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
             history=self.history,
+            withheld_below=partition_log.withheld_below,
         )
 
     # ------------------------------------------------------------------ beginning and end
@@ -207,6 +208,7 @@ class FollowerDriver(ReadableRole):
             self._run(self.core.on_answer(answer, now))
         finally:
             self._batches = None
+            self.log.withheld_below = self.core.withheld_below
         if answer.error is not None and self.core.stopped is answer.error:
             self.context.the(RoleCounters).answers_too_large += 1
             if stopped is None:
@@ -298,6 +300,7 @@ class FollowerDriver(ReadableRole):
         request.no_space = effect.no_space
         request.disk_hangs = effect.disk_hangs
         request.deleted_end = self.log.compaction_point.deleted_end
+        request.first_record = effect.first_record
         if effect.durable_end is None:
             request.ClearField("durable_offset")
         else:
@@ -396,6 +399,7 @@ class FollowerDriver(ReadableRole):
         _log.info("partition %s: truncated from %d to %d", self.view.key, before, end)
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, end, self.context.now()))
+            self.log.withheld_below = self.core.withheld_below
             self.timer.schedule()
 
     async def _install(self, effect: InstallSnapshot) -> None:
@@ -452,6 +456,7 @@ class FollowerDriver(ReadableRole):
     def _has_begun_anew(self) -> None:
         if not self.ended:
             self._run(self.core.on_truncated(self.log.log_start_offset, self.log.log_end_offset, self.context.now()))
+            self.log.withheld_below = self.core.withheld_below
             self.timer.schedule()
 
     async def _with_room(self, work: Callable[[], _T]) -> _T | None:

@@ -27,7 +27,13 @@ from wire.batch import BatchHeader, iter_batches, verify_body
 from wire.error_details import LEADER_EPOCH, LOG_START
 from wire.errors import Code, CorruptData, TidelogError
 from wire.messaging.transport import Message
-from wire.partition_messages.replication import HEADER_SIZE, decode_header, sync_wanted
+from wire.partition_messages.replication import (
+    HEADER_SIZE,
+    LOG_START_HEADER,
+    SYNC_HEADER,
+    decode_header,
+    offset_of,
+)
 from wire.protobuf.tidelog_pb2 import LeaderEpochOffsetResponse, SnapshotRequest, SnapshotResponse
 from wire.types import LeaderEpoch, Offset, PartitionEpoch
 
@@ -128,7 +134,8 @@ def decode_fetch_answer(sequence: int, message: Message) -> tuple[FetchAnswer, B
         leader_epoch=leader_epoch,
         high_watermark=high_watermark,
         first_offset=batches.headers[0].base_offset if batches is not None else None,
-        sync_to=sync_wanted(message.headers),
+        sync_to=offset_of(message.headers, SYNC_HEADER),
+        log_start=offset_of(message.headers, LOG_START_HEADER) if error is None else Offset(0),
         error=error,
     )
     return answer, batches

@@ -19,7 +19,7 @@ from dataplane.replica.replica_effects import LeaderEffect, Respond, SendSnapsho
 from dataplane.replica.replica_refusals import deletions_gone
 from wire.errors import CorruptData, TidelogError
 from wire.messaging.transport import Message
-from wire.partition_messages.replication import encode_header, sync_headers
+from wire.partition_messages.replication import encode_header, follower_headers
 from wire.protobuf.tidelog_pb2 import (
     LeaderEpochOffsetRequest,
     LeaderEpochOffsetResponse,
@@ -99,7 +99,7 @@ class FollowerService:
 
     def respond(self, effect: Respond) -> None:
         header = encode_header(self._role.leader_epoch, effect.high_watermark)
-        headers = sync_headers(effect.sync_to)
+        headers = self._headers(effect)
         if effect.max_bytes == 0:
             self._context.peers.publish(effect.inbox, [header], headers=headers, to=effect.replica)
             return
@@ -110,6 +110,10 @@ class FollowerService:
             self._role.send(self._context.peers, effect.inbox, effect.offset, body, headers, header, to=effect.replica)
         else:
             self._role.spawn(self._respond_cold(effect, limit))
+
+    # Keeps R82.
+    def _headers(self, effect: Respond) -> dict[str, str] | None:
+        return follower_headers(effect.sync_to, self._core.start_to_tell(effect.replica))
 
     async def _respond_cold(self, effect: Respond, limit: int) -> None:
         try:
@@ -132,7 +136,7 @@ class FollowerService:
             gone = deletions_gone(self._role.view.key, self._log.log_start_offset, effect.offset)
             self._role.peer_answers.error(effect.inbox, gone, header)
         elif not self._role.ended:
-            headers = sync_headers(effect.sync_to)
+            headers = self._headers(effect)
             self._role.send(self._context.peers, effect.inbox, effect.offset, [header, data], headers, header)
 
     def send_snapshot(self, effect: SendSnapshot) -> None:
@@ -190,6 +194,7 @@ def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:
         no_space=request.no_space,
         disk_hangs=request.disk_hangs,
         deleted_end=Offset(request.deleted_end),
+        first_record=Offset(request.first_record),
     )
 
 

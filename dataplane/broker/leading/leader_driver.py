@@ -279,6 +279,7 @@ class LeaderDriver(ReadableRole):
             transactions=partition_log.transactions,
             settings=context.settings,
             now=context.now(),
+            withheld_below=partition_log.withheld_below,
             no_space=context.space.is_full,
             disk_hangs=context.disk.hangs,
             shared=context.the(BoundsOfAll).uncommitted,
@@ -399,6 +400,9 @@ class LeaderDriver(ReadableRole):
         self.core.on_connection(connected, self.context.now())
         if connected:
             self._run(self.core.announce())
+
+    def settled_start(self) -> Offset:
+        return self.core.settled_start(self.context.now())
 
     def on_log_start(self) -> None:
         self.core.on_log_start(self.log.log_start_offset)

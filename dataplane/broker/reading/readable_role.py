@@ -50,6 +50,7 @@ from wire.partition_messages.replication import (
     LOG_END_HEADER,
     LOG_START_HEADER,
     OFFSET_HEADER,
+    SETTLED_START_HEADER,
     encode_header,
 )
 from wire.protobuf.tidelog_pb2 import FetchRequest
@@ -146,6 +147,8 @@ class ReadableRole(Role):
     def __init__(self, setup: RoleSetup) -> None:
         super().__init__(setup)
         context, view = setup.context, setup.view
+        # After an unclean election others are written at offsets below it.
+        setup.log.withheld_below = min(setup.log.withheld_below, setup.log.log_end_offset)
         self.answers = Answers(context.control, view.key, view.subject)
         self.peer_answers = PeerAnswers(context.peers, view.key)
         self.requests = Requests(view.key, self.answers, self.peer_answers, context)
@@ -165,7 +168,11 @@ class ReadableRole(Role):
     @property
     def first_record(self) -> Offset:
         """Where the records begin that consumers may read."""
-        return self.view.first_record(self.log.log_start_offset)
+        return self.view.first_record(max(self.log.log_start_offset, self.log.withheld_below))
+
+    def settled_start(self) -> Offset:
+        """Returns the offset below which no replica serves consumers, as far as is known here."""
+        return self.first_record
 
     @property
     def last_stable_offset(self) -> Offset:
@@ -334,6 +341,7 @@ class ReadableRole(Role):
         if reader.looked_up:
             headers[OFFSET_HEADER] = str(offset)
             headers[LOG_END_HEADER] = str(self.log.log_end_offset)
+            headers[SETTLED_START_HEADER] = str(self.settled_start())
         body: list[Buffer] = [encode_header(self.leader_epoch, end)]
         if found is not None and found.parts:
             size = sum(map(len, found.parts))

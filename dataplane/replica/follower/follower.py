@@ -102,6 +102,7 @@ class Fetcher:
         refused, self.refused_batch = self.refused_batch, ""
         fetch = SendFetch(self._sequence, replica.log_end_offset, replica.reported_end, False, refused)
         fetch.no_space, fetch.disk_hangs = self.no_space, self.disk_hangs
+        fetch.first_record = replica.first_record
         return [fetch]
 
     def report(self) -> SendFetch:
@@ -109,6 +110,7 @@ class Fetcher:
         self._sequence += 1
         report = SendFetch(self._sequence, self._replica.log_end_offset, self._replica.reported_end, True)
         report.no_space, report.disk_hangs = self.no_space, self.disk_hangs
+        report.first_record = self._replica.first_record
         return report
 
     def wait_for_sync(self, now: float) -> None:
@@ -167,6 +169,7 @@ class Follower:
         no_space: bool = False,
         disk_hangs: bool = False,
         history: History | None = None,
+        withheld_below: Offset = Offset(0),
     ) -> None:
         """`history`: that of the replica."""
         if view.leader == broker:
@@ -181,6 +184,7 @@ class Follower:
             broker=broker,
             leader_epoch=view.leader_epoch,
             log_start_offset=log_start_offset,
+            withheld_below=withheld_below,
             log_end_offset=log_end_offset,
             durable_end=durable_end,
             high_watermark=min(high_watermark, log_end_offset),
@@ -228,6 +232,11 @@ class Follower:
         return self._replica.high_watermark
 
     @property
+    def withheld_below(self) -> Offset:
+        """Consumers are served nothing below it."""
+        return self._replica.withheld_below
+
+    @property
     def owes_a_sync(self) -> bool:
         """The leader waits for a sync of this log."""
         return self._replica.owes_a_sync
@@ -270,6 +279,7 @@ class Follower:
         replica.log_start_offset = log_start
         replica.log_end_offset = replica.durable_end = log_end
         replica.high_watermark = max(min(replica.high_watermark, log_end), log_start)
+        replica.withheld_below = min(replica.withheld_below, log_end)
         self._reads.fetched_at = -math.inf
         replica.history.add(f"its log begins at {log_start} and ends at {log_end}", now)
         return self._fetcher.fetch(now)
@@ -291,7 +301,7 @@ class Follower:
     # Each data request has an inbox of its own and a sequence number; the leader ignores a number at or below the last
     # one of that incarnation.
     # Hazard: Answers that come late, in another order, or twice.
-    # Keeps R1.
+    # Keeps R1, R82.
     def on_answer(self, answer: FetchAnswer, now: float) -> list[FollowerEffect]:
         replica, state = self._replica, self._replica.state
         if not isinstance(state, (Fetching, Idle)) or answer.sequence != state.sequence:
@@ -312,6 +322,8 @@ class Follower:
         self._fetcher.on_good_answer()
         self._reads.fetched_at = now
         self.stopped = None
+        has_risen = answer.log_start > replica.first_record
+        replica.withheld_below = max(replica.withheld_below, answer.log_start)
         asked_to_sync = answer.sync_to > replica.sync_to
         replica.sync_to = max(replica.sync_to, answer.sync_to)
         if answer.first_offset is not None and not self._fetcher.no_space:
@@ -322,8 +334,8 @@ class Follower:
         if isinstance(state, Idle) or replica.was_notified:
             return [*self._fetcher.fetch(now), *served]
         self._fetcher.idle(state, now)
-        if asked_to_sync and not replica.owes_a_sync:
-            return [self._fetcher.report(), *served]  # all of it is synced, and the leader waits for the report
+        if has_risen or (asked_to_sync and not replica.owes_a_sync):
+            return [self._fetcher.report(), *served]  # the leader waits for it
         return served
 
     def on_appended(

@@ -43,7 +43,7 @@ class FollowerReads:
         replica = self._replica
         return Readable(
             view=replica.view,
-            log_start_offset=replica.log_start_offset,
+            log_start_offset=replica.first_record,
             log_end_offset=replica.log_end_offset,
             high_watermark=replica.high_watermark,
             last_stable_offset=replica.last_stable_offset,

@@ -35,6 +35,8 @@ class FetchAnswer:
     """None: no batches."""
     sync_to: Offset = Offset(0)
     """The leader waits until the log is synced up to here; 0: it waits for nothing."""
+    log_start: Offset = Offset(0)
+    """The leader's log start; 0: the follower has reported that it serves nothing below."""
     error: TidelogError | None = None
 
 

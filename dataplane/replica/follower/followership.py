@@ -34,6 +34,8 @@ class Followership:
     broker: BrokerId
     leader_epoch: LeaderEpoch
     log_start_offset: Offset
+    withheld_below: Offset
+    """The highest log start that a leader has reported: consumers are served nothing below."""
     log_end_offset: Offset
     durable_end: Offset
     high_watermark: Offset
@@ -79,6 +81,11 @@ class Followership:
                 require(state.offset == end, "the fetch asks for the LEO", (state, end))
             case _:
                 pass
+
+    @property
+    def first_record(self) -> Offset:
+        """Returns the first offset that consumers may read."""
+        return self.view.first_record(max(self.log_start_offset, self.withheld_below))
 
     @property
     def last_stable_offset(self) -> Offset:

@@ -65,6 +65,7 @@ from dataplane.replica.leader.isr import CommittedIsr, IsrState
 from dataplane.replica.leader.isr_keeper import IsrKeeper
 from dataplane.replica.leader.leadership import FollowerFetch, FollowerProgress, Leadership, SnapshotFetch
 from dataplane.replica.leader.quota import Quota
+from dataplane.replica.leader.settled_start import SettledStart
 from dataplane.replica.replica_effects import (
     CompleteProduce,
     LeaderEffect,
@@ -232,6 +233,7 @@ class Leader:
         transactions: TransactionTable,
         settings: ReplicaSettings,
         now: float,
+        withheld_below: Offset = Offset(0),
         no_space: bool = False,
         disk_hangs: bool = False,
         shared: Uncommitted | None = None,
@@ -254,6 +256,7 @@ class Leader:
             leader_epoch=view.leader_epoch,
             epoch_start=self.epoch_start,
             log_start_offset=log_start_offset,
+            withheld_below=withheld_below,
             log_end_offset=log_end_offset,
             durable_end=durable_end,
             high_watermark=min(high_watermark, log_end_offset),
@@ -274,6 +277,7 @@ class Leader:
         )
         self._epochs = epochs
         self._consumers = Consumers(epochs, settings, leads=True)
+        self._settled_start = SettledStart(state)
         self._cutover = Cutover(state, now)
         self._commits = Commits(state, self._consumers, shared or Uncommitted(settings))
         self._waiters = DataWaiters(state, self._commits)
@@ -477,7 +481,16 @@ class Leader:
             )
         if read_uncommitted:
             return state.high_watermark
-        return max(state.last_stable_offset, state.view.first_record(state.log_start_offset))
+        return max(state.last_stable_offset, state.first_record)
+
+    def settled_start(self, now: float) -> Offset:
+        """Returns the offset below which no replica serves consumers."""
+        return self._settled_start.at(now)
+
+    def start_to_tell(self, replica: BrokerId) -> Offset:
+        """Returns the first offset that is served here, if that follower may serve what is below; else 0."""
+        follower, start = self._state.followers.get(replica), self._state.first_record
+        return start if follower is not None and follower.first_record < start else Offset(0)
 
     # ------------------------------------------------------------------ metadata, disks and connection
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:

@@ -42,6 +42,8 @@ class FollowerFetch:
     """The follower's disk has not answered for long."""
     deleted_end: Offset = Offset(0)
     """Records that tombstones below it deleted are not in the follower's log."""
+    first_record: Offset = Offset(0)
+    """The follower serves consumers nothing below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class FollowerProgress:
     """Its last request said that its disk hangs."""
     deleted_end: Offset = Offset(0)
     """As in its last request."""
+    first_record: Offset = Offset(0)
+    """As in its last request."""
     outside_fetch_at: float = -math.inf
     """Time of its last fetch while it was not in the ISR; -inf: none since it left."""
     expand_not_before: float = -math.inf
@@ -127,6 +131,7 @@ class FollowerProgress:
         self.no_space = fetch.no_space
         self.disk_hangs = fetch.disk_hangs
         self.deleted_end = fetch.deleted_end
+        self.first_record = fetch.first_record
         if not fetch.progress_only:
             if self.notified_at is not None:
                 self.patience = 2 * (now - self.fired_at)
@@ -144,6 +149,8 @@ class Leadership:
     epoch_start: Offset
     """First offset of this epoch: the exclusive end of the earlier ones."""
     log_start_offset: Offset
+    withheld_below: Offset
+    """Consumers are served nothing below it: an earlier leader's log began there."""
     log_end_offset: Offset
     durable_end: Offset
     high_watermark: Offset
@@ -166,6 +173,11 @@ class Leadership:
     is_connected: bool = True
     followers: dict[BrokerId, FollowerProgress] = field(default_factory=dict)
     history: History
+
+    @property
+    def first_record(self) -> Offset:
+        """Returns the first offset that consumers may read."""
+        return self.view.first_record(max(self.log_start_offset, self.withheld_below))
 
     @property
     def last_stable_offset(self) -> Offset:
@@ -269,7 +281,7 @@ class Leadership:
     def readable(self) -> Readable:
         return Readable(
             view=self.view,
-            log_start_offset=self.log_start_offset,
+            log_start_offset=self.first_record,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark,
             last_stable_offset=self.last_stable_offset,

@@ -33,6 +33,7 @@ from tests.simulation.invariants.key_readers import (
     CommittedIsNotGivenAgain,
     NobodyWaitsForDeletedRecords,
     OnlyDeletedRecordsAreSkipped,
+    WhatIsSettledIsServedByNobody,
 )
 from tests.simulation.invariants.levels import FloorHolds, HeldByAllStays, SyncedByAllStays
 from tests.simulation.invariants.metadata import (
@@ -162,6 +163,7 @@ INVARIANTS: tuple[type[Invariant], ...] = (
     CommittedIsNotGivenAgain,
     OnlyDeletedRecordsAreSkipped,
     NobodyWaitsForDeletedRecords,
+    WhatIsSettledIsServedByNobody,
 )
 """The first that falls is the one that is named."""
 

@@ -47,6 +47,7 @@ from wire.partition_messages.replication import (
     LOG_END_HEADER,
     LOG_START_HEADER,
     OFFSET_HEADER,
+    SETTLED_START_HEADER,
     decode_header,
 )
 from wire.protobuf.tidelog_pb2 import FetchRequest
@@ -136,6 +137,8 @@ class PartitionFetcher:
         it."""
         self.log_start: int | None = None
         """Offset of the oldest record, as the last look-up has told it; None: none has."""
+        self.settled_start: int | None = None
+        """Offset below which no replica serves records, as the last look-up has told it; None: none has."""
         self.log_end: int | None = None
         """Exclusive end of the leader's log, with records that are not committed yet, as the last look-up has told
         it; None: none has."""
@@ -301,6 +304,7 @@ class PartitionFetcher:
         if offset is None:
             raise CorruptData(f"the answer to a look-up has no {OFFSET_HEADER}")
         self.log_start = whole_number(headers.get(LOG_START_HEADER, ""))
+        self.settled_start = whole_number(headers.get(SETTLED_START_HEADER, ""))
         self.log_end = whole_number(headers.get(LOG_END_HEADER, ""))
         self.span_bytes = whole_number(headers.get(BYTES_HEADER, "")) or 0
         self._retry.succeeded()

@@ -45,6 +45,15 @@ class StreamExtents(NamedTuple):
     """Over which partitions keys were spread, and where that changed; oldest first."""
 
 
+class LogStart(NamedTuple):
+    """Where the log of a partition begins."""
+
+    first: int
+    """Offset of its oldest record, at the leader."""
+    settled: int
+    """Offset below which no replica serves records: `first`, a moment later (R82)."""
+
+
 class Span(NamedTuple):
     """A part of a partition's committed log, by size. Sizes are those on the brokers' disks, compressed for instance,
     and estimated between the entries of their indexes."""
@@ -71,6 +80,14 @@ class OffsetLookup:
         NoServer, as all of these."""
         layout, chosen = await self._chosen(stream, partitions)
         return {p: offset for p, (offset, _) in (await self._found(layout, chosen, Anchor.EARLIEST, False)).items()}
+
+    async def log_starts(self, stream: str, partitions: Iterable[int]) -> dict[int, LogStart]:
+        """Where the logs of these partitions begin."""
+        layout, chosen = await self._chosen(stream, partitions)
+        config: ConsumerConfig[Any, Any] = ConsumerConfig()
+        readers = [self.reader(layout, partition, Anchor.EARLIEST, None, config) for partition in chosen]
+        await asyncio.gather(*(reader.resolve() for reader in readers))
+        return {partition: _log_start(reader.fetcher) for partition, reader in zip(chosen, readers, strict=True)}
 
     async def ends(
         self, stream: str, partitions: Iterable[int] | None, *, read_uncommitted: bool = False
@@ -198,6 +215,12 @@ def _extent(incarnation: int, looked_up: PartitionFetcher) -> LogExtent:
     assert end is not None
     log_end = end if looked_up.log_end is None else looked_up.log_end
     return LogExtent(incarnation, looked_up.log_start or 0, end, max(log_end, end))
+
+
+def _log_start(looked_up: PartitionFetcher) -> LogStart:
+    first, settled = looked_up.position, looked_up.settled_start
+    assert first is not None
+    return LogStart(first, first if settled is None else min(settled, first))  # None: a broker of an earlier version
 
 
 def _span(looked_up: PartitionFetcher) -> Span:

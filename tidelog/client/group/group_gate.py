@@ -6,7 +6,8 @@ hand.
 
     limited    it has not come to the limit yet: nothing is asked
     waiting    it has; the coordinator is asked again and again for the offsets of the partitions that it waits for
-    open       they are committed up to their cutovers, or their logs begin behind them
+    open       they are committed up to their cutovers, or their logs begin behind them, for whichever replica a
+               member reads from (R82)
 
 A member that has come to a cutover of a partition commits at once, since others may wait for it. Where commits are the
 program's, the member itself commits only offsets without a record: control batches, and offsets that compaction has
@@ -19,14 +20,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from random import random
 
+from tidelog.client.consumer.offset_lookup import LogStart
 from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream, SubscriptionState
 from tidelog.client.group.group_commits import GroupCommits, Mark
 from wire.errors import TidelogError
 from wire.internal_records.group_records import StreamPartition
 from wire.layouts import NOT_REPORTED
 from wire.protobuf.groups_pb2 import CommittedOffset
+from wire.retry import Retry
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ _LOOK_EVERY = 1.0
 _ASK_TIMEOUT = 2.0
 _LOG_STARTS_EVERY = 5.0
 """Seconds between two looks at where logs begin for which a partition waits."""
+_LOG_STARTS_AGAIN = 0.5
+"""Seconds until the next look, at first, after one that has failed, or at records that some replica may serve still."""
 LONG_WAIT = 30.0
 """Seconds after which a wait is written into the log."""
 _REPORT_AGAIN = 300.0
@@ -46,7 +52,7 @@ _MOST_REPORTED = 10
 
 class GroupGate:
     """Asks for the group's offsets while partitions of this member wait for others. `commit_soon` makes a member
-    whose commits are automatic commit; None: they are the program's. `log_starts`: as `OffsetLookup.beginnings`."""
+    whose commits are automatic commit; None: they are the program's. `log_starts`: as `OffsetLookup.log_starts`."""
 
     def __init__(
         self,
@@ -55,7 +61,7 @@ class GroupGate:
         progress: asyncio.Event,
         commits: GroupCommits,
         commit_soon: Callable[[], object] | None,
-        log_starts: Callable[[str, Iterable[int]], Awaitable[Mapping[int, int]]],
+        log_starts: Callable[[str, Iterable[int]], Awaitable[Mapping[int, LogStart]]],
     ) -> None:
         self._group = group
         self._state = state
@@ -65,6 +71,7 @@ class GroupGate:
         self._log_starts = log_starts
         self._wakes = asyncio.Event()
         self._log_starts_at = 0.0
+        self._looks_again = Retry(_LOG_STARTS_AGAIN, _LOG_STARTS_EVERY, chance=random)
 
     def check(self) -> None:
         """Positions have moved, or partitions or layouts have changed: the member may have come to a cutover, or to a
@@ -115,16 +122,19 @@ class GroupGate:
                 stream.on_group_committed(of.partition, found.partition_incarnation, found.offset)
             if of in own:
                 await self._settle(own[of], found)
-        now = asyncio.get_running_loop().time()
+        is_due, has_failed = asyncio.get_running_loop().time() >= self._log_starts_at, False
         for life, stream in streams.items():
             numbers = {of.partition: end for of, end in sources.items() if (of.stream, of.incarnation) == life}
             if stream is not None and numbers:
-                missing = [number for number, end in numbers.items() if self._state.committed_to(stream, number) < end]
-                if missing and now >= self._log_starts_at:
-                    await self._ask_log_starts(stream, missing)
+                missing = {n: end for n, end in numbers.items() if self._state.committed_to(stream, n) < end}
+                if missing and is_due:
+                    has_failed |= not await self._ask_log_starts(stream, missing)
                 self._state.look(stream)
-        if now >= self._log_starts_at:
-            self._log_starts_at = now + _LOG_STARTS_EVERY
+        if is_due:
+            if not has_failed:
+                self._looks_again.succeeded()
+            now = asyncio.get_running_loop().time()
+            self._log_starts_at = now + (self._looks_again.failed() if has_failed else _LOG_STARTS_EVERY)
         self._progress.set()
 
     async def _settle(self, assigned: AssignedPartition, found: CommittedOffset) -> None:
@@ -138,18 +148,21 @@ class GroupGate:
             mark = Mark(assigned.finished, assigned.incarnation)
             await self._commits.commit({assigned.of: mark}, found.metadata, _ASK_TIMEOUT)
 
-    async def _ask_log_starts(self, stream: AssignedStream, missing: Collection[int]) -> None:
-        """Where retention has removed what was not committed, there is nothing left to wait for."""
+    # Keeps R82.
+    async def _ask_log_starts(self, stream: AssignedStream, missing: Mapping[int, int]) -> bool:
+        """Where retention has removed what was not committed, there is nothing left to wait for. `missing`: the
+        partitions, with the ends that are waited for. False: it is not known yet whether they are gone."""
         incarnations = {number: stream.incarnation_of(number) for number in missing}
         try:
             async with asyncio.timeout(_ASK_TIMEOUT):
                 starts = await self._log_starts(stream.name, missing)
         except (TidelogError, TimeoutError):
-            return
+            return False
         for number, start in starts.items():
             incarnation = incarnations[number]
             if incarnation is not None and incarnation == stream.incarnation_of(number):
-                stream.on_group_committed(number, incarnation, start)
+                stream.on_group_committed(number, incarnation, start.settled)
+        return not any(start.settled < missing[number] <= start.first for number, start in starts.items())
 
     def _report(self) -> None:
         """Writes the partitions that have waited for long into the log."""

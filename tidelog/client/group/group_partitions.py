@@ -81,7 +81,7 @@ class GroupPartitions:
         """None: keys are not kept in order."""
         if config.order == "key":
             soon = self.commit_soon.set if config.auto_commit else None
-            self.gate = GroupGate(settings.group, self.state, self.progress, self.commits, soon, lookup.beginnings)
+            self.gate = GroupGate(settings.group, self.state, self.progress, self.commits, soon, lookup.log_starts)
         self._on_change: Callable[[], object] = _nothing if self.gate is None else self.gate.check
         self._transport = transport
         self._subjects = subjects

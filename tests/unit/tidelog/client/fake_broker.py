@@ -46,6 +46,8 @@ class FakeLog:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     end: int = 0
     start: int = 0
+    settled: int | None = None
+    """None: a broker of an earlier version."""
     uncommitted: int = 0
     """Records behind the end."""
     producers: ProducerTable = field(default_factory=ProducerTable)
@@ -398,6 +400,8 @@ class FakeBroker:
             "Tidelog-Offset": str(offset),
             "Tidelog-Log-End": str(log.end + log.uncommitted),
         }
+        if log.settled is not None:
+            headers["Tidelog-Settled-Log-Start"] = str(log.settled)
         if span is not None:
             headers["Tidelog-Bytes"] = str(span)
         self.transport.publish(inbox, [b"".join(body)], headers=headers)

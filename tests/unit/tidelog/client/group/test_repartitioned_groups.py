@@ -1,12 +1,12 @@
 """Members of a group whose stream's number of partitions changes."""
 
-# Rules: R65, R66.
+# Rules: R65, R66, R82.
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import pytest
@@ -15,6 +15,7 @@ from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.group.members_world import World, take, until
 from tidelog.client.cluster import route_updates
+from tidelog.client.consumer.offset_lookup import LogStart
 from tidelog.client.group import group_gate, group_partitions
 from wire.batch.control import control_batch
 from wire.errors import Code, TidelogError
@@ -200,6 +201,47 @@ async def test_a_partition_whose_sources_lost_their_records_waits_no_longer(
         assert await take(one, 1) == [(*partition, 0)]
         assert one.waiting == {}
         assert world.committed == {}, "nothing else has opened it"
+
+
+@pytest.mark.parametrize("why", ["some replica may serve them still", "the look has failed"])
+async def test_a_look_at_a_log_start_that_settles_nothing_is_soon_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(group_gate, "_LOG_STARTS_AGAIN", 0.02)
+    logs = [world.broker.logs["s", source] for source in range(2)]
+    async with (
+        world.client().subscribe("s", group="g", auto_commit=False) as one,
+        world.client().subscribe("s", group="g", auto_commit=False) as two,
+    ):
+        await until(lambda: len(one.assignment) == len(two.assignment) == 1)
+        repartition(world, 4)
+        world.seed("s", 2, 1)
+        world.seed("s", 3, 1)
+        await until(lambda: len(one.assignment) == len(two.assignment) == 2)
+        await take(one, 5)
+        for log in logs:
+            log.start, log.settled = 5, 4
+        looks = 0
+        if why == "the look has failed":
+            gate = one._partitions.gate
+            assert gate is not None
+            look = gate._log_starts
+
+            async def fail_first(stream: str, partitions: Iterable[int]) -> Mapping[int, LogStart]:
+                nonlocal looks
+                looks += 1
+                if looks <= 3:
+                    raise TidelogError(Code.UNAVAILABLE, "no leader")
+                return await look(stream, partitions)
+
+            monkeypatch.setattr(gate, "_log_starts", fail_first)
+        await until(lambda: bool(one.waiting))
+        assert await one.getone(timeout=0.1) is None
+        assert one.waiting
+        for log in logs:
+            log.settled = 5
+        assert len(await asyncio.wait_for(take(one, 1), 2)) == 1, "the next look in turn comes after 5 s"
+        assert one.waiting == {}
 
 
 async def test_a_long_wait_is_told(
