@@ -233,8 +233,9 @@ class Invariant:
     def on_offset_told(self, of: StreamPartition, offset: int, floor: int) -> None:
         """A member was told what is committed. `floor`: what it could not be below when it asked."""
 
-    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
-        """A member was given a record of `tests.simulation.users.keyed`, fetched before. `is_deleted`: by now."""
+    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_settled: bool) -> None:
+        """A member was given a record of `tests.simulation.users.keyed`, fetched before. `is_settled`: by now, it is
+        below the settled log start."""
 
     def on_given(self, given: Given) -> None:
         """A member of the group that reads keys was given a batch."""

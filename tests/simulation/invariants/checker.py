@@ -472,9 +472,9 @@ class Invariants:
         for invariant in self._on_offset_told:
             invariant.on_offset_told(of, offset, floor)
 
-    def key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
+    def key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_settled: bool) -> None:
         for invariant in self._on_key_given:
-            invariant.on_key_given(who, where, key, value, is_deleted=is_deleted)
+            invariant.on_key_given(who, where, key, value, is_settled=is_settled)
 
     def given(self, given: Given) -> None:
         for invariant in self._on_given:

@@ -38,6 +38,8 @@ class History:
     """Base offset -> the broker whose HW covered it first."""
     removed_to: int = 0
     """Offset below which retention has removed records on some broker."""
+    settled_to: int = 0
+    """Offset below which a leader has said that no replica serves records."""
     decisions: Mapping[tuple[int, int], bool] = field(default_factory=dict)
     """See `CommittedHistory`."""
 

@@ -116,6 +116,8 @@ class WhatIsSettledIsServedByNobody(Invariant):
         if settled <= self._settled.get(role, 0):
             return
         self._settled[role] = settled
+        history = self.history.history(role.view.key)
+        history.settled_to = max(history.settled_to, settled)
         for name in role.view.replicas:
             other = self.brokers[name]
             replica = other.broker._replicas.get(role.view.key) if other.broker is not None else None

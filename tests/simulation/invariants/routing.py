@@ -129,28 +129,33 @@ class KeysAreStoredInOrder(Invariant):
 
 class KeysAreGivenInOrder(Invariant):
     """To members of a group that reads with order="key": the records of a key are given out in their order, over all
-    members; what was given out before may come again, and what is deleted may come late: others do not wait for it."""
+    members; what was given out before may come again, and what is deleted may come late, to a member that had fetched
+    it: others do not wait for it (R82)."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._given: dict[bytes, dict[bytes, str]] = {}
         """By key and value, to whom it was given first."""
+        self._late: set[bytes] = set()
+        """Values that were given when nobody waited for them any more."""
         self._newest: dict[tuple[bytes, bytes], tuple[int, str]] = {}
 
-    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_deleted: bool) -> None:
+    def on_key_given(self, who: str, where: str, key: bytes, value: bytes, *, is_settled: bool) -> None:
         given = self._given.setdefault(key, {})
         writer, number, _ = value.split(b":")
         newest = self._newest.get((key, writer))
         if value in given:
             return
         if newest is not None and int(number) < newest[0]:
-            if is_deleted:
+            if is_settled:
                 return
             self.broken(
                 f"{who} was given {value[:20]!r} of {key!r} at {where}, when number {newest[0]} had been given to"
                 f" {newest[1]}"
             )
         given[value] = f"{who} at {where}"
+        if is_settled:
+            self._late.add(value)
         self._newest[key, writer] = int(number), given[value]
 
     def at_the_end(self, records: Mapping[tuple[str, int, int], list[bytes]]) -> None:
@@ -166,7 +171,8 @@ class KeysAreGivenInOrder(Invariant):
                         self.broken(
                             f"{key!r}: {record} was given to {given[record.value]} before {last} to {given[last.value]}"
                         )
-                    last = record
+                    if record.value not in self._late:
+                        last = record
 
 
 class CutoversAreExact(Invariant):

@@ -219,12 +219,12 @@ class KeyReader:
         is_from_newest = fetcher._start is Anchor.LATEST
         began = max(began, came_to)
         invariants.given(Given(self.name, place, first, end, began, fetcher, assigned.missed, is_from_newest))
-        deleted_end = invariants.deleted_end(place)
+        settled = invariants.history.history(place).settled_to
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None and is_keyed(key) and value is not None:
                 where = f"{batch.stream}/{batch.partition} offset {offset}"
                 self.readers.given.add(value)
-                invariants.key_given(self.name, where, key, value, is_deleted=offset < deleted_end)
+                invariants.key_given(self.name, where, key, value, is_settled=offset < settled)
 
     @property
     def assignment(self) -> set[int]:
