@@ -52,10 +52,9 @@ from scripts.benchmarks import (
     transactions,
 )
 from scripts.benchmarks.rig import picture
-from scripts.benchmarks.rig.comparison import Comparison
+from scripts.benchmarks.rig.comparison import Comparison, tell
 from scripts.benchmarks.rig.kafka import Kafka, why_not
 from scripts.benchmarks.rig.machine import about
-from scripts.benchmarks.rig.progress import tell
 from scripts.benchmarks.rig.running import Run
 
 WORKLOADS: dict[str, ModuleType] = {
@@ -66,7 +65,7 @@ WORKLOADS: dict[str, ModuleType] = {
 }  # fmt: skip
 """Each has FIGURES and `async run(run)`."""
 ALONE: dict[str, ModuleType | None] = {"log": log, "ids": ids, "bounds": bounds, "spark": None}
-"""Each has `add_arguments(parser)` and `run(options)`, which returns a Report. `spark`, which imports PySpark, is
+"""Each has `add_arguments(parser)` and `run(options)`, which returns a Comparison. `spark`, which imports PySpark, is
 imported when it is asked for."""
 ROUNDS, RECORDED_ROUNDS = 3, 5
 KILLS, QUICK_KILLS, RECORDED_KILLS = 10, 4, 20
@@ -85,9 +84,9 @@ def _alone(name: str, words: list[str]) -> int:
     module.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
     options = parser.parse_args(words)
-    report = module.run(options)
-    print(json.dumps(report.as_dict()) if options.json else report)
-    return 0 if report.ok else 1
+    found: Comparison = module.run(options)
+    print(json.dumps(found.as_dict()) if options.json else found)
+    return 0 if found.ok else 1
 
 
 def _compare(words: list[str]) -> int:

@@ -27,7 +27,7 @@ from metadata.cluster.references import log_ends_to_pb
 from metadata.commands.cluster_state import ClusterState
 from metadata.runtime.applied_state import AppliedState
 from metadata.runtime.views import ViewDelivery
-from scripts.benchmarks.rig.report import Figure, Report
+from scripts.benchmarks.rig.comparison import Comparison, Figure
 from tests.loads import Bounds, longest_steps
 from tests.loop_steps import CpuTime, Measure
 from tidelog.server.audit.activity_stream import ActivityStream
@@ -80,18 +80,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partitions", type=int, default=100_000, help="of the cluster (default: %(default)s)")
 
 
-def run(options: argparse.Namespace) -> Report:
-    report = Report()
+def run(options: argparse.Namespace) -> Comparison:
+    found = Comparison()
     gc.collect()
     gc.disable()
     try:
-        report.add(Figure("memory of a producer that has written five batches", _producers(options.producers, 5), "B"))
+        what = "memory of a producer that has written five batches"
+        found.record(Figure(key=f"bounds/{what}", what=what, unit="B"), _producers(options.producers, 5))
         for rows_of in (coordinators(CpuTime()), _requests(), _cluster(options.partitions)):
             for what, took in rows_of:
-                report.add(Figure(what, took, "ms", at_most=LIMIT_MS))
+                found.record(Figure(key=f"bounds/{what}", what=what, unit="ms", at_most=LIMIT_MS), took)
     finally:
         gc.enable()
-    return report
+    return found
 
 
 def coordinators(measure: Measure) -> Iterator[tuple[str, float]]:

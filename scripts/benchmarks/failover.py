@@ -19,8 +19,7 @@ from typing import Self
 import nats
 from nats.aio.msg import Msg
 
-from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure
-from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.comparison import NOT_SYNCED, Figure, tell
 from scripts.benchmarks.rig.running import POLL, Run, new_stream
 from scripts.benchmarks.rig.systems import JetStream, System, Tidelog
 from wire.subjects import Subjects

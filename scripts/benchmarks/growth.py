@@ -22,8 +22,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client as NatsClient
 
-from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.comparison import Figure, tell
 from scripts.benchmarks.rig.running import Run
 from scripts.benchmarks.rig.systems import (
     AT_ONCE,

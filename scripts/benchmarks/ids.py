@@ -20,7 +20,7 @@ from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.replica.derived.dedup_window import MessageIds
 from dataplane.replica.leader.ack_levels import AckLevel
 from dataplane.replica.leader.append_rules import APART, STORE, AnswerWith, Decision, PublishRun
-from scripts.benchmarks.rig.report import Figure, Report
+from scripts.benchmarks.rig.comparison import Comparison, Figure
 from wire.batch import BatchBuilder, Compression
 from wire.batch.encoded import RecordLimit
 from wire.messaging.transport import UniformRun
@@ -36,17 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", type=int, default=1_000_000, help="of the window (default: %(default)s)")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> Comparison:
     ids: int = options.ids
-    report = Report()
-    report.add(Figure(f"memory of a window of {ids:,} ids of 22 bytes", _memory(ids) / 1e6, "MB"))
+    found = Comparison()
+
+    def record(what: str, value: float, unit: str) -> None:
+        found.record(Figure(key=f"ids/{what}", what=what, unit=unit, less_is_better=True), value)
+
+    record(f"memory of a window of {ids:,} ids of 22 bytes", _memory(ids) / 1e6, "MB")
     leader = _Leader()
     for what, publish, messages in leader.workloads():
-        report.add(Figure(what, _best(publish, messages), "ns"))
+        record(what, _best(publish, messages), "ns")
     for size in (CHUNK, 10, 1):
-        took = _read(size, min(ids, 20_000 * size))
-        report.add(Figure(f"reading an id from the log, in batches of {size}", took, "µs"))
-    return report
+        record(f"reading an id from the log, in batches of {size}", _read(size, min(ids, 20_000 * size)), "µs")
+    return found
 
 
 def _resident() -> int:

@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.benchmarks.rig.comparison import Comparison, Figure, tell
 from scripts.benchmarks.rig.log_runs import (
     Killed,
     append_grouped,
@@ -34,7 +33,6 @@ from scripts.benchmarks.rig.log_runs import (
     open_again,
     read_all,
 )
-from scripts.benchmarks.rig.report import Figure, Report
 
 MIB = 1 << 20
 TARGET = 0.7
@@ -65,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, help="a folder on the disk to measure (default: that of temporary files)")
 
 
-def run(options: argparse.Namespace) -> Report:
-    report = Report()
+def run(options: argparse.Namespace) -> Comparison:
+    found = Comparison()
     with _workplace(options) as folder:
         for block in options.blocks:
-            _append(report, options, folder, block)
-        _large_partition(report, options, folder)
-    return report
+            _append(found, options, folder, block)
+        _large_partition(found, options, folder)
+    return found
 
 
 @contextmanager
@@ -87,7 +85,7 @@ def _workplace(options: argparse.Namespace) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _append(report: Report, options: argparse.Namespace, folder: Path, block: int) -> None:
+def _append(found: Comparison, options: argparse.Namespace, folder: Path, block: int) -> None:
     ways: list[tuple[str, int, Callable[[Path, int, int], float], str]] = [
         ("synced one by one", options.synced_size, append_one_by_one, "oflag=dsync"),
         ("group commit", options.append_size, append_grouped, "conv=fdatasync"),
@@ -104,41 +102,45 @@ def _append(report: Report, options: argparse.Namespace, folder: Path, block: in
                 target = f"of={place / 'file'}"
                 return total / _timed_dd(["if=/dev/zero", target, f"bs={block}", f"count={total // block}", flag]) / MIB
 
-        report.figures.append(_compared(what, options.runs, ours, dds))
+        _compare(found, what, options.runs, ours, dds)
 
 
-def _large_partition(report: Report, options: argparse.Namespace, folder: Path) -> None:
+def _large_partition(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
     log = folder / "large"
-    _tell(f"appending {_shown(options.size)}, to be killed in the middle of it")
+    tell(f"appending {_shown(options.size)}, to be killed in the middle of it")
     killed = Killed.while_appending(log, max(options.blocks), options.size)
     forget_cached(log)
     opened = open_again(log)
-    report.figures.append(
+    found.record(
         Figure(
-            f"open {_shown(killed.bytes)} after kill -9",
-            opened.seconds,
-            "s",
+            key="log/open",
+            what=f"open {_shown(killed.bytes)} after kill -9",
+            unit="s",
+            less_is_better=True,
             at_most=OPEN_TARGET,
             note=f"{opened.scanned >> 10} KiB scanned, {opened.truncated} bytes cut, {opened.segments} segments",
-        )
+        ),
+        opened.seconds,
     )
     for block in options.blocks:
-        _read(report, options, log, block)
-    _tell("reading all of it, with an eye on the memory")
+        _read(found, options, log, block)
+    tell("reading all of it, with an eye on the memory")
     forget_cached(log)
     reading = read_all(log, max(options.blocks))
-    report.figures.append(
+    found.record(
         Figure(
-            f"memory, most - least, reading {_shown(reading.bytes)}",
-            reading.memory_spread / MIB,
-            "MiB",
+            key="log/memory",
+            what=f"memory, most - least, reading {_shown(reading.bytes)}",
+            unit="MiB",
+            less_is_better=True,
             at_most=MEMORY_TARGET,
             note=f"most {reading.memory_most >> 20} MiB",
-        )
+        ),
+        reading.memory_spread / MIB,
     )
 
 
-def _read(report: Report, options: argparse.Namespace, log: Path, block: int) -> None:
+def _read(found: Comparison, options: argparse.Namespace, log: Path, block: int) -> None:
     """Of the large partition as much as an append run writes."""
     total = min(options.append_size, options.size)
 
@@ -163,22 +165,26 @@ def _read(report: Report, options: argparse.Namespace, log: Path, block: int) ->
 
         return measure
 
-    report.figures.append(_compared(f"read {_shown(block)}, from the disk", options.runs, cold(ours), cold(dds)))
+    _compare(found, f"read {_shown(block)}, from the disk", options.runs, cold(ours), cold(dds))
     dds()  # the files are in the page cache now
     what = f"read {_shown(block)}, from the page cache"
-    report.figures.append(_compared(what, options.runs, ours, dds, target=None))
+    _compare(found, what, options.runs, ours, dds, target=None)
 
 
-def _compared(
-    what: str, runs: int, ours: Callable[[], float], dds: Callable[[], float], *, target: float | None = TARGET
-) -> Figure:
+def _compare(
+    found: Comparison,
+    what: str,
+    runs: int,
+    ours: Callable[[], float],
+    dds: Callable[[], float],
+    *,
+    target: float | None = TARGET,
+) -> None:
     mine, theirs = [], []
     for _ in range(runs):
         mine.append(ours())
         theirs.append(dds())
-    figure = Figure(what, statistics.median(mine), "MiB/s", statistics.median(theirs), at_least=target)
-    _tell(f"{what}: {figure.value:.1f} MiB/s, dd {figure.reference:.1f}, {figure.ratio:.0%}")
-    return figure
+    found.record(Figure(key=f"log/{what}", what=what, unit="MiB/s", ratio_at_least=target), *mine, dd=theirs)
 
 
 @contextmanager
@@ -202,7 +208,3 @@ def _shown(number: int) -> str:
         if number >= factor:
             return f"{number / factor:.3g} {unit}"
     return f"{number} B"
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

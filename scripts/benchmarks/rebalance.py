@@ -16,8 +16,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import tidelog
-from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.comparison import Figure, tell
 from scripts.benchmarks.rig.running import Run, new_stream
 from scripts.benchmarks.rig.systems import Durability, Tidelog
 from tidelog.client.group.group_consumer import GroupConsumer

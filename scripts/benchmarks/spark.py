@@ -24,12 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tidelog
+from scripts.benchmarks.rig.comparison import Comparison, Figure, tell
 from scripts.benchmarks.rig.machine import about
-from scripts.benchmarks.rig.progress import tell
-from scripts.benchmarks.rig.report import Figure, Report
 from scripts.benchmarks.spark_sources import VALUE, ArrowPipe, Counting, Tuples
 from spark_connector.java import ensure_java
 from spark_connector.reads.plans import default_tasks
@@ -73,10 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=(READS, SINKS), help="a part of it")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> Comparison:
     rows = options.rows or (QUICK_ROWS if options.quick else ROWS)
     rounds = options.rounds or (1 if options.quick else ROUNDS)
-    report = Report(about=about(rounds=rounds, quick=options.quick) | {"rows": rows})
+    found = Comparison(about(rounds=rounds, quick=options.quick) | {"rows": rows})
     with (
         tempfile.TemporaryDirectory(prefix="tidelog-bench-") as folder,
         DevCluster(Path(folder) / "cluster", nodes=1, port=0, max_payload=MAX_PAYLOAD) as cluster,
@@ -86,13 +85,13 @@ def run(options: argparse.Namespace) -> Report:
             tell(f"{rows:,} records into {partitions} partitions")
             asyncio.run(_fill(cluster.nats_url, _name(partitions), partitions, rows))
         with _spark() as spark:
-            bench = _Bench(spark, cluster, Path(folder), rows, rounds, report)
+            bench = _Bench(spark, cluster, Path(folder), rows, rounds, found)
             if options.only != READS:
                 bench.sinks()
             if options.only != SINKS:
                 bench.run()
                 bench.memory(QUICK_LARGE_RECORDS if options.quick else LARGE_RECORDS)
-    return report
+    return found
 
 
 def _name(partitions: int) -> str:
@@ -168,6 +167,13 @@ def _used(before: _Cpu, after: _Cpu, what: str) -> float:
     return sum(seconds - before.get(key, 0.0) for key, seconds in after.items() if key[0] == what)
 
 
+class _Queried(NamedTuple):
+    rate: float
+    """Rows/s."""
+    rows_per_cpu: float
+    """Rows for each CPU second of JVM and Python."""
+
+
 @dataclass(slots=True)
 class _Bench:
     spark: SparkSession
@@ -175,7 +181,7 @@ class _Bench:
     folder: Path
     rows: int
     rounds: int
-    report: Report
+    found: Comparison
 
     def run(self) -> None:
         pipe = self._pipe()
@@ -202,13 +208,10 @@ class _Bench:
                 stream = f"{guarantee}-{len(columns)}"
                 asyncio.run(_create(self.cluster.nats_url, stream, SINK_PARTITIONS))
                 write = partial(_write, frame, self.cluster.nats_url, stream, guarantee)
-                self._query(f"write {kind}: {guarantee}", write, at_least, rows=rows)
-                rates.append(self.report.figures[-1].value)
+                rates.append(self._query(f"write {kind}: {guarantee}", write, at_least, rows=rows).rate)
                 asyncio.run(_delete(self.cluster.nats_url, stream))
             what = f"write {kind}: exactly_once beside at_least_once"
-            share = Figure(what, rates[1] / rates[0], "", at_least=EXACTLY_ONCE_AT_LEAST)
-            tell(f"  {share.what}: {share.value:.2f}")
-            self.report.figures.append(share)
+            self._record(what, rates[1] / rates[0], "", at_least=EXACTLY_ONCE_AT_LEAST)
 
     def memory(self, records: int) -> None:
         """Of Spark's Python processes, when they have read large records, too."""
@@ -219,15 +222,12 @@ class _Bench:
         for _ in range(LARGE_PASSES):
             _noop(frame)
         most = self._most_memory()
-        figure = Figure(
-            "memory of a Python worker at most",
-            most / 1e6,
-            "MB",
-            at_most=WORKER_MB_AT_MOST,
-            note=f"{before / 1e6:.0f} MB before the records of {LARGE_BYTES:,} B",
-        )
-        tell(f"  {figure.what}: {figure.value:.0f} MB ({figure.note})")
-        self.report.figures.append(figure)
+        note = f"{before / 1e6:.0f} MB before the records of {LARGE_BYTES:,} B"
+        what = "memory of a Python worker at most"
+        self._record(what, most / 1e6, "MB", at_most=WORKER_MB_AT_MOST, note=note)
+
+    def _record(self, what: str, value: float, unit: str, **of_figure: Any) -> None:
+        self.found.record(Figure(key=f"spark/{what}", what=what, unit=unit, **of_figure), value)
 
     def _most_memory(self) -> int:
         jvm = _jvm()
@@ -238,7 +238,7 @@ class _Bench:
         frame = self.spark.read.format("bench_arrow").options(rows=self.rows, partitions=2).load()
         for _ in range(WARM_UP):
             _noop(frame)
-        return self._query("Arrow pipe from memory: value to noop", lambda: _noop(frame))
+        return self._query("Arrow pipe from memory: value to noop", lambda: _noop(frame)).rows_per_cpu
 
     def _others(self) -> None:
         parquet = str(self.folder / "parquet")
@@ -263,8 +263,7 @@ class _Bench:
         pipe: float | None = None,
         *,
         rows: int | None = None,
-    ) -> float:
-        """Rows for each CPU second of JVM and Python."""
+    ) -> _Queried:
         count = rows or self.rows
         query()
         walls, used = [], []
@@ -277,15 +276,12 @@ class _Bench:
             used.append([_used(before, after, what) for what in ("JVM", "Python", "servers")])
         jvm, python, servers = (statistics.median(each) for each in zip(*used, strict=True))
         note = f"CPU seconds: JVM {jvm:.2f}, Python {python:.2f}, servers {servers:.2f}"
-        rate, per_cpu = count / statistics.median(walls), count / max(jvm + python, 1e-9)
-        figures = [Figure(what, rate / 1e6, "M/s", at_least=at_least and at_least / 1e6, note=note)]
+        queried = _Queried(count / statistics.median(walls), count / max(jvm + python, 1e-9))
+        self._record(what, queried.rate / 1e6, "M/s", at_least=at_least and at_least / 1e6, note=note)
         if pipe is not None:
-            share = per_cpu / pipe
-            figures.append(Figure(f"{what}, beside the Arrow pipe, by CPU", share, "", at_least=SHARE_OF_PIPE_AT_LEAST))
-        for figure in figures:
-            tell(f"  {figure.what}: {figure.value:.2f} {figure.unit} {figure.note}")
-        self.report.figures += figures
-        return float(per_cpu)
+            beside = f"{what}, beside the Arrow pipe, by CPU"
+            self._record(beside, queried.rows_per_cpu / pipe, "", at_least=SHARE_OF_PIPE_AT_LEAST)
+        return queried
 
     def _micro_batches(self, partitions: int) -> None:
         """With a row in each partition, beside a source of fifteen lines."""
@@ -300,15 +296,9 @@ class _Bench:
             asyncio.run(_fill(self.cluster.nats_url, _name(partitions), partitions, partitions))
 
         ours = self._durations(frame, publish)
-        figure = Figure(
-            f"micro-batch, a row in each of {partitions} partitions, more than a source of fifteen lines",
-            ours - counting,
-            "ms",
-            at_most=MICRO_BATCH_MORE_AT_MOST_MS,
-            note=f"{ours:.0f} ms, and {counting:.0f} with as many tasks",
-        )
-        tell(f"  {figure.what}: {figure.value:.0f} ms ({figure.note})")
-        self.report.figures.append(figure)
+        what = f"micro-batch, a row in each of {partitions} partitions, more than a source of fifteen lines"
+        note = f"{ours:.0f} ms, and {counting:.0f} with as many tasks"
+        self._record(what, ours - counting, "ms", at_most=MICRO_BATCH_MORE_AT_MOST_MS, note=note)
 
     def _durations(self, frame: DataFrame, publish: Callable[[], None]) -> float:
         """Median of a micro-batch, ms; the first ones are not counted."""

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scripts.benchmarks.rig.comparison import Figure
+from scripts.benchmarks.rig.comparison import Figure, tell
 from scripts.benchmarks.rig.kafka import Kafka
-from scripts.benchmarks.rig.progress import tell
 from scripts.benchmarks.rig.publisher import Publisher, Sent, Task
 from scripts.benchmarks.rig.running import Run, settled, targets
 from scripts.benchmarks.rig.systems import (

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import nats
 
-from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.comparison import Figure, tell
 from scripts.benchmarks.rig.running import Run, burst, new_stream
 from scripts.benchmarks.rig.systems import Durability, Tidelog
 from scripts.benchmarks.untagged import WITH_TAGS, WITHOUT_TAGS

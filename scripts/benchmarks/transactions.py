@@ -11,8 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from scripts.benchmarks.rig.comparison import Figure
-from scripts.benchmarks.rig.progress import tell
+from scripts.benchmarks.rig.comparison import Figure, tell
 from scripts.benchmarks.rig.running import Run, new_stream
 from scripts.benchmarks.rig.systems import Durability, Tidelog
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
@@ -163,6 +164,17 @@ class Comparison:
             raise KeyError(f"no figure {key!r} is declared")
         self._samples.setdefault(key, {}).setdefault(system, []).extend(samples)
 
+    def record(self, figure: Figure, *samples: float, **peers: Sequence[float]) -> None:
+        """Declares a figure and adds Tidelog's samples and those of peers. Shows them at once: a run takes minutes."""
+        self.expect([figure])
+        self.add(figure.key, OURS, *samples)
+        for peer, of_peer in peers.items():
+            self.add(figure.key, peer, *of_peer)
+        finding = Finding(figure, self._samples[figure.key])
+        beside = [f"{peer} {shown(peer.value)}" for peer in finding.peers]
+        noted = [figure.note] if figure.note else []
+        tell(f"  {figure.what}: {', '.join((f'{shown(finding.value)} {figure.unit}', *beside, *noted))}")
+
     @property
     def findings(self) -> list[Finding]:
         """Of the figures that were measured."""
@@ -275,6 +287,11 @@ def shown(number: float | None) -> str:
 
 def _spread(samples: Sequence[float]) -> str:
     return f"{shown(min(samples))} … {shown(max(samples))}" if len(samples) > 1 else ""
+
+
+def tell(text: str) -> None:
+    """Shows progress on stderr: results alone go to stdout."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:

@@ -8,6 +8,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -63,23 +64,27 @@ def append_grouped(folder: Path, block: int, total: int, *, housekeeping: bool =
         threading.Thread(target=_keep_house, args=(log,), daemon=True).start()
     calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     syncer = SyncScheduler(calls.put, threads=1)
-    unsynced = 0
+    durable_end = log.log_end_offset
 
     def durable(outcome: Offset | Exception) -> None:
-        nonlocal unsynced
+        nonlocal durable_end
         if isinstance(outcome, Exception):
             raise outcome
-        unsynced -= 1
+        durable_end = max(durable_end, outcome)
 
     began = time.perf_counter()
+    batches: deque[Offset] = deque()
+    """Ends of the batches that are not durable yet."""
     for _ in range(total // block):
         parts, header = batch.stamp(log.log_end_offset, LeaderEpoch(1))
         log.append(parts, [header])
+        batches.append(log.log_end_offset)
         syncer.request(log, durable)
-        unsynced += 1
-        while unsynced * block > UNSYNCED_BYTES or not calls.empty():
+        while len(batches) * block > UNSYNCED_BYTES or not calls.empty():
             calls.get()()
-    while unsynced:
+            while batches and batches[0] <= durable_end:
+                batches.popleft()
+    while durable_end < log.log_end_offset:
         calls.get()()
     seconds = time.perf_counter() - began
     syncer.close()

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from scripts.benchmarks.rig.comparison import Comparison, shown
+from scripts.benchmarks.rig.comparison import Comparison, shown, tell
 from scripts.benchmarks.rig.kafka import Kafka
-from scripts.benchmarks.rig.progress import tell
 from scripts.benchmarks.rig.publisher import Publisher, Sent, Task
 from scripts.benchmarks.rig.systems import Durability, JetStream, System, Tidelog, cpu_by_server, subjects
 

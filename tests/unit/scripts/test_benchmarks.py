@@ -72,6 +72,18 @@ def test_without_a_peer_there_is_no_ratio() -> None:
     assert "| more | records/s | 1 | - |" in comparison.markdown()
 
 
+def test_a_run_of_its_own_shows_each_figure_at_once_and_judges_it(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = Comparison()
+    comparison.record(
+        Figure(key="log/read", what="read", unit="MiB/s", ratio_at_least=0.7), 60.0, 70.0, 80.0, dd=[100.0]
+    )
+    assert capsys.readouterr().err == "  read: 70 MiB/s, dd 100\n"
+    assert comparison.ok
+    comparison.record(Figure(key="log/open", what="open", unit="s", at_most=2.0, note="4 segments"), 3.0)
+    assert capsys.readouterr().err == "  open: 3 s, 4 segments\n"
+    assert not comparison.ok
+
+
 def test_percentiles_are_interpolated() -> None:
     assert percentile([7.0], 99.9) == 7.0
     assert percentile([*map(float, range(101))], 50) == 50.0
