@@ -44,6 +44,8 @@ CREATE_LIMIT, FAILOVER_LIMIT, RESTART_LIMIT = 180.0, 60.0, 120.0
 QUIET_SECONDS = 5.0
 """Seconds from the last record to the beginning of the idle time."""
 IDLE_SECONDS, QUICK_IDLE_SECONDS = 10.0, 3.0
+IDLE_AT_MOST = {1: 0.7, 100: 2.0, 1_000: 4.0}
+"""Percent of a core; with more partitions 10."""
 ASK_EVERY = 0.5
 """Seconds from one look at the status to the next, while partitions are made."""
 PUBLISHERS = 256
@@ -86,13 +88,13 @@ FIGURES = tuple(
             what=f"{count:,} {kind}: idle, the busiest broker",
             unit="% of a core",
             less_is_better=True,
-            at_most=10.0,
+            at_most=IDLE_AT_MOST.get(count, 10.0),
             note="JetStream: server",
             drawn_as=f"Idle broker, {count:,} partitions" if kind == "partitions" and count in (1, 1_000) else "",
         ),
         Figure(
-            key=f"growth/{kind}/{count}/idle-nats",
-            what=f"{count:,} {kind}: idle, nats-server",
+            key=f"growth/{kind}/{count}/idle-all",
+            what=f"{count:,} {kind}: idle, all servers together",
             unit="% of a core",
             less_is_better=True,
         ),
@@ -312,9 +314,9 @@ async def _idle(system: Tidelog | JetStream, seconds: float, add: Callable[[str,
     later, spent = cpu_by_server(system), time.perf_counter() - began
     used = {name: 100 * (later[name] - cpu[name]) / spent for name in later}
     memory = resident_bytes(system)
-    if "nats-server" in used:
-        add("idle-nats", used.pop("nats-server"))
-        del memory["nats-server"]
+    add("idle-all", sum(used.values()))
+    for each in (used, memory):
+        each.pop("nats-server", None)
     add("idle", max(used.values()))
     add("messages", (_messages(system) - messages) / spent)
     add("memory", max(memory.values()) / 1e6)

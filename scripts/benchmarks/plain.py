@@ -52,11 +52,13 @@ class Variant:
 
 VARIANTS = (
     Variant(name="128", what="128 B", count=1_000_000, at_least=5.0),
-    Variant(name="1024", what="1 KiB", count=500_000, size=1024, at_least=2.5),
-    Variant(name="flights", what="flights rows as JSON", count=1_000_000, flights=True, at_least=2.5),
+    Variant(name="1024", what="1 KiB", count=500_000, size=1024, at_least=3.0),
+    Variant(name="flights", what="flights rows as JSON", count=1_000_000, flights=True, at_least=4.0),
     Variant(name="headers", what="128 B with headers", count=300_000, headers=True),
-    Variant(name="128x8", what="128 B, 8 partitions", count=300_000, partitions=8),
-    Variant(name="flightsx8", what="flights rows, 8 partitions", count=300_000, flights=True, partitions=8),
+    Variant(name="128x8", what="128 B, 8 partitions", count=300_000, partitions=8, at_least=3.0),
+    Variant(
+        name="flightsx8", what="flights rows, 8 partitions", count=300_000, flights=True, partitions=8, at_least=3.0
+    ),
 )
 FIGURES = tuple(
     figure

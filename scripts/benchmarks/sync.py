@@ -19,8 +19,8 @@ COUNT = 3_000
 WARM_UP = 200
 VALUE = b"x" * 128
 QUANTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
-TARGETS = {Durability.ACCEPTED: 1.5, Durability.DURABLE: 1.0}
-"""Of the ratio, for p50 and p99 of requests."""
+TARGETS = {Durability.ACCEPTED: {"p50": 1.6, "p99": 1.5}, Durability.DURABLE: {"p50": 1.3, "p99": 1.5}}
+"""Of the ratio, for requests: one takes eight passes through sockets in Tidelog, and four in JetStream."""
 
 FIGURES = tuple(
     Figure(
@@ -28,10 +28,10 @@ FIGURES = tuple(
         what=f"{what}, {level.value}, {quantile}",
         unit="ms",
         less_is_better=True,
-        ratio_at_most=target if way == "request" and quantile != "p99.9" else None,
+        ratio_at_most=of_level.get(quantile) if way == "request" else None,
         drawn_as=f"One awaited publish, {level.value}, median" if way == "request" and quantile == "p50" else "",
     )
-    for level, target in TARGETS.items()
+    for level, of_level in TARGETS.items()
     for way, what in (("request", "nats-py request"), ("client", "Python client"))
     for quantile in QUANTILES
 )

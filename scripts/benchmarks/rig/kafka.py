@@ -137,7 +137,7 @@ class Kafka:
                 self.restart(name)
             self._admin = AdminClient({"bootstrap.servers": ",".join(self._brokers)})
             deadline = time.monotonic() + START_TIMEOUT
-            while len((await self._metadata()).brokers) < NODES:
+            while await self._serving() < NODES:
                 self._check(deadline, "the cluster")
                 await asyncio.sleep(_POLL)
         except subprocess.CalledProcessError as error:
@@ -181,14 +181,14 @@ class Kafka:
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
-        count = self._partitions[stream]
-        topic = (await self._metadata(stream)).topics[stream]
-        if len(topic.partitions) < count or any(len(each.isrs) < REPLICAS for each in topic.partitions.values()):
-            return None
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        count = self._partitions[stream]
         asked = {TopicPartition(stream, partition): latest for partition in range(count)}
-        futures = self._admin.list_offsets(asked, request_timeout=_ASK_TIMEOUT).values()
         try:
+            topic = (await self._metadata(stream)).topics[stream]
+            if len(topic.partitions) < count or any(len(each.isrs) < REPLICAS for each in topic.partitions.values()):
+                return None
+            futures = self._admin.list_offsets(asked, request_timeout=_ASK_TIMEOUT).values()
             ends: list[int] = [(await asyncio.to_thread(future.result)).offset for future in futures]
         except KafkaException:
             return None
@@ -227,6 +227,15 @@ class Kafka:
 
     def data_dir(self, name: str) -> Path:
         return self._folder / name
+
+    async def _serving(self) -> int:
+        """How many nodes the cluster has, as far as one of them says."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return len((await self._metadata()).brokers)
+        except KafkaException:
+            return 0
 
     async def _metadata(self, stream: str | None = None) -> ClusterMetadata:
         """Of all topics, or of one."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zipfile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 from confluent_kafka import Producer
 
-from scripts.benchmarks.rig import picture, running
+from scripts.benchmarks.rig import kafka, picture, running
 from scripts.benchmarks.rig.comparison import Comparison, Figure
 from scripts.benchmarks.rig.kafka import Kafka
 from scripts.benchmarks.rig.publisher import Publisher, Task
@@ -93,3 +94,40 @@ async def test_librdkafka_publishes_with_callbacks_without_them_and_at_a_rate() 
             assert bool(sent.percentiles_ms) == (task.rate is not None)
     finally:
         del played  # ends the cluster
+
+
+JAVA = """#!/bin/sh
+case "$*" in *StorageTool*) echo "$FORMATS" >&2; exit ${FORMATTED:-0};; esac
+echo 'Exception in thread "main": no room'
+exit 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("formatted", "words"),
+    [
+        ("1", "Kafka's folder could not be formatted: no such feature"),
+        ("0", "node k1 of Kafka ended with 3: Exception"),
+    ],
+)
+async def test_a_node_of_kafka_that_does_not_start_says_why(
+    formatted: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(JAVA)
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("FORMATTED", formatted)
+    monkeypatch.setenv("FORMATS", "no such feature")
+    monkeypatch.setattr(kafka, "_ASK_TIMEOUT", 0.2)
+    libs, data = tmp_path / "libs", tmp_path / "data"
+    libs.mkdir()
+    data.mkdir()
+    with zipfile.ZipFile(libs / "kafka-tools-4.3.1.jar", "w") as archive:
+        archive.writestr("org/apache/kafka/tools/StorageTool.class", b"")
+    cluster = Kafka(libs, data, Durability.DURABLE)
+    with pytest.raises(RuntimeError, match=words):
+        async with cluster:
+            pass
+    assert not cluster.pids()
