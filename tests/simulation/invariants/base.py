@@ -137,6 +137,12 @@ class Scene:
         known = self.raft.truth.brokers.get(broker.id)
         return known is not None and known.life_id == f"{broker.id}-{broker.lives}"
 
+    def proves_itself(self, broker: SimBroker) -> bool:
+        """Its data folder is that of the life that is registered, or of one that no registration came after (R22)."""
+        known = self.raft.truth.brokers.get(broker.id)
+        running = broker.broker
+        return known is None or running is None or known.life_id in running._data_dir.lives
+
     def relied_on(self, broker: SimBroker, replica: Replica) -> Partition | None:
         """The partition, where others count on this replica: it is in the ISR or eligible, and sound."""
         truth = self.raft.truth.partition(replica.key)

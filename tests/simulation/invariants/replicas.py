@@ -64,7 +64,8 @@ class CoresAreValid(Invariant):
 
 class SyncedStays(Invariant):
     """To leaders: records that a replica of a `durable` stream reported as synced are there when its log is opened
-    again. From the moment at which it says that it is damaged nobody counts on them."""
+    again. From the moment at which it says that it is damaged nobody counts on them, nor on a folder that does not
+    prove itself."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -72,7 +73,7 @@ class SyncedStays(Invariant):
 
     def on_open(self, broker: SimBroker, replica: Replica, end: int) -> None:
         promised = self._synced.get((broker.id, replica.key), 0)
-        if end < promised and replica.failure is None:
+        if end < promised and replica.failure is None and self.scene.proves_itself(broker):
             self.broken(f"{replica.key} on {broker.id} opens with LEO {end}, up to {promised} was said to be synced")
 
     def on_failure(self, broker: SimBroker, replica: Replica) -> None:
