@@ -876,8 +876,8 @@ class Client:
         timeout: float = _END_TIMEOUT,
     ) -> None:
         """Abort transactions that producers of a family have prepared; with `abort_others` all that are open under it.
-        Those that have ended otherwise stay aborted. Raises BadRequest where one is committed (the others are aborted),
-        NoServer, NotPermitted, BadName."""
+        Afterwards none of them is open. Raises BadRequest where one is committed, as far as the coordinator knows (it
+        knows what `commit_prepared` says, and the others are aborted), NoServer, NotPermitted, BadName."""
         self._check_open()
         await end_family(
             self._transactions_link,

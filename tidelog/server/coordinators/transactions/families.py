@@ -278,16 +278,18 @@ class Families:
             self._abort(self._others(end), Outcome.NONE)
         return True
 
+    # Keeps R81.
     def abort(self, end: FamilyEnd) -> None:
         """Aborts the transactions of `end`. Raises TidelogError where one is committed; the others are aborted."""
         self._abort(end.members, Outcome.ABORTED)
         if end.others:
             self._abort(self._others(end), Outcome.NONE)
+        family = self.by_name.get(end.family)
+        if end.members and family is not None and _digest(end.members) in {each.digest for each in family.kept()}:
+            raise transaction_refusals.is_committed(end.members[0].transactional_id)
         for member in end.members:
             if self._are_committed([member]):
-                raise transaction_refusals.ended(
-                    self._decisions.transactions[member.transactional_id], Outcome.COMMITTED
-                )
+                raise transaction_refusals.is_committed(member.transactional_id)
 
     def is_last(self, end: FamilyEnd) -> bool:
         """Returns whether no later sequence is committed."""

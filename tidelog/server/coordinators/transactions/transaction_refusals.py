@@ -39,13 +39,18 @@ def forgotten(transactional_id: str) -> TidelogError:
     )
 
 
+def is_committed(transactional_id: str) -> TidelogError:
+    return TidelogError(
+        Code.TRANSACTION_COMMITTED,
+        f"the transaction of {transactional_id!r} is committed, and cannot be changed any more",
+    )
+
+
 def ended(transaction: Transaction, outcome: Outcome) -> TidelogError:
     """The refusal where the producer goes on as if its transaction had not ended, or had ended otherwise."""
     name = transaction.transactional_id
     if outcome.commits:
-        return TidelogError(
-            Code.TRANSACTION_COMMITTED, f"the transaction of {name!r} is committed, and cannot be changed any more"
-        )
+        return is_committed(name)
     because = (
         "by its producer"
         if outcome.name == "ABORTED"

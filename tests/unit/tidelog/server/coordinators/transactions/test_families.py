@@ -240,6 +240,14 @@ def test_a_commit_that_comes_again_behind_later_ones_is_told_as_committed_while_
     assert last(world) == sequence + 1
 
 
+def test_what_was_committed_before_later_commits_is_not_told_as_aborted() -> None:
+    world = World()
+    first = prepared(world, "a")
+    assert world.ask(end_request(first, sequence=1)) == ENDED
+    assert world.ask(end_request(prepared(world, "a"), sequence=2)) == ENDED
+    assert code(world.ask(end_request(first, commits=False))) is Code.TRANSACTION_COMMITTED
+
+
 def test_a_commit_of_long_ago_is_known_by_its_transactions_until_newer_producers_have_begun() -> None:
     world = World()
     both = end_request(prepared(world, "a"), prepared(world, "b"), sequence=0)
