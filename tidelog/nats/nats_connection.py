@@ -304,7 +304,7 @@ class NatsConnection:
         """While `other` has a backlog of messages, little is read here at a time. Both belong to one loop, which reads
         from each of them once in a turn."""
         self._client.precedes = other._client
-        self._outgoing.reading = other._outgoing.reading
+        self._client.reading = other._client.reading
 
     def always_give_way(self) -> None:
         """In each turn of the loop little is read here, so that a flood delays the other connections by little."""

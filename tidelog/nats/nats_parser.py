@@ -223,10 +223,12 @@ class ChunkParser:
         try:
             self._parse()
         finally:
-            self._hand_over()
-            for handler in self._touched.values():
-                handler.chunk_done()
-            self._touched.clear()
+            if self._waiting:
+                self._hand_over()
+            if self._touched:
+                for handler in self._touched.values():
+                    handler.chunk_done()
+                self._touched.clear()
 
     # ---- parsing
 

@@ -42,8 +42,6 @@ class Outgoing:
         self.is_low = asyncio.Event()
         """Cleared when the socket's buffer rises above its high mark, set when it falls below its low mark."""
         self.is_low.set()
-        self.reading = ReadCallback()
-        client.on_read = self._on_read
         client.on_writable = self._on_writable
 
     @property
@@ -86,7 +84,7 @@ class Outgoing:
         self._before_end.append(call)
 
     def _end_turn_soon(self) -> None:
-        if not self.reading.at_end(self.end_turn):
+        if not self._client.reading.at_end(self.end_turn):
             asyncio.get_running_loop().call_soon(self.end_turn)
 
     def end_turn(self) -> None:
@@ -109,12 +107,6 @@ class Outgoing:
     def drop(self) -> None:
         """The connection is lost, and with it all bytes that were not written."""
         self._turn.clear()
-
-    def _on_read(self, begins: bool) -> None:
-        if begins:
-            self.reading.begin()
-        else:
-            self.reading.end()
 
     def _on_writable(self, writable: bool) -> None:
         if writable:
@@ -141,30 +133,6 @@ class Outgoing:
                 sent = max(0, sent - length)
             link.transport.write(b"".join(rest))
         return True
-
-
-class ReadCallback:
-    """The read callback that runs now, of any of the connections that share this object. Messages published in it leave
-    at its end: to wait for the end of the loop's turn would cost each message that comes alone one more turn."""
-
-    def __init__(self) -> None:
-        self._is_on = False
-        self._at_end: list[Callable[[], None]] = []
-
-    def begin(self) -> None:
-        self._is_on = True
-
-    def at_end(self, call: Callable[[], None]) -> bool:
-        """`call` is called when the present read callback is over. Returns False when none runs."""
-        if self._is_on:
-            self._at_end.append(call)
-        return self._is_on
-
-    def end(self) -> None:
-        self._is_on = False
-        calls, self._at_end = self._at_end, []
-        for call in calls:
-            call()
 
 
 def size_of(piece: Buffer) -> int:

@@ -120,6 +120,9 @@ def run(config: ServerConfig) -> int:
 
 async def _run(config: ServerConfig) -> int:
     loop = asyncio.get_running_loop()
+    # It is the clock of asyncio's loops, without the method around it: both planes and the loop ask for the time some
+    # thirty times in each commit.
+    loop.time = time.monotonic  # type: ignore[method-assign]
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)

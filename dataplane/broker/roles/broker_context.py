@@ -6,7 +6,6 @@ Features keep their state themselves: `BrokerContext.the` makes the one object o
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -209,6 +208,4 @@ class BrokerContext:
 
     def __post_init__(self) -> None:
         self.disk = DiskWatch(self.settings, (self.syncer, self.checkpoints), self.loop)
-        # asyncio's own loops have this clock behind a method.
-        is_plain = getattr(type(self.loop), "time", None) is asyncio.BaseEventLoop.time
-        self.now = time.monotonic if is_plain else self.loop.time
+        self.now = self.loop.time

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tidelog.nats.nats_py import ReadCallback
 from tidelog.nats.outgoing import Outgoing
 
 
@@ -24,6 +25,7 @@ class _Client:
     def __init__(self) -> None:
         self.link_transport = _Link()
         self.link = None
+        self.reading = ReadCallback()
 
 
 class _Counters:
@@ -60,10 +62,10 @@ async def test_it_leaves_in_one_write_with_the_rest() -> None:
 
 async def test_it_leaves_at_the_end_of_the_read_callback() -> None:
     out, written = outgoing()
-    out.reading.begin()
+    out._client.reading.begin()
     out.at_turn_end(publishing(out, b"gathered"))
     assert written == []
-    out.reading.end()
+    out._client.reading.end()
     assert written == [b"gathered"]
 
 
