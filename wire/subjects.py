@@ -5,7 +5,7 @@ A cluster owns everything below its namespace, `<ns>.>`:
     <ns>.<stream>.<partition>.replicate | offset | checkpoint | write | append | fetch | leader
     <ns>.<stream>.<partition>.fetch.<broker>
     <ns>.<internal stream>.<partition>.<kind>.<name>[.<name>]   for the coordinator that this partition belongs to
-    <ns>.notify.<broker>[.packed]
+    <ns>.notify.<broker>[.packed | .parked]
     <ns>.metadata.<kind>[.<broker>]
     <ns>.metadata.topology[.<stream>] | push.<stream> | adopt.<broker>    open to clients
     <ns>.api.<operation>[.<stream>]
@@ -121,6 +121,10 @@ class Subjects:
     def packed(self, broker: BrokerId) -> str:
         """Brokers send several messages to that broker as one."""
         return f"{self.namespace}.notify.{broker}.packed"
+
+    def parked(self, broker: BrokerId) -> str:
+        """Brokers ask that broker whether their followers' fetches wait at its leaders."""
+        return f"{self.namespace}.notify.{broker}.parked"
 
     def controller(self) -> str:
         """Brokers send their requests to the controller."""

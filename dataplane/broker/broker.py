@@ -40,6 +40,7 @@ from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.leading.publish_gaps import PublishGaps
+from dataplane.broker.parked_fetches import ParkedFetches
 from dataplane.broker.replica import DamageCounters, Replica
 from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.counters import Counters, counter, counts
@@ -195,6 +196,7 @@ class Broker:
         self._data_dir = data_dir
         self._replicas: dict[PartitionKey, Replica] = {}
         self._by_name: dict[tuple[str, int], Replica] = {}
+        self._parked = ParkedFetches(context, self._replicas)
         self._notifications: Subscription | None = None
         self._scrubber = Scrubber(context.storage, Random(f"{context.broker} {context.time_ns()}"))
         compaction = Compaction(context.storage, context.keyring, lambda: context.max_batch_bytes)
@@ -220,6 +222,7 @@ class Broker:
         self._notifications = await context.peers.subscribe(
             context.subjects.notify(context.broker), self._on_notification
         )
+        await self._parked.start()
         context.control.on_connection_change(self._on_connection)
         context.ingest.on_connection_change(self._gaps.on_connection)
         self._hw_checkpoints.start()
@@ -243,6 +246,7 @@ class Broker:
         )
         await context.disk.close()
         await context.space.close()
+        await self._parked.close()
         if self._notifications is not None:
             await self._notifications.unsubscribe()
         reason = f"{context.broker} is shutting down"
@@ -336,6 +340,7 @@ class Broker:
     def _add(self, replica: Replica) -> None:
         key = replica.key
         self._replicas[key] = replica
+        self._parked.add(replica)
         present = self._by_name.get((key.stream, key.partition))
         if present is None or present.key < key:
             self._by_name[key.stream, key.partition] = replica
@@ -344,6 +349,7 @@ class Broker:
         replica = self._replicas.pop(key, None)
         if replica is None:
             return
+        self._parked.remove(key)
         if self._by_name.get((key.stream, key.partition)) is replica:
             del self._by_name[key.stream, key.partition]
         task = self.context.loop.create_task(self._close_and_remove(replica))

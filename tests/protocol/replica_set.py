@@ -29,6 +29,7 @@ from pathlib import Path
 from unittest import mock
 
 from dataplane.broker import replica as replica_module
+from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading import follower_service
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.roles import role
@@ -466,6 +467,28 @@ class ReplicaSet:
         self._asked[CLIENT + token] = Asked(request.replicaID, "replicate", request.sequence)
         subject = SUBJECTS.replicate(key.stream, key.partition)
         self._request(name, subject, request.SerializeToString(), token)
+
+    def parked(
+        self, name: str, e: int | None = None, seq: int | None = None, life: int | None = None
+    ) -> tuple[str, int, int, bool] | None:
+        """A question about the fetch of a follower that waits. Returns whom it goes to, its number and LeaderEpoch, and
+        whether it is held; None: there is nothing to ask."""
+        role = self.brokers[name].role
+        assert isinstance(role, FollowerDriver), f"{name} does not follow"
+        sequence = role.parked if seq is None else seq
+        leader = role.view.leader
+        if sequence is None or leader is None:
+            return None
+        epoch = role.leader_epoch if e is None else LeaderEpoch(e)
+        incarnation = role.context.incarnation if life is None else Incarnation(life)
+        leading = self.brokers[leader].role
+        held = isinstance(leading, LeaderDriver) and leading.holds(BrokerId(name), incarnation, epoch, sequence)
+        return leader, sequence, epoch, held
+
+    def on_parked_answer(self, name: str, sequence: int, is_held: bool) -> None:
+        role = self.brokers[name].role
+        assert isinstance(role, FollowerDriver)
+        self.brokers[name].runs(lambda: role.on_parked_answer(sequence, is_held))
 
     def drain(self, name: str, target: str, timeout: float) -> None:
         broker = self.brokers[name]

@@ -55,6 +55,8 @@
                                            they are told when they come
     latest a [uncommitted]
     starts a                               where its consumers begin; of a leader, also what is settled
+    parked b [e=N] [seq=N] [life=N]        b's broker asks the leader whether b's fetch waits there, with the right
+                                           numbers or with these
     replicate a from=b e=1 seq=5 offset=0  a request made by hand
     state                                  all replicas, and the view of the metadata
 
@@ -176,6 +178,7 @@ class ReplicationScript:
             "consume": self._consume,
             "latest": self._latest,
             "starts": self._starts,
+            "parked": self._parked,
             "replicate": self._replicate,
             "state": self._state,
         }
@@ -509,6 +512,17 @@ class ReplicationScript:
         broker.runs(lambda: found.append(role.settled_start()))
         settled = f", and {found[0]} is settled" if broker.leading is not None else ""
         self._lines.append(f"{name} serves from {role.first_record}{settled}")
+
+    def _parked(self, command: Command) -> None:
+        command.check_options("e", "seq", "life")
+        name, options, world = command.words[0], command.options, self.world
+        place = world.parked(name, **{option: int(text) for option, text in options.items()})
+        if place is None:
+            self._lines.append(f"  {name}: none of its fetches waits")
+            return
+        leader, sequence, epoch, is_held = place
+        self._lines.append(f"{name}>{leader} parked #{sequence} e{epoch}: {'held' if is_held else 'not held'}")
+        world.on_parked_answer(name, sequence, is_held)
 
     def _replicate(self, command: Command) -> None:
         command.check_options("from", "e", "seq", "offset")

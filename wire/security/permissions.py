@@ -270,6 +270,7 @@ def _broker(subjects: Subjects, scope: Scope) -> Permissions:
         return [
             Grant(subjects.notify(to), "leaders wake a follower"),
             Grant(subjects.packed(to), "several messages to a broker as one"),
+            Grant(subjects.parked(to), "brokers ask whether their followers' fetches wait there"),
             Grant(subjects.probe(to), "the controller asks whether a broker lives"),
             Grant(subjects.drain(to), "the controller asks a leader to hand over"),
             Grant(subjects.broker_status(to), "the controller asks a broker for its status"),

@@ -161,6 +161,18 @@ class FollowerDriver(ReadableRole):
             self._run(self.core.on_notification(leader_epoch, self.context.now()))
             self.timer.schedule()
 
+    @property
+    def parked(self) -> int | None:
+        """The number of its fetch that waits at the leader, while it is in step."""
+        return None if self.ended else self.core.parked
+
+    def on_parked_answer(self, sequence: int, is_held: bool) -> None:
+        """Whether the leader holds the fetch with that number."""
+        if not self.ended:
+            self.carefully(lambda: self._run(self.core.on_parked_answer(sequence, is_held, self.context.now())))
+            if not is_held:  # else the timer fires early, and is armed anew then
+                self.timer.schedule()
+
     def _tick(self) -> None:
         self._run(self.core.tick(self.context.now()))
 

@@ -69,6 +69,7 @@ from wire.types import (
     BrokerId,
     Buffer,
     DrainAnswer,
+    Incarnation,
     IsrMember,
     LeaderEpoch,
     LeaderMove,
@@ -403,6 +404,12 @@ class LeaderDriver(ReadableRole):
 
     def settled_start(self) -> Offset:
         return self.core.settled_start(self.context.now())
+
+    def holds(self, replica: BrokerId, incarnation: Incarnation, leader_epoch: LeaderEpoch, sequence: int) -> bool:
+        """Whether the fetch of `replica` with that number waits here (R81)."""
+        if self.ended or not self._is_subscribed:
+            return False
+        return self.core.on_parked(replica, incarnation, leader_epoch, sequence, self.context.now())
 
     def on_log_start(self) -> None:
         self.core.on_log_start(self.log.log_start_offset)

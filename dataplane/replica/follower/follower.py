@@ -145,9 +145,10 @@ class Fetcher:
 
     def idle(self, state: Fetching | Idle, now: float) -> None:
         """The answer was empty: the leader's data waiter, a notification or the time ends the wait."""
-        may_sleep = self._replica.may_sleep and not self.no_space and not self.disk_hangs
+        is_well = not self.no_space and not self.disk_hangs
+        may_sleep = self._replica.may_sleep and is_well
         until = math.inf if may_sleep else now + self._settings.replica_max_idle_wait
-        self._replica.enter(Idle(state.sequence, state.offset, until), now)
+        self._replica.enter(Idle(state.sequence, state.offset, until, is_well and not may_sleep), now)
 
 
 class Follower:
@@ -418,6 +419,27 @@ class Follower:
             asked = self._fetcher.fetch(now)  # the same, with an empty log
         replica.was_notified = True
         return asked
+
+    @property
+    def parked(self) -> int | None:
+        """The number of its fetch that waits at the leader, while it is in step; None: there is none."""
+        state, replica = self._replica.state, self._replica
+        if isinstance(state, Idle) and state.is_parked and replica.broker in replica.view.isr:
+            return state.sequence
+        return None
+
+    # Keeps R81.
+    def on_parked_answer(self, sequence: int, is_held: bool, now: float) -> list[FollowerEffect]:
+        """The leader says whether the fetch with that number waits there."""
+        state = self._replica.state
+        if not isinstance(state, Idle) or not state.is_parked or state.sequence != sequence:
+            return []  # it has moved on since it was asked about
+        if not is_held:
+            return self._fetcher.fetch(now)
+        self._contact.on_good_answer(now)
+        self._reads.fetched_at = now
+        state.until = now + self.settings.replica_max_idle_wait
+        return []
 
     def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:
         replica, settings = self._replica, self.settings

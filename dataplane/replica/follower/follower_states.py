@@ -95,6 +95,8 @@ class Idle:
     sequence: int
     offset: Offset
     until: float
+    is_parked: bool = False
+    """The fetch was answered with nothing, and waits at the leader."""
 
 
 @dataclass(frozen=True, slots=True)

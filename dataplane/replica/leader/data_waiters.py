@@ -46,6 +46,7 @@ class DataWaiters:
         else:
             follower.waiter_inbox = fetch.inbox
             follower.waiter_max_bytes = limit
+            follower.waiter_sequence = fetch.sequence
             delay = 0.0 if sync_to else self._empty_answer_delay(now)
             if delay:
                 follower.answer_due = now + delay

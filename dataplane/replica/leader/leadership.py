@@ -78,6 +78,8 @@ class FollowerProgress:
     waiter_inbox: str | None = None
     """Inbox of the request whose answer was empty, or is put off: its data waiter is registered."""
     waiter_max_bytes: int = 0
+    waiter_sequence: int = -1
+    """Number of that request."""
     answer_due: float | None = None
     """The waiter's request has had no answer; it gets an empty one then, and the waiter stays."""
     notified_at: float | None = None
@@ -138,6 +140,17 @@ class FollowerProgress:
             self.notified_at = None
             self.waiter_inbox = None
             self.answer_due = None
+
+    # Keeps R17, R81.
+    def on_parked(self, leader_end: Offset, to_sync: Offset, now: float, *, is_durable: bool) -> bool:
+        """The fetch that waits here is asked about. Returns whether it leaves nothing to be said: the follower has
+        acknowledged everything. Then it counts as fetched again. Arguments as of `on_fetch`."""
+        acknowledged = self.durable_end if is_durable else self.log_end_offset
+        if acknowledged < leader_end or self.durable_end < to_sync or self.no_space or self.disk_hangs:
+            return False
+        self.caught_up_at = self.last_fetch_at = self.marked_at = now
+        self.mark, self.sync_mark = leader_end, to_sync
+        return True
 
 
 @dataclass(slots=True, kw_only=True)

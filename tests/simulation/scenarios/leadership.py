@@ -154,7 +154,8 @@ def witnesses(run: ScenarioRun) -> Steps:
         role = run.role(leader)
         if not isinstance(role, LeaderDriver):
             return
-        quiet = run.cluster.nats.deafen(run.broker(leader).connections[1], ".replicate", ".offset", ".checkpoint")
+        asked = ".replicate", ".offset", ".checkpoint", ".parked"
+        quiet = run.cluster.nats.deafen(run.broker(leader).connections[1], *asked)
         run.cluster.lift(LONG, quiet)
         yield Until(lambda: run.leader not in (None, leader), 8.0)  # noqa: B023 - looked at before the loop goes on
         quiet()
