@@ -17,6 +17,7 @@ from dataplane.broker.leading.appending import Appending
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.leading.transaction_marks import TransactionMarks
 from dataplane.broker.leading.waiting_answers import WaitingAnswers
+from dataplane.broker.parked_fetches import ParkedFetches
 from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.replica import Replica
 from dataplane.broker.roles.id_keeper import IdKeeper
@@ -55,7 +56,7 @@ from dataplane.replica.leader.data_waiters import DataWaiters
 from dataplane.replica.leader.draining import Draining
 from dataplane.replica.leader.isr_keeper import IsrKeeper
 from dataplane.replica.leader.leader import Cutover, Leader, Pausing
-from dataplane.replica.leader.leadership import Leadership
+from dataplane.replica.leader.leadership import FollowerProgress, Leadership
 from dataplane.replica.leader.quota import Quota
 from dataplane.replica.leader.repetitions import Repetitions
 from dataplane.replica.leader.settled_start import SettledStart
@@ -744,6 +745,20 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._inboxes[next(reversed(self._inboxes))] if subject in self._inboxes else None",
         ),
         rules=("R42",),
+    ),
+    _mutant(
+        "a leader holds the fetch of a follower whose report it lacks",
+        (FollowerProgress.on_parked, "acknowledged < leader_end or self.durable_end < to_sync", "False"),
+        rules=("R81",),
+    ),
+    _mutant(
+        "what a leader says of one partition counts for another",
+        (
+            ParkedFetches._on_answer,
+            "in zip(parked, verdicts, strict=True)",
+            "in zip(parked, verdicts[::-1], strict=True)",
+        ),
+        rules=("R81",),
     ),
     _mutant(
         "a leader of a read-only partition takes records",
