@@ -4,7 +4,7 @@ The bytes are taken apart here by hand (protobuf wire format, struct), so that a
 places.
 """
 
-# Rules: R7, R9.
+# Rules: R7, R9, R81.
 
 from __future__ import annotations
 
@@ -68,9 +68,23 @@ class Capture:
         self.messages: list[Message] = []
 
     def take(self, message: Message) -> None:
-        """Notes it without the trailer (docs/messages.md)."""
+        """Notes it without the trailer, of a pack its frames (docs/messages.md)."""
         assert message.data[-1] == 1
-        self.messages.append(message._replace(data=message.data[:-45]))
+        data = message.data[:-45]
+        if not message.subject.endswith(".packed"):
+            self.messages.append(message._replace(data=data))
+            return
+        at = 0
+        while at < len(data):
+            kind, *sizes = struct.unpack_from(">BHHHI", data, at)
+            at += 11
+            parts = []
+            for size in sizes:
+                parts.append(data[at : at + size])
+                at += size
+            subject, reply, _, payload = parts
+            if kind == 0:
+                self.messages.append(Message(subject.decode(), payload, reply.decode() or None))
 
     def seen(self, subject: str) -> list[Message]:
         return [m for m in self.messages if m.subject == subject]
@@ -89,20 +103,29 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         leader = partition["leader"]
         (follower,) = [r for r in partition["replicas"] if r != leader]
         replicate, offset = f"tidelog.{STREAM}.0.replicate", f"tidelog.{STREAM}.0.offset"
-        notify = f"tidelog.notify.{follower}"
-        for subject in (replicate, offset, notify, "tidelog.inbox.>"):
+        notify, parked = f"tidelog.notify.{follower}", f"tidelog.notify.{leader}.parked"
+        for subject in (replicate, offset, notify, parked, "tidelog.notify.*.packed", "tidelog.inbox.>"):
             await tap.subscribe(subject, capture.take)
 
-        # An idle follower asks, is told at once that there is nothing, and sleeps.
-        await until(lambda: [r for r in capture.seen(replicate) if capture.answers(r)], "the idle health check")
-        idle = next(r for r in capture.seen(replicate) if capture.answers(r))
-        fields = protobuf_fields(idle.data)
-        assert fields[1] == follower.encode(), "replicaID = 1"
-        assert fields.get(2, 0) == 0, "offset = 2: the next one wanted"
-        assert fields[3] == 1, "leaderEpoch = 3"
-        (empty,) = capture.answers(idle)[:1]
-        assert len(empty.data) == 16, "no data: the 16 bytes alone"
-        assert struct.unpack(">Qq", empty.data) == (1, -1), "LeaderEpoch, then HW: inclusive, -1 = nothing committed"
+        # An idle follower asks for nothing: its broker asks whether its fetch waits at the leader, and it does.
+        def held() -> list[int]:
+            """Numbers of the fetches of the partition that are held."""
+            found = []
+            for question in capture.seen(parked):
+                incarnation, length = struct.unpack_from(">QH", question.data)
+                assert (incarnation > 0, question.data[10 : 10 + length]) == (True, follower.encode())
+                places = [*struct.iter_unpack(">QIQQQ", question.data[10 + length :])]
+                for answer in capture.answers(question):
+                    assert len(answer.data) == len(places), "one byte for each"
+                    found += [
+                        place[4]
+                        for place, verdict in zip(places, answer.data, strict=True)
+                        if verdict == 1 and place[:2] == (description["incarnation"], 0) and place[3] == 1
+                    ]
+            return found
+
+        await until(lambda: len(held()) > 1, "the idle health check")
+        assert len({*held()}) == 1, "the same fetch, again and again"
 
         # A record arrives: the data waiter notifies, and the follower fetches before its sleep is over.
         async with client.producer(STREAM, acks="all") as producer:
@@ -112,6 +135,12 @@ async def test_the_exchange_is_the_protocol_documents(cluster: DevCluster) -> No
         notification = protobuf_fields(capture.seen(notify)[0].data)
         assert notification[1] == STREAM.encode(), "stream = 1"
         assert notification.get(2, 0) == 0, "partition = 2"
+        await until(lambda: capture.seen(replicate), "the fetch after the notification")
+        fetch = capture.seen(replicate)[0]
+        fields = protobuf_fields(fetch.data)
+        assert fields[1] == follower.encode(), "replicaID = 1"
+        assert fields.get(2, 0) == 0, "offset = 2: the next one wanted"
+        assert fields[3] == 1, "leaderEpoch = 3"
 
         def with_data() -> list[Message]:
             return [a for r in capture.seen(replicate) for a in capture.answers(r) if len(a.data) > 16]
