@@ -17,7 +17,6 @@ from dataplane.broker.leading.appending import Appending
 from dataplane.broker.leading.leader_driver import LeaderDriver
 from dataplane.broker.leading.transaction_marks import TransactionMarks
 from dataplane.broker.leading.waiting_answers import WaitingAnswers
-from dataplane.broker.parked_fetches import ParkedFetches
 from dataplane.broker.reading.id_learning import IdLearning
 from dataplane.broker.replica import Replica
 from dataplane.broker.roles.id_keeper import IdKeeper
@@ -747,20 +746,6 @@ MUTANTS: tuple[Mutant, ...] = (
         rules=("R42",),
     ),
     _mutant(
-        "a leader holds the fetch of a follower whose report it lacks",
-        (FollowerProgress.on_parked, "acknowledged < leader_end or self.durable_end < to_sync", "False"),
-        rules=("R81",),
-    ),
-    _mutant(
-        "what a leader says of one partition counts for another",
-        (
-            ParkedFetches._on_answer,
-            "in zip(parked, verdicts, strict=True)",
-            "in zip(parked, verdicts[::-1], strict=True)",
-        ),
-        rules=("R81",),
-    ),
-    _mutant(
         "a leader of a read-only partition takes records",
         (Admission.refuse, "if view.readonly:", "if False:"),
         rules=("R43",),
@@ -1104,6 +1089,54 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 TOLD: tuple[tuple[Mutant, str], ...] = (
+    (
+        _mutant(
+            "a leader holds the fetch of a follower whose report it lacks",
+            (FollowerProgress.on_parked, "acknowledged < leader_end or self.durable_end < to_sync", "False"),
+            rules=("R81",),
+        ),
+        "replication/a_lost_report_is_not_held",
+    ),
+    (
+        _mutant(
+            "a leader holds a fetch that does not wait there",
+            (Leader.on_parked, "sequence != follower.waiter_sequence", "False"),
+            rules=("R81",),
+        ),
+        "replication/fetches_that_wait_are_held",
+    ),
+    (
+        _mutant(
+            "a leader holds a fetch of another LeaderEpoch",
+            (Leader.on_parked, "leader_epoch != self.leader_epoch", "False"),
+            rules=("R1", "R81"),
+        ),
+        "replication/fetches_of_another_epoch_or_life_are_not_held",
+    ),
+    (
+        _mutant(
+            "a leader holds a fetch of another life of its follower",
+            (Leader.on_parked, "incarnation != follower.incarnation", "False"),
+            rules=("R10", "R81"),
+        ),
+        "replication/fetches_of_another_epoch_or_life_are_not_held",
+    ),
+    (
+        _mutant(
+            "a follower takes what its leader says of an earlier fetch",
+            (Follower.on_parked_answer, "state.sequence != sequence", "False"),
+            rules=("R81",),
+        ),
+        "replication/fetches_that_wait_are_held",
+    ),
+    (
+        _mutant(
+            "a follower goes on waiting although its leader does not hold its fetch",
+            (Follower.on_parked_answer, "if not is_held:", "if False:"),
+            rules=("R81",),
+        ),
+        "replication/a_lost_report_is_not_held",
+    ),
     (
         _mutant(
             "a leader adds a follower that lacks the start of its LeaderEpoch to the ISR",

@@ -121,13 +121,13 @@ async def pair() -> tuple[Broker, Broker]:
 async def test_all_fetches_at_one_broker_are_asked_about_in_one_message() -> None:
     a, b = await pair()
     leaders = [a.leads(key(n), holding=7) for n in range(3)]
-    followers = [b.follows(key(n), A, 7 + (n == 1)) for n in range(3)]
+    followers = [b.follows(key(n), A, 7 + (n == 0)) for n in range(3)]
     b.follows(key(3), A, None)
     b.fetches._tick()
     await settle()
     assert b.asked == ["tidelog.notify.a.parked"]
-    assert [role.asked for role in leaders] == [[(B, 20, 3, 7)], [(B, 20, 3, 8)], [(B, 20, 3, 7)]]
-    assert [role.answers for role in followers] == [[(7, True)], [(8, False)], [(7, True)]]
+    assert [role.asked for role in leaders] == [[(B, 20, 3, 8)], [(B, 20, 3, 7)], [(B, 20, 3, 7)]]
+    assert [role.answers for role in followers] == [[(8, False)], [(7, True)], [(7, True)]]
 
 
 async def test_a_broker_speaks_for_no_partition_that_it_does_not_lead() -> None:
