@@ -1,4 +1,4 @@
-"""Followers in step ask for nothing, and their brokers ask for all of them at once (R81).
+"""Followers in step ask for nothing, and their brokers ask for all of them at once (R83).
 
     follower's broker                                leader's broker
       │ every half `replica_max_idle_wait`, for each broker that leads what it follows:
@@ -6,7 +6,7 @@
       │ <───────────────── held or not, one by one      │ (`Leader.on_parked`): held is as good as an empty answer
       │ held: another idle wait begins for that follower
       │ not held, nobody listens: it fetches at once
-      │ no answer: it fetches when its idle wait is over
+      │ no answer within `replica_fetch_timeout`: it fetches when its idle wait is over
 
 So idle traffic depends on the number of brokers, and each rule stays with its partition: a broker speaks for none of
 its leaders, and nothing is remembered here from one question to the next but which fetches the last one named.
@@ -121,12 +121,16 @@ class ParkedFetches:
         context = self._context
         inbox = context.peers.new_inbox()
         self._inboxes.append(inbox)
-        context.peers.on_inbox(inbox, partial(self._on_answer, parked))
+        until = context.now() + context.settings.replica_fetch_timeout
+        context.peers.on_inbox(inbox, partial(self._on_answer, parked, until))
         places = [place_of(role.view.key, role.leader_epoch, sequence) for role, sequence in parked]
         question = encode_parked(ParkedRequest(context.broker, context.incarnation, places))
         context.peers.publish(context.subjects.parked(leader), [question], reply=inbox, to=leader)
 
-    def _on_answer(self, parked: Parked, message: Message) -> None:
+    def _on_answer(self, parked: Parked, until: float, message: Message) -> None:
+        """An answer that comes after `until` says nothing: what was true then may be true no more (R82)."""
+        if self._context.now() > until:
+            return
         if message.status == NO_RESPONDERS:
             verdicts = bytes([NOT_HELD]) * len(parked)
         else:

@@ -1093,7 +1093,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader holds the fetch of a follower whose report it lacks",
             (FollowerProgress.on_parked, "acknowledged < leader_end or self.durable_end < to_sync", "False"),
-            rules=("R81",),
+            rules=("R83",),
         ),
         "replication/a_lost_report_is_not_held",
     ),
@@ -1101,15 +1101,23 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader holds a fetch that does not wait there",
             (Leader.on_parked, "sequence != follower.waiter_sequence", "False"),
-            rules=("R81",),
+            rules=("R83",),
         ),
         "replication/fetches_that_wait_are_held",
     ),
     (
         _mutant(
+            "a leader holds the fetch of a follower that does not know its start",
+            (Leader.on_parked, "follower.first_record < state.first_record", "False"),
+            rules=("R82", "R83"),
+        ),
+        "replication/a_fetch_is_not_held_while_the_start_is_to_be_told",
+    ),
+    (
+        _mutant(
             "a leader holds a fetch of another LeaderEpoch",
             (Leader.on_parked, "leader_epoch != self.leader_epoch", "False"),
-            rules=("R1", "R81"),
+            rules=("R1", "R83"),
         ),
         "replication/fetches_of_another_epoch_or_life_are_not_held",
     ),
@@ -1117,7 +1125,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a leader holds a fetch of another life of its follower",
             (Leader.on_parked, "incarnation != follower.incarnation", "False"),
-            rules=("R10", "R81"),
+            rules=("R10", "R83"),
         ),
         "replication/fetches_of_another_epoch_or_life_are_not_held",
     ),
@@ -1125,7 +1133,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower takes what its leader says of an earlier fetch",
             (Follower.on_parked_answer, "state.sequence != sequence", "False"),
-            rules=("R81",),
+            rules=("R83",),
         ),
         "replication/fetches_that_wait_are_held",
     ),
@@ -1133,7 +1141,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a follower goes on waiting although its leader does not hold its fetch",
             (Follower.on_parked_answer, "if not is_held:", "if False:"),
-            rules=("R81",),
+            rules=("R83",),
         ),
         "replication/a_lost_report_is_not_held",
     ),

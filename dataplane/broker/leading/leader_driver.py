@@ -406,7 +406,7 @@ class LeaderDriver(ReadableRole):
         return self.core.settled_start(self.context.now())
 
     def holds(self, replica: BrokerId, incarnation: Incarnation, leader_epoch: LeaderEpoch, sequence: int) -> bool:
-        """Whether the fetch of `replica` with that number waits here (R81)."""
+        """Whether the fetch of `replica` with that number waits here (R83)."""
         if self.ended or not self._is_subscribed:
             return False
         return self.core.on_parked(replica, incarnation, leader_epoch, sequence, self.context.now())

@@ -428,7 +428,7 @@ class Follower:
             return state.sequence
         return None
 
-    # Keeps R81.
+    # Keeps R83.
     def on_parked_answer(self, sequence: int, is_held: bool, now: float) -> list[FollowerEffect]:
         """The leader says whether the fetch with that number waits there."""
         state = self._replica.state

@@ -30,7 +30,7 @@ class DataWaiters:
         self._commits = commits
 
     # R32: A follower that is caught up gets an empty answer, which the leader may put off while records come in, and
-    # sleeps for `replica_max_idle_wait` at most, or while its leader holds the fetch (R81). The leader registers a data
+    # sleeps for `replica_max_idle_wait` at most, or while its leader holds the fetch (R83). The leader registers a data
     # waiter for it: data go out as a second answer on the same inbox, or a PartitionNotification does, repeated ever
     # more slowly until the follower fetches. A notification that crosses a fetch is remembered. A leader that begins
     # notifies every follower.

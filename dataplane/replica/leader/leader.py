@@ -426,15 +426,16 @@ class Leader:
             self._waiters.answer(fetch, follower, now, out)
         return out
 
-    # R81: A follower in step asks for nothing while its leader holds its fetch. Its broker asks about all such fetches
+    # R83: A follower in step asks for nothing while its leader holds its fetch. Its broker asks about all such fetches
     # at a broker in one message, each with the incarnations of stream and partition, LeaderEpoch and number, and the
     # follower's incarnation. A leader holds one only if that very fetch was answered with nothing and has its data
     # waiter, of that incarnation and in its own LeaderEpoch, and the follower is in the ISR, has acknowledged
-    # everything and has no trouble with its disk. Held counts as a fetch with an empty answer, for both of them. If it
-    # does not hold it, or nobody listens, the follower fetches at once; without an answer, when its idle wait is over.
+    # everything, serves nothing below the leader's start, and has no trouble with its disk. Held counts as a fetch with
+    # an empty answer, for both of them, if it comes within `replica_fetch_timeout`. If it does not hold it, or nobody
+    # listens, the follower fetches at once; without an answer, when its idle wait is over.
     # Hazard: A broker that lives is taken for a leader, or a follower, that does its work. A report, or a wake-up, that
     # is lost and never repeated.
-    # Keeps R1, R10.
+    # Keeps R1, R10, R82.
     def on_parked(
         self, replica: BrokerId, incarnation: Incarnation, leader_epoch: LeaderEpoch, sequence: int, now: float
     ) -> bool:
@@ -445,7 +446,7 @@ class Leader:
             return False
         if follower.waiter_inbox is None or follower.answer_due is not None or sequence != follower.waiter_sequence:
             return False
-        if replica not in state.isr.members:
+        if replica not in state.isr.members or follower.first_record < state.first_record:
             return False
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         return follower.on_parked(state.log_end_offset, to_sync, now, is_durable=state.is_durable)

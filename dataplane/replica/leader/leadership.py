@@ -141,7 +141,7 @@ class FollowerProgress:
             self.waiter_inbox = None
             self.answer_due = None
 
-    # Keeps R17, R81.
+    # Keeps R17, R83.
     def on_parked(self, leader_end: Offset, to_sync: Offset, now: float, *, is_durable: bool) -> bool:
         """The fetch that waits here is asked about. Returns whether it leaves nothing to be said: the follower has
         acknowledged everything. Then it counts as fetched again. Arguments as of `on_fetch`."""

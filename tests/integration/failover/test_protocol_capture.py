@@ -4,7 +4,7 @@ The bytes are taken apart here by hand (protobuf wire format, struct), so that a
 places.
 """
 
-# Rules: R7, R9, R81.
+# Rules: R7, R9, R83.
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The questions of one broker about its followers' fetches, and the answers of the brokers of their leaders."""
 
-# Rules: R6, R81.
+# Rules: R6, R83.
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,7 +71,7 @@ class Broker:
                 SimpleNamespace(
                     broker=self.name,
                     incarnation=Incarnation(self.incarnation),
-                    settings=SimpleNamespace(replica_max_idle_wait=WAIT),
+                    settings=SimpleNamespace(replica_max_idle_wait=WAIT, replica_fetch_timeout=10.0),
                     subjects=SUBJECTS,
                     peers=self.transport,
                     loop=loop,
@@ -164,6 +165,14 @@ async def test_an_answer_that_comes_late_says_nothing() -> None:
     assert follower.answers == [(7, True)]  # to the second question alone
 
 
+async def test_an_answer_that_was_long_on_its_way_says_nothing() -> None:
+    _, b = await pair()
+    follower = b.follows(key(0), A, 7)
+    for verdict in (b"\1", b"\0"):
+        b.fetches._on_answer([(follower, 7)], asyncio.get_running_loop().time() - 0.001, Message("s", verdict))
+    assert follower.answers == []
+
+
 async def test_very_many_are_asked_about_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataplane.broker.parked_fetches.MAX_PLACES", 2)
     a, b = await pair()
@@ -195,7 +204,7 @@ async def test_what_does_not_decode_is_dropped_and_counted(caplog: pytest.LogCap
     follower = b.follows(key(0), A, 7)
     a.fetches._on_question(Message("s", b"no question", "inbox"))
     assert a.counters.bad_parked_questions == 1
-    b.fetches._on_answer([(follower, 7)], Message("s", b"\1\1"))
+    b.fetches._on_answer([(follower, 7)], math.inf, Message("s", b"\1\1"))
     assert b.counters.bad_parked_questions == 1
     assert follower.answers == []
     assert "dropped a message about parked fetches" in caplog.text

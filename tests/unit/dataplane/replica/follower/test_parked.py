@@ -1,6 +1,6 @@
 """A follower in step asks for nothing while its leader holds its fetch."""
 
-# Rules: R81.
+# Rules: R83.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which fetches a leader holds, and what that counts for."""
 
-# Rules: R81.
+# Rules: R83.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.dataplane.replica.cores import Driver, view
 from tests.views import A, B, C
 from wire.durability import ACCEPTED
-from wire.types import BrokerId, Incarnation, LeaderEpoch
+from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset
 
 LAG = 6.0
 """Seconds; more than `replica_max_lag_time`."""
@@ -97,6 +97,15 @@ def test_a_follower_without_room_fetches() -> None:
     driver = Driver()
     driver.fetch(B, 0, no_space=True)
     assert not holds(driver, driver.sequence)
+
+
+def test_a_follower_that_does_not_know_the_leaders_start_fetches() -> None:
+    """It comes with the answer (R82)."""
+    driver = Driver(log_end=8, high_watermark=8)
+    number = parked_at(driver, B)
+    driver.leader.on_log_start(Offset(5))
+    assert driver.leader.start_to_tell(B) == 5
+    assert not holds(driver, number)
 
 
 @pytest.mark.parametrize("durable", [True, False])
