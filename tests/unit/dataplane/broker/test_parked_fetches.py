@@ -25,22 +25,22 @@ from wire.subjects import Subjects
 from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionKey, PartitionView
 
 SUBJECTS = Subjects()
-WAIT = 0.04
-"""Seconds: the idle wait."""
+NEVER, SOON = 10_000.0, 0.04
+"""Seconds: idle waits."""
 
 
 class FakeFollower(FollowerDriver):
     def __init__(self, view: PartitionView, sequence: int | None) -> None:
         self.view = view
         self.sequence_parked = sequence
-        self.answers: list[tuple[int, bool]] = []
+        self.verdicts: list[tuple[int, bool]] = []
 
     @property
     def parked(self) -> int | None:
         return self.sequence_parked
 
     def on_parked_answer(self, sequence: int, is_held: bool) -> None:
-        self.answers.append((sequence, is_held))
+        self.verdicts.append((sequence, is_held))
 
 
 class FakeLeader(LeaderDriver):
@@ -58,6 +58,7 @@ class Broker:
     hub: Hub
     name: BrokerId
     incarnation: int
+    idle_wait: float = NEVER
     replicas: dict[PartitionKey, Replica] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class Broker:
                 SimpleNamespace(
                     broker=self.name,
                     incarnation=Incarnation(self.incarnation),
-                    settings=SimpleNamespace(replica_max_idle_wait=WAIT, replica_fetch_timeout=10.0),
+                    settings=SimpleNamespace(replica_max_idle_wait=self.idle_wait, replica_fetch_timeout=10.0),
                     subjects=SUBJECTS,
                     peers=self.transport,
                     loop=loop,
@@ -111,9 +112,10 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def pair() -> tuple[Broker, Broker]:
+async def pair(idle_wait: float = NEVER) -> tuple[Broker, Broker]:
+    """Without a short `idle_wait` they ask only when a test has them ask."""
     hub = Hub()
-    a, b = Broker(hub, A, 10), Broker(hub, B, 20)
+    a, b = Broker(hub, A, 10, idle_wait), Broker(hub, B, 20, idle_wait)
     for broker in (a, b):
         await broker.fetches.start()
     return a, b
@@ -128,7 +130,7 @@ async def test_all_fetches_at_one_broker_are_asked_about_in_one_message() -> Non
     await settle()
     assert b.asked == ["tidelog.notify.a.parked"]
     assert [role.asked for role in leaders] == [[(B, 20, 3, 8)], [(B, 20, 3, 7)], [(B, 20, 3, 7)]]
-    assert [role.answers for role in followers] == [[(8, False)], [(7, True)], [(7, True)]]
+    assert [role.verdicts for role in followers] == [[(8, False)], [(7, True)], [(7, True)]]
 
 
 async def test_a_broker_speaks_for_no_partition_that_it_does_not_lead() -> None:
@@ -141,7 +143,7 @@ async def test_a_broker_speaks_for_no_partition_that_it_does_not_lead() -> None:
     followers = [b.follows(key(n), A, 7) for n in range(5)]
     b.fetches._tick()
     await settle()
-    assert [role.answers for role in followers] == [[(7, False)]] * 5
+    assert [role.verdicts for role in followers] == [[(7, False)]] * 5
     assert gone.asked == []
 
 
@@ -150,7 +152,7 @@ async def test_where_nobody_listens_all_fetch() -> None:
     followers = [b.follows(key(n), C, 7) for n in range(2)]
     b.fetches._tick()
     await settle()
-    assert [role.answers for role in followers] == [[(7, False)]] * 2
+    assert [role.verdicts for role in followers] == [[(7, False)]] * 2
 
 
 async def test_an_answer_that_comes_late_says_nothing() -> None:
@@ -162,7 +164,7 @@ async def test_an_answer_that_comes_late_says_nothing() -> None:
     b.fetches._tick()
     assert inbox not in b.transport.inboxes
     await settle()
-    assert follower.answers == [(7, True)]  # to the second question alone
+    assert follower.verdicts == [(7, True)]  # to the second question alone
 
 
 async def test_an_answer_that_was_long_on_its_way_says_nothing() -> None:
@@ -170,7 +172,7 @@ async def test_an_answer_that_was_long_on_its_way_says_nothing() -> None:
     follower = b.follows(key(0), A, 7)
     for verdict in (b"\1", b"\0"):
         b.fetches._on_answer([(follower, 7)], asyncio.get_running_loop().time() - 0.001, Message("s", verdict))
-    assert follower.answers == []
+    assert follower.verdicts == []
 
 
 async def test_very_many_are_asked_about_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,19 +184,19 @@ async def test_very_many_are_asked_about_in_several_messages(monkeypatch: pytest
     b.fetches._tick()
     await settle()
     assert len(b.asked) == 3
-    assert [role.answers for role in followers] == [[(n, True)] for n in range(5)]
+    assert [role.verdicts for role in followers] == [[(n, True)] for n in range(5)]
 
 
 async def test_it_asks_twice_in_an_idle_wait_until_it_is_closed() -> None:
-    a, b = await pair()
+    a, b = await pair(SOON)
     a.leads(key(0), holding=7)
     follower = b.follows(key(0), A, 7)
     async with asyncio.timeout(10):
-        while len(follower.answers) < 3:  # noqa: ASYNC110 - the timer of the loop is what is waited for
-            await asyncio.sleep(WAIT / 4)
+        while len(follower.verdicts) < 3:  # noqa: ASYNC110 - the timer of the loop is what is waited for
+            await asyncio.sleep(SOON / 4)
     await b.fetches.close()
     count = len(b.asked)
-    await asyncio.sleep(2 * WAIT)
+    await asyncio.sleep(2 * SOON)
     assert len(b.asked) == count
     await a.fetches.close()
 
@@ -206,7 +208,7 @@ async def test_what_does_not_decode_is_dropped_and_counted(caplog: pytest.LogCap
     assert a.counters.bad_parked_questions == 1
     b.fetches._on_answer([(follower, 7)], math.inf, Message("s", b"\1\1"))
     assert b.counters.bad_parked_questions == 1
-    assert follower.answers == []
+    assert follower.verdicts == []
     assert "dropped a message about parked fetches" in caplog.text
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dataplane.replica.follower.follower import Follower
 from dataplane.replica.follower.follower_states import Idle
 from dataplane.replica.replica_effects import ReportLeader, SendFetch
@@ -89,17 +91,16 @@ def test_a_replica_outside_the_isr_fetches() -> None:
     assert core.parked is None
 
 
-def test_without_room_or_with_a_disk_that_hangs_it_fetches() -> None:
+@pytest.mark.parametrize("trouble", ["no room", "a disk that hangs"])
+def test_a_follower_whose_disk_is_in_trouble_fetches(trouble: str) -> None:
     core, _ = parked()
-    core.on_space(True, 0.1)
-    answer(core, now=0.1)
-    assert core.parked is None
-    core.on_space(False, 0.2)
-    answer(core, now=0.2)
-    assert core.parked == 3
-    core.on_disk(True, 0.3)
-    answer(core, now=0.3)
-    assert core.parked is None
+    of_disk = core.on_space if trouble == "no room" else core.on_disk
+    numbers = []
+    for now, is_bad in ((0.1, True), (0.2, False)):
+        of_disk(is_bad, now)
+        answer(core, now=now)
+        numbers.append(core.parked)
+    assert numbers == [None, 3]
 
 
 def test_a_follower_that_sleeps_asks_nothing() -> None:
