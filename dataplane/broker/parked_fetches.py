@@ -67,7 +67,7 @@ class ParkedFetches:
         self._interval = context.settings.replica_max_idle_wait / 2
         self._timer: asyncio.TimerHandle | None = None
         self._inboxes: list[str] = []
-        """Of the last questions."""
+        """Inboxes of the last questions."""
         self._subscription: Subscription | None = None
 
     def add(self, replica: Replica) -> None:
