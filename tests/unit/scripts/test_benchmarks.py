@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from scripts.benchmarks.bench import WORKLOADS
+from scripts.benchmarks.bench import DOCS, WORKLOADS
 from scripts.benchmarks.plain import STEP, Search
-from scripts.benchmarks.rig import kafka
+from scripts.benchmarks.rig import kafka, picture
 from scripts.benchmarks.rig.comparison import Comparison, Figure, percentile
 from scripts.benchmarks.rig.fast_batches import FLOW, OUTSTANDING, BatchFailed, FastBatch, payloads
 from scripts.benchmarks.rig.publisher import Sent
@@ -27,6 +28,12 @@ def test_each_figure_belongs_to_its_workload_and_stands_once() -> None:
     assert len(keys) == len(set(keys))
     for name, module in WORKLOADS.items():
         assert {figure.workload for figure in module.FIGURES} == {name}
+
+
+def test_the_picture_is_of_the_recorded_run() -> None:
+    recorded = Comparison.from_dict(json.loads((DOCS / "benchmark.json").read_text(encoding="utf-8")))
+    drawn = (DOCS / "benchmark.svg").read_text(encoding="utf-8")
+    assert picture.svg(recorded) == drawn, "scripts/bench --from docs/benchmark.json --picture docs/benchmark.svg"
 
 
 # ---- comparisons ---------------------------------------------------------------------------------------------------
