@@ -251,6 +251,20 @@ class LeaderReport:
     leader_epoch: LeaderEpoch
     refused: bool = False
     """A 503 is the only ground: the leader is to be probed, and this report is no witness."""
+    unopened: bool = False
+    """The leader has never answered this replica in this LeaderEpoch: it may not serve yet."""
+
+
+class RoleProgress(NamedTuple):
+    """How far a broker is with roles that it has to take up."""
+
+    pending: int
+    """Steps of replicas towards a role that have not ended."""
+    done: int
+    """Such steps that have ended in this process."""
+
+
+ALL_TAKEN_UP: Final = RoleProgress(pending=0, done=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ from dataplane.broker.replica import DamageCounters, Replica
 from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.counters import Counters, counter, counts
 from dataplane.broker.roles.request_prologue import RequestCounters
+from dataplane.broker.roles.role_changes import RoleChanges
 from dataplane.broker.upkeep.compaction_job import Compaction
 from dataplane.broker.upkeep.housekeeping import Housekeeping, SnapshotJob
 from dataplane.broker.upkeep.hw_checkpoints import HighWatermarkCheckpoints
@@ -71,6 +72,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -288,6 +290,11 @@ class Broker:
     def on_registered(self, incarnation: Incarnation) -> None:
         """The registration of this process is applied; a broker that was declared dead registers once more."""
         self.context.incarnation = incarnation
+
+    @property
+    def role_progress(self) -> RoleProgress:
+        changes = self.context.the(RoleChanges)
+        return RoleProgress(changes.pending, changes.done)
 
     def on_partitions(self, changes: Sequence[PartitionView | PartitionGone]) -> None:
         if self._closed:

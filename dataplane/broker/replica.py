@@ -40,6 +40,7 @@ from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.counters import Counters, counter
 from dataplane.broker.roles.id_keeper import IdKeeper
 from dataplane.broker.roles.role import Role, RoleCounters, RoleSetup
+from dataplane.broker.roles.role_changes import Gated, RoleChanges
 from dataplane.broker.upkeep.housekeeping import Visit
 from dataplane.broker.upkeep.hw_checkpoints import CheckpointDue
 from dataplane.log.partition_log import LogConfig, PartitionLog
@@ -335,13 +336,15 @@ class Replica:
                     # The role is there from now on: an effect of the next event must find it.
                     self._make_role(kind, view, context)
                     if self.machine.step is effect:
-                        self._stepping = context.loop.create_task(self._take(effect, context))
+                        self._take_in_turn(effect, context)
                 case EndRole(reason):
                     # At once: the lease is proved for leaders that know that they are deposed.
                     if role is not None:
                         role.begin_to_end(reason)
                     self._stepping = context.loop.create_task(self._take(effect, context))
-                case OpenLog() | PrepareLog() | Repair() | WaitToRetry():
+                case OpenLog() | PrepareLog():
+                    self._take_in_turn(effect, context)
+                case Repair() | WaitToRetry():
                     self._stepping = context.loop.create_task(self._take(effect, context))
                 case TellRole(view) if role is not None:
                     role.on_view(view)
@@ -372,6 +375,15 @@ class Replica:
     async def _record_damage(self, reason: str, context: BrokerContext) -> None:
         await context.loop.run_in_executor(context.executor, mark, self._files, self.directory, reason, self.key)
         self._run(self.machine.on_damage_recorded(reason), context)
+
+    def _take_in_turn(self, step: Gated, context: BrokerContext) -> None:
+        """When its turn comes among the steps of all replicas."""
+
+        def start() -> asyncio.Task[None]:
+            stepping = self._stepping = context.loop.create_task(self._take(step, context))
+            return stepping
+
+        context.the(RoleChanges).begin(self.key, step, start)
 
     async def _take(self, step: Step, context: BrokerContext) -> None:
         machine = self.machine
@@ -527,6 +539,8 @@ class Replica:
     # ------------------------------------------------------------------ end
     async def close(self, context: BrokerContext, reason: str) -> None:
         self._run(self.machine.on_closing(), context)
+        if context.the(RoleChanges).give_up(self.key):
+            self.machine.on_step_given_up()
         if self._recording is not None:
             await asyncio.wait({self._recording})
         while self.machine.step is not None and self._stepping is not None:

@@ -352,6 +352,11 @@ class ReplicaStateMachine:
         """The step needs room on the disk; the newest view is given again when some time has passed."""
         self.step = None
 
+    def on_step_given_up(self) -> None:
+        """The replica closes, and its step has not begun."""
+        assert self.closing
+        self.step = None
+
     def _step_over(self) -> list[ReplicaEffect]:
         self.step = None
         return self._next()

@@ -48,7 +48,7 @@ from metadata.controller.placement import Chance
 from metadata.controller.repartitions import Repartitioning
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
-from wire.types import BrokerId, Generation, LeaderMove, LeaderReport, Room
+from wire.types import ALL_TAKEN_UP, BrokerId, Generation, LeaderMove, LeaderReport, RoleProgress, Room
 
 MOST_UNHEARD_PATIENCE_S = 300.0
 """Limit of the pause between attempts to hand over of a controller that clients cannot ask. It doubles with each
@@ -258,9 +258,10 @@ class ControllerCore:
         *,
         begun: Generation | None = None,
         vouches: bool = False,
+        roles: RoleProgress = ALL_TAKEN_UP,
     ) -> list[Effect]:
         """See `Liveness.on_answer`."""
-        self._liveness.on_answer(broker, number, generation, now, begun=begun, vouches=vouches)
+        self._liveness.on_answer(broker, number, generation, now, begun=begun, vouches=vouches, roles=roles)
         return [*self._failover.count_witnesses(now), *self._decide(now)]
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> list[Effect]:

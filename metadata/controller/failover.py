@@ -62,6 +62,8 @@ class _Suspicion:
     """When each last reported."""
     refused: set[BrokerId] = field(default_factory=set)
     """Witnesses with no other ground than a 503."""
+    opened: bool = False
+    """The leader has answered one of them in this LeaderEpoch."""
 
 
 class Failover:
@@ -184,14 +186,16 @@ class Failover:
             self._liveness.suspect(partition.leader, now)
         suspicion.witnesses[report.replica] = now
         (suspicion.refused.add if report.refused else suspicion.refused.discard)(report.replica)
+        suspicion.opened = suspicion.opened or not report.unopened
         return True
 
     # R27: A follower that suspects its leader reports it, after a 503 at once if the leader has answered it in this
     # LeaderEpoch, else after `replica_max_leader_timeout` of silence. The controller probes the leader first: if that
     # is refused and gone, one report elects. If it answers, or is silent for `probe_timeout_s`, more than (|ISR| - 1)
     # / 2 distinct members of the ISR within `witness_window_s` elect. Reports of another epoch, from outside the ISR,
-    # or with no other ground than a 503 do not count.
-    # Hazard: Stale witnesses; one broken link.
+    # or with no other ground than a 503 do not count. A leader that has answered no witness in this LeaderEpoch is
+    # waited for while its broker answers probes and goes on taking up roles: it may be one of thousands that open.
+    # Hazard: Stale witnesses; one broken link; leaderships that move from a busy broker to another one, and so on.
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
         """Elects where the leader's probe was refused, or enough witnesses report it. `keys`: only these suspicions;
         None: those that were looked at longest ago."""
@@ -214,9 +218,13 @@ class Failover:
             self._suspicions[key] = suspicion  # behind all others
             if self._liveness.is_gone(suspicion.leader, now) and self._liveness.is_trusted(now):
                 refused.append((key, partition))
-            elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (
-                self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
-                or now - suspicion.asked_at >= self._settings.probe_timeout_s
+            elif (
+                2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1
+                and (
+                    self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
+                    or now - suspicion.asked_at >= self._settings.probe_timeout_s
+                )
+                and (suspicion.opened or not self._liveness.takes_up_roles(suspicion.leader, now))
             ):
                 outvoted.append((key, partition))
         effects = [

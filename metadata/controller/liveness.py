@@ -39,8 +39,10 @@ from math import inf
 
 from metadata.cluster.model import Broker
 from metadata.controller.metadata_settings import MetadataSettings
-from wire.types import BrokerId, Generation, Incarnation
+from wire.types import ALL_TAKEN_UP, BrokerId, Generation, Incarnation, RoleProgress
 
+ROLES_PATIENCE_S = 3.0
+"""A broker that has ended no step towards a role for so long does not go on: one of a replica takes milliseconds."""
 MAX_OUTSTANDING = 4096
 """Probes without an answer that are remembered; the oldest are forgotten, which counts as silence."""
 
@@ -79,6 +81,9 @@ class _Watch:
     """Number of the newest probe that was answered."""
     generation: Generation | None = None
     begun: Generation | None = None
+    roles: RoleProgress = ALL_TAKEN_UP
+    roles_went_on_at: float = -inf
+    """When its newest answer came that had fewer roles to take up, or the first ones."""
     refused_at: float | None = None
     """First refusal since its last answer."""
     confirmed: bool = False
@@ -172,10 +177,11 @@ class Liveness:
         *,
         begun: Generation | None = None,
         vouches: bool = False,
+        roles: RoleProgress = ALL_TAKEN_UP,
     ) -> None:
         """`generation`: applied there. `begun`: the generation up to which its roles have taken up and given up their
         leaderships; None: the same. `vouches`: it has been connected for `liveness_grace`, with the same server as this
-        controller."""
+        controller. `roles`: how far it is with roles that it has to take up."""
         sent = self._outstanding.pop(number, None)
         if sent is None or sent[0] != broker:
             return
@@ -194,6 +200,9 @@ class Liveness:
         watch.heard_at, watch.answered, watch.generation, watch.asked_at = now, number, generation, inf
         watch.begun = generation if begun is None else begun
         watch.refused_at, watch.confirmed = None, False
+        if not watch.roles.pending or roles.done != watch.roles.done:
+            watch.roles_went_on_at = now
+        watch.roles = roles
 
     def on_no_responders(self, broker: BrokerId, number: int, now: float) -> None:
         sent = self._outstanding.get(number)  # kept: an answer to it may still come, and counts more
@@ -283,6 +292,11 @@ class Liveness:
         epoch; None: no answer."""
         watch = self._watches.get(broker)
         return watch.begun if watch is not None else None
+
+    def takes_up_roles(self, broker: BrokerId, now: float) -> bool:
+        """Whether it has roles to take up, and has gone on with that within ROLES_PATIENCE_S, by its answers."""
+        watch = self._watches.get(broker)
+        return watch is not None and watch.roles.pending > 0 and now - watch.roles_went_on_at < ROLES_PATIENCE_S
 
     def heard_since(self, broker: BrokerId, time: float) -> bool:
         watch = self._watches.get(broker)

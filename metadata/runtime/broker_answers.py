@@ -103,6 +103,7 @@ class ControllerRequests:
         elif probe.incarnation == context.incarnation:
             context.clock.on_probe(probe, self._lease.age_of(probe.controller_epoch, probe.answered, now))
         connected_for = now - context.transport.connected_since
+        roles = context.port.role_progress()
         answer = pb.ProbeAnswer(
             broker=context.broker_id,
             life_id=context.life_id,
@@ -116,6 +117,8 @@ class ControllerRequests:
             nats_server=context.transport.server_id,
             connected_ms=int(1000 * min(MAX_CONNECTED_S, max(0.0, connected_for))),
             time_ns=context.clock.wall_ns(),
+            roles_pending=roles.pending,
+            roles_done=roles.done,
         )
         context.messages.answer(message.reply, answer.SerializeToString(), "the answer to a probe")
 

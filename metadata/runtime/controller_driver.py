@@ -33,7 +33,7 @@ from wire.errors import TidelogError
 from wire.messaging.transport import Message
 from wire.operations.adoption_report import ADOPTION_LABEL, decode_label
 from wire.protobuf import metadata_pb2 as pb
-from wire.types import BrokerId, Generation, LeaderMove, Room
+from wire.types import BrokerId, Generation, LeaderMove, RoleProgress, Room
 
 _log = logging.getLogger(__name__)
 
@@ -288,7 +288,12 @@ class ControllerDriver:
                 and told.connected_ms >= context.settings.liveness_grace_s * 1000
             )
             generation, begun = Generation(told.generation), Generation(told.begun)
-            self.run(context.core.on_probe_answer(broker, probe.number, generation, now, begun=begun, vouches=vouches))
+            roles = RoleProgress(told.roles_pending, told.roles_done)
+            self.run(
+                context.core.on_probe_answer(
+                    broker, probe.number, generation, now, begun=begun, vouches=vouches, roles=roles
+                )
+            )
 
     async def _move(self, move: LeaderMove) -> None:
         key = move.key

@@ -116,6 +116,7 @@ class ControllerSubscriptions:
                     epoch=PartitionEpoch(report.epoch),
                     leader_epoch=LeaderEpoch(report.leader_epoch),
                     refused=report.refused,
+                    unopened=report.unopened,
                 )
                 for report in part
             ]

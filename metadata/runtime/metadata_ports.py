@@ -19,6 +19,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -87,6 +88,8 @@ class BrokerPort(Protocol):
         """Room on the broker's disk."""
 
     def disk_hangs(self) -> bool: ...
+
+    def role_progress(self) -> RoleProgress: ...
 
     def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         """Get ready for a planned move of a leadership held here: stop sequencing, call `answer(None)` when the target

@@ -324,4 +324,5 @@ def _report(report: LeaderReport) -> pb.LeaderReports.Report:
         epoch=report.epoch,
         leader_epoch=report.leader_epoch,
         refused=report.refused,
+        unopened=report.unopened,
     )

@@ -5,6 +5,9 @@ state that is applied then: a role never receives an earlier state after a later
 
     held        partitions that this broker believes to lead: another may lead them, or it leads in a new LeaderEpoch
     gained      partitions that it leads now, and whose followers wait for it
+    new         partitions of which it had no view: it opens their logs first. Leaders and followers come in one order,
+                which is that of the other brokers as well, so that the replicas of a partition begin at about the same
+                time
     followed    all others
 """
 
@@ -43,6 +46,7 @@ class ViewDelivery:
         """Partitions that were not looked at yet."""
         self._held: deque[PartitionKey] = deque()
         self._gained: deque[PartitionKey] = deque()
+        self._new: deque[PartitionKey] = deque()
         self._followed: deque[PartitionKey] = deque()
 
     def changed(self, keys: Iterable[PartitionKey]) -> None:
@@ -57,7 +61,7 @@ class ViewDelivery:
     @property
     def has_begun_leaders(self) -> bool:
         """And every role that leads by the applied state has been notified of it."""
-        return self.has_told_leaders and not self._gained
+        return self.has_told_leaders and not self._gained and not self._new
 
     @property
     def is_done(self) -> bool:
@@ -88,7 +92,7 @@ class ViewDelivery:
             self._sort(self._changed.popleft())
         changes: list[PartitionView | PartitionGone] = []
         while looks < LOOKS and not self._changed:
-            waiting = self._held or self._gained or self._followed
+            waiting = self._held or self._gained or self._new or self._followed
             if not waiting:
                 break
             change = self._change(waiting.popleft())
@@ -101,9 +105,12 @@ class ViewDelivery:
         known, partition = self._delivered.get(key), self._context.state.partition(key)
         if known is not None and known.leader == self._context.broker_id:
             self._held.append(key)
+        elif known is None:
+            if partition is not None and self._context.broker_id in partition.replicas:
+                self._new.append(key)
         elif partition is not None and partition.leader == self._context.broker_id:
             self._gained.append(key)
-        elif known is not None or (partition is not None and self._context.broker_id in partition.replicas):
+        else:
             self._followed.append(key)
 
     def _change(self, key: PartitionKey) -> PartitionView | PartitionGone | None:

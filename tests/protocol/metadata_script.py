@@ -35,14 +35,17 @@ With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          the status of its Raft node
     peers b c                              voters with a live Raft connection
-    probes b answers|vouches|refuses|silent|behind|untold|both      how b's probe subject behaves from now on;
+    probes b answers|vouches|refuses|silent|behind|untold|both|busy|stuck   how b's probe subject behaves from now on;
                                            `vouches`: it answers, over an old connection with the controller's NATS
                                            server; `untold`: it has applied all, and its roles have not been told that
-                                           they lead; `both`: somebody refuses each probe, and b answers it
+                                           they lead; `both`: somebody refuses each probe, and b answers it;
+                                           `busy`: it answers, and takes up roles; `stuck`: it has roles to take up, and
+                                           does not go on
     connection lost|made                   the controller's NATS connection
     public-connection lost|made            that over which clients ask it
     peer-lost b                            b's Raft connection closes
-    report b N [e=N] [p=N] [refused]       b reports the leader of partition N; `refused`: with a 503 as its only ground
+    report b N [e=N] [p=N] [refused] [unopened]    b reports the leader of partition N; `refused`: with a 503 as its
+                                           only ground; `unopened`: it has never answered b in this LeaderEpoch
     hold | release                         proposals are kept back; committed in order
     lose                                   proposals that are kept back are never committed; their outcome is unknown
     sleep S                                time passes, and the controller's process stands still
@@ -99,6 +102,7 @@ from wire.types import (
     PartitionKey,
     PartitionState,
     PauseChange,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -538,6 +542,10 @@ class MetadataScript:
             case "untold":
                 generation, begun = Generation(self.cluster.state.generation), Generation(1)
                 self._perform(self.core.on_probe_answer(broker, number, generation, self._now, begun=begun))
+            case "busy" | "stuck" as how:
+                generation = Generation(self.cluster.state.generation)
+                roles = RoleProgress(pending=9, done=number if how == "busy" else 0)
+                self._perform(self.core.on_probe_answer(broker, number, generation, self._now, roles=roles))
             case "refuses":
                 self._perform(self.core.on_no_responders(broker, number, self._now))
             case "both":
@@ -580,7 +588,7 @@ class MetadataScript:
 
     def _probes(self, command: Command) -> None:
         *brokers, how = command.words
-        if how not in ("answers", "vouches", "refuses", "silent", "behind", "untold", "both"):
+        if how not in ("answers", "vouches", "refuses", "silent", "behind", "untold", "both", "busy", "stuck"):
             raise ScriptError(f"a probe is not answered with {how}")
         self._behaviour.update(dict.fromkeys(brokers, how))
 
@@ -605,6 +613,7 @@ class MetadataScript:
             epoch=PartitionEpoch(int(command.options.get("p", partition.epoch))),
             leader_epoch=LeaderEpoch(int(command.options.get("e", partition.leader_epoch))),
             refused="refused" in command.words[2:],
+            unopened="unopened" in command.words[2:],
         )
         self._perform(self.core.on_reports([report], self._now))
 

@@ -67,6 +67,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -365,6 +366,9 @@ class BrokerRuntime:
 
     def disk_hangs(self) -> bool:
         return self._context.disk.hangs
+
+    def role_progress(self) -> RoleProgress:
+        return self.broker.role_progress
 
     def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         self.broker.drain(move, timeout, answer)

@@ -1910,6 +1910,8 @@ class ProbeAnswer(_message.Message):
     DATA_DIR_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
+    ROLES_PENDING_FIELD_NUMBER: _builtins.int
+    ROLES_DONE_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -1931,6 +1933,10 @@ class ProbeAnswer(_message.Message):
     """its clock, ns since 1970; 0: not told (R72)"""
     begun: _builtins.int
     """generation up to which its roles have heard of it that lead by it, or no more"""
+    roles_pending: _builtins.int
+    """steps of its replicas towards a role that have not ended"""
+    roles_done: _builtins.int
+    """such steps that have ended in this process (R27)"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -1951,10 +1957,12 @@ class ProbeAnswer(_message.Message):
         data_dir: _builtins.str = ...,
         time_ns: _builtins.int = ...,
         begun: _builtins.int = ...,
+        roles_pending: _builtins.int = ...,
+        roles_done: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "roles_done", b"roles_done", "roles_pending", b"roles_pending", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2042,11 +2050,13 @@ class LeaderReports(_message.Message):
         EPOCH_FIELD_NUMBER: _builtins.int
         LEADER_EPOCH_FIELD_NUMBER: _builtins.int
         REFUSED_FIELD_NUMBER: _builtins.int
+        UNOPENED_FIELD_NUMBER: _builtins.int
         replica: _builtins.str
         leader: _builtins.str
         epoch: _builtins.int
         leader_epoch: _builtins.int
         refused: _builtins.bool
+        unopened: _builtins.bool
         @_builtins.property
         def partition(self) -> Global___PartitionRef: ...
         def __init__(
@@ -2058,10 +2068,11 @@ class LeaderReports(_message.Message):
             epoch: _builtins.int = ...,
             leader_epoch: _builtins.int = ...,
             refused: _builtins.bool = ...,
+            unopened: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "refused", b"refused", "replica", b"replica"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "refused", b"refused", "replica", b"replica", "unopened", b"unopened"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2071,7 +2082,9 @@ class LeaderReports(_message.Message):
     """applied at the broker; reports to another controller do not count (R42)"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderReports.Report]:
-        """partition, replica, leader, partition epoch, LeaderEpoch, whether a 503 is the only ground"""
+        """partition, replica, leader, partition epoch, LeaderEpoch, whether a 503 is the only ground, whether the leader has
+        never answered the replica in this LeaderEpoch
+        """
 
     def __init__(
         self,

@@ -85,6 +85,7 @@ class LeaderContact:
             epoch=view.epoch,
             leader_epoch=view.leader_epoch,
             refused=not silent,
+            unopened=not self.has_answered,
         )
         return [ReportLeader(report)]
 

@@ -31,6 +31,7 @@ from wire.security.cluster_secrets import public_secrets
 from wire.subjects import Subjects
 from wire.turns import Steps
 from wire.types import (
+    ALL_TAKEN_UP,
     BrokerId,
     DrainAnswer,
     Incarnation,
@@ -39,6 +40,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -148,6 +150,9 @@ class Node:
 
     def disk_hangs(self) -> bool:
         return False
+
+    def role_progress(self) -> RoleProgress:
+        return ALL_TAKEN_UP
 
     def drain_leader(self, move: LeaderMove, _timeout: float, answer: DrainAnswer) -> None:
         answer(TidelogError(Code.LEADER_NOT_MOVED, f"{move.key} is not drained here"))

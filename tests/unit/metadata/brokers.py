@@ -35,6 +35,7 @@ from wire.security.cluster_secrets import public_secrets
 from wire.subjects import Subjects
 from wire.turns import Steps
 from wire.types import (
+    ALL_TAKEN_UP,
     BrokerId,
     CutoverReport,
     DrainAnswer,
@@ -47,6 +48,7 @@ from wire.types import (
     PartitionGone,
     PartitionKey,
     PartitionView,
+    RoleProgress,
     Room,
     StreamName,
 )
@@ -221,6 +223,9 @@ class Broker:
 
     def disk_hangs(self) -> bool:
         return False
+
+    def role_progress(self) -> RoleProgress:
+        return ALL_TAKEN_UP
 
     def drain_leader(self, move: LeaderMove, timeout: float, answer: DrainAnswer) -> None:
         self.asked.append((move, timeout))
