@@ -210,17 +210,15 @@ def ingest_owner(subject: str, owned: Container[str]) -> str | None:
     """Returns the subject in `owned` whose stream has `subject` for one of its partitions, if there is one."""
     if subject in owned:
         return subject
+    parent = numbered_parent(subject)
+    return parent if parent in owned else None
+
+
+def numbered_parent(subject: str) -> str | None:
+    """Returns the subject of the stream to one of whose partitions `subject` may belong; None: its last token is no
+    partition number."""
     parent, _, last = subject.rpartition(".")
-    return parent if parent in owned and _is_partition_number(last) else None
-
-
-def overlaps(a: str, b: str) -> bool:
-    """Whether streams on `a` and `b` own a subject in common. Each owns X and X.<i>, i a partition number from 1."""
-    if a == b:
-        return True
-    shorter, longer = sorted((a, b), key=len)
-    parent, _, last = longer.rpartition(".")
-    return parent == shorter and _is_partition_number(last)
+    return parent if parent and _is_partition_number(last) else None
 
 
 def reaches(subject: str, pattern: str) -> bool:

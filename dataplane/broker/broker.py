@@ -137,6 +137,8 @@ _OF_STATUS = 15
 """Looks that the status of a replica takes as long as."""
 _CLOSED_AT_ONCE = 50
 """Replicas that begin to close before others have their turn."""
+MOST_NAMED: Final = 10
+"""Partitions that a line of the log names."""
 OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
 
@@ -189,6 +191,12 @@ async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> boo
     if report.truncated_bytes:
         _log.info("partition %s: cut a torn tail of %d bytes", key, report.truncated_bytes)
     return True
+
+
+def _named(keys: Sequence[PartitionKey]) -> str:
+    """The first of many."""
+    shown = sorted(map(str, keys))
+    return ", ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
 
 
 class Broker:
@@ -263,8 +271,9 @@ class Broker:
                 _log.error("partition %s: while closing: %r", closing[task], error)
         if unclosed:
             _log.error(
-                "the disk hangs: nothing has come of closing the logs of %s for %.1f s; they are left as they are",
-                ", ".join(sorted(str(closing[task]) for task in unclosed)), context.settings.replica_max_lag_time,
+                "nothing has come of closing the logs of %s for %.1f s: the disk hangs, or has too much to do; they are"
+                " left as they are",
+                _named([closing[task] for task in unclosed]), context.settings.replica_max_lag_time,
             )  # fmt: skip
         return not unclosed
 
@@ -464,10 +473,20 @@ class Broker:
             "traffic": replica.traffic.report(self.context.now()),
         }
 
-    def usage(self) -> Steps[UsageReport]:
-        """Bytes of the replicas of each stream on this disk, and their traffic."""
+    def usage(self, after: str = "", upto: str | None = None) -> Steps[UsageReport]:
+        """Bytes of the replicas of each stream on this disk, and their traffic. Only of streams with names after
+        `after`, up to `upto`; None: up to the last one."""
         now, by_stream = self.context.now(), dict[str, StreamUsage]()
-        for replicas in pieces([*self._replicas.values()], _LOOKED_AT):
+        wanted: list[Replica] = []
+        for replicas in pieces([*self._replicas.values()], _LOOKED_THROUGH):
+            names = (replica.key.stream for replica in replicas)
+            wanted += [
+                replica
+                for replica, name in zip(replicas, names, strict=True)
+                if after < name and (upto is None or name <= upto)
+            ]
+            yield len(replicas) // 10
+        for replicas in pieces(wanted, _LOOKED_AT):
             traffic: dict[StreamName, list[Traffic]] = {}
             for replica in replicas:
                 stream = replica.key.stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from metadata.cluster.counts import Counts
 from metadata.cluster.model import Broker, Partition, Stream
 from metadata.cluster.state_snapshot import Contents
 from wire.turns import pieces
@@ -17,10 +18,10 @@ PIECE: Final = 50
 class Cluster:
     """The readable state. Readers may look at every attribute and change none."""
 
-    def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
-        """`led`: how many partitions each broker leads; `metadata.commands.ledger` keeps it up to date."""
+    def __init__(self, contents: Contents, counts: Counts) -> None:
+        """`counts`: `metadata.commands.ledger` keeps them up to date."""
         self._contents = contents
-        self._led = led
+        self._counts = counts
 
     @property
     def generation(self) -> Generation:
@@ -119,7 +120,15 @@ class Cluster:
                 ]
 
     def led_by(self, broker: BrokerId) -> int:
-        return self._led.get(broker, 0)
+        return self._counts.led.get(broker, 0)
+
+    def held_by(self, broker: BrokerId) -> int:
+        """Number of partitions of which it has a replica."""
+        return self._counts.held.get(broker, 0)
+
+    @property
+    def partition_total(self) -> int:
+        return self._counts.partitions
 
     def check(self) -> None:
         """Raises InvariantViolation. For tests and simulations: it looks at all partitions."""

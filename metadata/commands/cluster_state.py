@@ -35,13 +35,14 @@ from google.protobuf.message import DecodeError
 
 from metadata.cluster import state_snapshot
 from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.counts import Counts
 from metadata.cluster.model import Changes, Outcome, Stream
 from metadata.commands import broker_commands, partition_commands, repartition_commands, stream_commands
 from metadata.commands.ledger import Ledger
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS, Steps, Turns, pieces
-from wire.types import KEY_ORDER, BrokerId, Incarnation, PartitionKey, StreamName
+from wire.types import KEY_ORDER, Incarnation, PartitionKey, StreamName
 
 MAX_CLIENTS = 1024
 """Clients whose outcomes are kept; the client whose last command is the oldest is forgotten."""
@@ -76,11 +77,11 @@ class ClusterState(Cluster):
     """The state machine of the metadata group."""
 
     def __init__(self) -> None:
-        self._become(state_snapshot.Contents.empty(), {})
+        self._become(state_snapshot.Contents.empty(), Counts())
 
-    def _become(self, contents: state_snapshot.Contents, led: dict[BrokerId, int]) -> None:
-        Cluster.__init__(self, contents, led)
-        self._ledger = Ledger(contents, led)
+    def _become(self, contents: state_snapshot.Contents, counts: Counts) -> None:
+        Cluster.__init__(self, contents, counts)
+        self._ledger = Ledger(contents, counts)
         self._prepared: _Prepared | None = None
 
     def snapshot(self) -> bytes:
@@ -100,9 +101,9 @@ class ClusterState(Cluster):
         old, new = self._contents, (yield from state_snapshot.decoding(data))
         partition_commands: list[PartitionKey] = []
         gone: list[PartitionKey] = []
-        led: dict[BrokerId, int] = {}
+        counts = Counts()
         for name in sorted({**old.streams, **new.streams}):
-            changed, left = yield from _differences(old.streams.get(name), new.streams.get(name), led)
+            changed, left = yield from _differences(old.streams.get(name), new.streams.get(name), counts)
             partition_commands += changed
             gone += left
         repartitioned = []
@@ -111,7 +112,7 @@ class ClusterState(Cluster):
             known = old.streams.get(name)
             if known is not None and _routing(known) != _routing(stream):
                 repartitioned.append(name)
-        self._become(new, led)
+        self._become(new, counts)
         return Changes(
             partitions=tuple(partition_commands),
             gone=tuple(gone),
@@ -169,7 +170,7 @@ class ClusterState(Cluster):
         else:
             outcome = prepared.turns.finish()
             self._ledger.take_over(prepared.ledger)
-            Cluster.__init__(self, self._ledger.contents, self._ledger.leaderships)
+            Cluster.__init__(self, self._ledger.contents, self._ledger.counts)
         self._record(prepared.message, outcome)
         return outcome
 
@@ -258,22 +259,22 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
 
 
 def _differences(
-    old: Stream | None, new: Stream | None, led: dict[BrokerId, int]
+    old: Stream | None, new: Stream | None, counts: Counts
 ) -> Steps[tuple[list[PartitionKey], list[PartitionKey]]]:
-    """Returns partitions of one name whose views have changed, and those that are gone, sorted; counts leaders in
-    `led`."""
+    """Returns partitions of one name whose views have changed, and those that are gone, sorted; counts those of
+    `new`."""
     known = {} if old is None else {old.key(number): partition for number, partition in old.partitions.items()}
     is_alike = old is not None and new is not None and old.shared == new.shared
     changed: list[PartitionKey] = []
     if new is not None:
+        counts.add_subject(new.subject, new.name)
         for part in pieces(sorted(new.partitions.items()), PIECE):
             yield 2 * len(part)
             for number, partition in part:
                 key = new.key(number)
                 if known.pop(key, None) != partition or not is_alike:
                     changed.append(key)
-                if partition.leader is not None:
-                    led[partition.leader] = led.get(partition.leader, 0) + 1
+                counts.count_partition(partition, 1)
     return changed, sorted(known, key=KEY_ORDER)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from metadata.cluster.cluster_view import Cluster
+from metadata.cluster.counts import Counts
 from metadata.cluster.model import NOTHING, Changes, Outcome, Partition, Stream
 from metadata.cluster.state_snapshot import Contents
 from wire.errors import Code
@@ -25,8 +26,8 @@ PARTITION: Final = 4
 class Ledger(Cluster):
     """The state to change. `contents` may be changed by the handlers of `metadata.commands`, and by nothing else."""
 
-    def __init__(self, contents: Contents, led: dict[BrokerId, int]) -> None:
-        super().__init__(contents, led)
+    def __init__(self, contents: Contents, counts: Counts) -> None:
+        super().__init__(contents, counts)
         self._owned: set[StreamName] | None = None
         """Streams that no other ledger and no picture shares; None: all."""
 
@@ -34,7 +35,7 @@ class Ledger(Cluster):
         """Returns a ledger of the same contents, whose changes do not show in this one. Partitions and brokers are
         values, so a stream is copied before its first change."""
         contents = replace(self._contents, brokers=dict(self._contents.brokers), streams=dict(self._contents.streams))
-        forked = Ledger(contents, dict(self._led))
+        forked = Ledger(contents, self._counts.copy())
         forked._owned = set()
         return forked
 
@@ -51,7 +52,7 @@ class Ledger(Cluster):
 
     def take_over(self, fork: Ledger) -> None:
         """Takes the contents of `fork`, which was made of this ledger; nothing has changed this one since."""
-        self._contents, self._led = fork._contents, fork._led
+        self._contents, self._counts = fork._contents, fork._counts
         if self._owned is not None and fork._owned is not None:
             self._owned |= fork._owned
 
@@ -72,7 +73,11 @@ class Ledger(Cluster):
     @property
     def leaderships(self) -> dict[BrokerId, int]:
         """Number of partitions that each broker leads."""
-        return self._led
+        return self._counts.led
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts
 
     def refuse(self, code: Code, message: str) -> Outcome:
         return Outcome(code=code, message=message, generation=self.generation)
@@ -87,10 +92,6 @@ class Ledger(Cluster):
     def unchanged(self, *, value: int = 0, items: tuple[Code | None, ...] = ()) -> Outcome:
         return Outcome(value=value, items=items, generation=self.generation)
 
-    def count_leader(self, leader: BrokerId | None, by: int) -> None:
-        if leader is not None:
-            self._led[leader] = self._led.get(leader, 0) + by
-
     def store(self, key: PartitionKey, changed: Partition) -> None:
         """Puts a changed partition in the old one's place, with the next partition epoch."""
         stream = self.own(key.stream)
@@ -99,8 +100,8 @@ class Ledger(Cluster):
         partitions[key.partition] = replace(changed, epoch=PartitionEpoch(old.epoch + 1))
         if (changed.leader, changed.leader_epoch, changed.state) != (old.leader, old.leader_epoch, old.state):
             stream.routing_generation = self.next_generation()
-        self.count_leader(old.leader, -1)
-        self.count_leader(changed.leader, 1)
+        self._counts.count_leader(old.leader, -1)
+        self._counts.count_leader(changed.leader, 1)
 
     def sweep(self, change: Callable[[PartitionKey, Partition, Stream], Partition]) -> Steps[tuple[PartitionKey, ...]]:
         """Applies `change` to every partition; returns the keys of changed partitions."""

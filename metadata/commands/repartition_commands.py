@@ -52,7 +52,7 @@ def prepare(ledger: Ledger, command: pb.PrepareRepartition) -> Steps[Outcome]:
     for number, partition in zip(missing, made, strict=True):
         yield PARTITION
         stream.partitions[number] = replace(partition, readonly=readonly)
-        ledger.count_leader(partition.leader, 1)
+        ledger.counts.count_partition(partition, 1)
     marker = Repartition(
         version=stream.partitioning_version + 1,
         partitions=command.partitions,
@@ -112,7 +112,7 @@ def cancel(ledger: Ledger, command: pb.CancelRepartition) -> Steps[Outcome]:
     gone = tuple(stream.key(number) for number in made)
     for number in made:
         yield 1
-        ledger.count_leader(stream.partitions.pop(number).leader, -1)
+        ledger.counts.count_partition(stream.partitions.pop(number), -1)
     _put(ledger, stream, repartition=None)
     return ledger.changed(Changes(gone=gone, repartitioned=(stream.name,)), value=marker.version)
 
@@ -324,7 +324,7 @@ def remove_retired(ledger: Ledger, command: pb.RemoveRetired) -> Steps[Outcome]:
             codes.append(None)
             gone.append(key)
             del ledger.own(key.stream).partitions[key.partition]
-            ledger.count_leader(partition.leader, -1)
+            ledger.counts.count_partition(partition, -1)
     if not gone:
         return ledger.unchanged(items=tuple(codes))
     names = tuple(sorted({key.stream for key in gone}))

@@ -14,7 +14,6 @@ from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, Layout, check_partition_count
 from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
-from wire.subjects import overlaps
 from wire.turns import Steps
 from wire.types import BrokerId, Incarnation, LeaderEpoch, Offset, PartitionEpoch, PartitionKey, StreamName
 
@@ -62,10 +61,11 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome]:
     except TidelogError as error:
         return ledger.refuse(error.code, error.message)
     ledger.contents.streams[stream.name] = stream
+    ledger.counts.add_subject(stream.subject, stream.name)
     keys = []
     for number, partition in enumerate(made):
         yield 1
-        ledger.count_leader(partition.leader, 1)
+        ledger.counts.count_partition(partition, 1)
         keys.append(stream.key(number))
     return ledger.changed(Changes(partitions=tuple(keys), streams=True), value=incarnation)
 
@@ -99,13 +99,13 @@ def _check_new_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome
         return ledger.refuse(
             Code.STREAM_EXISTS, f"stream {command.name} exists; choose another name or delete it first"
         )
-    for _, other in sorted(ledger.contents.streams.items()):
-        yield 1
-        if overlaps(other.subject, command.subject):
-            return ledger.refuse(
-                Code.SUBJECT_TAKEN,
-                f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another one",
-            )
+    taken_by = ledger.counts.taken_by(command.subject)
+    if taken_by is not None:
+        other = ledger.contents.streams[taken_by]
+        return ledger.refuse(
+            Code.SUBJECT_TAKEN,
+            f"subject {command.subject} overlaps {other.subject} of stream {other.name}; choose another one",
+        )
     try:
         check_partition_count(len(command.assignments))
     except TidelogError as error:
@@ -280,8 +280,9 @@ def delete_stream(ledger: Ledger, command: pb.DeleteStream) -> Steps[Outcome]:
     for number, partition in sorted(stream.partitions.items()):
         yield 1
         gone.append(stream.key(number))
-        ledger.count_leader(partition.leader, -1)
+        ledger.counts.count_partition(partition, -1)
     del ledger.contents.streams[stream.name]
+    ledger.counts.remove_subject(stream.subject)
     return ledger.changed(Changes(gone=tuple(gone), streams=True))
 
 

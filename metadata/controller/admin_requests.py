@@ -161,8 +161,7 @@ class AdminRequests:
 
     def _check_limits(self, partitions: int, *, streams: int = 1) -> None:
         """Raises TidelogError(LIMIT_REACHED) when so many more streams and partitions exceed the limits."""
-        known = self._state.streams.values()
-        there = sum(len(stream.partitions) for stream in known)
+        known, there = self._state.streams, self._state.partition_total
         for limit, most, count, what in (
             ("max_streams", self._settings.max_streams, len(known) + streams, "streams"),
             ("max_partitions", self._settings.max_partitions, there + partitions, "partitions"),

@@ -409,7 +409,7 @@ class ControllerCore:
         if verdict.hand_over:
             if not self._handed_over:
                 self._handed_over = True
-                effects += _hand_over("cut off from most brokers")
+                effects += _hand_over("most brokers do not answer it in time, for it is cut off from them or too busy")
             return effects
         self._handed_over = False
         if now - self._unheard_since >= self._unheard_patience:

@@ -219,33 +219,50 @@ def stream_form(stream: Stream) -> op.StreamSummary:
     }
 
 
+def listed_names(
+    state: ClusterState, subjects: Subjects, *, internal: bool, after: str, limit: int
+) -> tuple[list[StreamName], bool]:
+    """Returns the names of the streams that are listed, sorted, and whether no others come after them. `internal`: with
+    Tidelog's own. `limit` 0: all."""
+    found = sorted(
+        name
+        for name, stream in state.streams.items()
+        if name > after and (internal or not is_internal(name, stream.subject, subjects))
+    )
+    shown = found[: min(limit, op.PAGE)] if limit > 0 else found
+    return shown, len(shown) == len(found)
+
+
 def list_form(
     state: ClusterState,
-    subjects: Subjects,
+    names: Sequence[StreamName],
     *,
-    internal: bool = False,
+    is_last: bool,
     usage: Mapping[BrokerId, UsageReport] | None = None,
 ) -> Steps[op.StreamList]:
-    """`internal`: with Tidelog's own. `usage`: of the brokers that answered; None: no broker was asked."""
+    """`names`: sorted; those that were deleted since are left out. `is_last`: there are no others behind them. `usage`:
+    of the brokers that answered; None: no broker was asked."""
     forms: list[op.StreamSummary] = []
-    for piece in pieces(sorted(state.streams.items()), _PIECE):
-        shown = [
-            stream_form(stream) for name, stream in piece if internal or not is_internal(name, stream.subject, subjects)
-        ]
-        forms += shown
-        yield len(piece) + _OF_STREAM * len(shown)
+    streams = [stream for name in names if (stream := state.streams.get(name)) is not None]
+    for piece in pieces(streams, _PIECE):
+        forms += [stream_form(stream) for stream in piece]
+        yield len(piece) + _OF_STREAM * len(piece)
+    page: op.StreamList = {"streams": forms, "unanswered": []}
+    if not is_last:
+        page["next"] = names[-1]
     if usage is None:
-        return {"streams": forms, "unanswered": []}
+        return page
     for form in forms:
         told = [report["streams"][form["name"]] for report in usage.values() if form["name"] in report["streams"]]
         form["bytes_on_disk"] = sum([sum(each["bytes_on_disk"].values()) for each in told]) if told else None
         form["traffic"] = total_traffic(each["traffic"] for each in told) if told else None
         yield 1 + _OF_REPLICA * len(told) + sum(len(each["bytes_on_disk"]) for each in told) // 20
     holders: set[BrokerId] = set()
-    for stream in [*state.streams.values()]:
+    for stream in streams:
         holders.update(replica for partition in stream.partitions.values() for replica in partition.replicas)
         yield 1 + len(stream.partitions) // 5
-    return {"streams": forms, "unanswered": sorted(holders - usage.keys())}
+    page["unanswered"] = sorted(holders - usage.keys())
+    return page
 
 
 def describe_form(
@@ -253,9 +270,13 @@ def describe_form(
     said: Mapping[int, Mapping[BrokerId, ReplicaReport]],
     refusals: Mapping[BrokerId, TidelogError],
     repartition: RepartitionState | None = None,
+    *,
+    numbers: Sequence[int],
+    following: int | None = None,
 ) -> Steps[op.StreamDescription]:
     """`stream describe`. `said`: by partition and broker; offsets are null where the leader did not answer. `refusals`:
-    of the brokers that could not answer. `repartition`: the one under way."""
+    of the brokers that could not answer. `repartition`: the one under way. `numbers`: of the partitions to describe;
+    those that were removed since are left out. `following`: of the first one behind them."""
     told = [report for reports in said.values() for report in reports.values()]
     traffic: list[Traffic] = []
     for reports in pieces(told, _PIECE):
@@ -278,7 +299,10 @@ def describe_form(
         "bytes_on_disk": _bytes_of(told),
         "traffic": traffic[0] if any("traffic" in report for report in told) else None,
     }
-    for piece in pieces(sorted(stream.partitions.items()), _PIECE):
+    if following is not None:
+        form["next"] = following
+    described = [(number, stream.partitions[number]) for number in numbers if number in stream.partitions]
+    for piece in pieces(described, _PIECE):
         for number, partition in piece:
             of = said.get(number, {})
             partitions.append(_partition_form(number, partition, report_of_leader(partition, of), of))

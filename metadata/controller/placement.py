@@ -9,11 +9,11 @@ from typing import Any, Final, Protocol
 
 from metadata.cluster.model import Partition
 from metadata.commands.cluster_state import ClusterState
-from wire.turns import Steps, pieces
+from wire.turns import Steps
 from wire.types import BrokerId
 
 _PIECE: Final = 50
-"""Partitions that are looked at, or placed, before `Steps` yield."""
+"""Partitions that are placed before `Steps` yield."""
 
 
 class Chance(Protocol):
@@ -55,15 +55,10 @@ def place(
     Each takes the brokers with the fewest replicas; of these the one with the fewest leaderships leads. Equal brokers
     are chosen by chance, so that partitions which share a leader do not share all followers too.
     """
-    loads = {broker: _Load() for broker in live}
-    for looked_at in pieces(state.partitions(), _PIECE):
-        for _, partition in looked_at:
-            for replica in partition.replicas:
-                if replica in loads:
-                    loads[replica].replicas_everywhere += 1
-            if partition.leader in loads:
-                loads[partition.leader].leads_everywhere += 1
-        yield len(looked_at)
+    loads = {
+        broker: _Load(replicas_everywhere=state.held_by(broker), leads_everywhere=state.led_by(broker))
+        for broker in live
+    }
     for partition in beside:
         for replica in partition.replicas:
             if replica in loads:

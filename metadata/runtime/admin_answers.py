@@ -11,8 +11,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from random import random
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from metadata.cluster.model import Outcome, Stream
 from metadata.cluster.stream_settings import with_defaults
@@ -29,6 +31,7 @@ from metadata.controller.descriptions import (
     find_partition,
     find_stream,
     list_form,
+    listed_names,
     loss_form,
     metadata_form,
     partition_form,
@@ -143,6 +146,7 @@ STATUS_TIMEOUT_S = 0.5
 """A broker that has not reported the progress of its partitions by then is left out of a description."""
 MAX_ASKED = 250
 """Partitions of a stream that one request to a broker names: the answer fits into a message, and is read at once."""
+ALL_STREAMS: Final[Mapping[str, str]] = MappingProxyType({})
 READY_TIMEOUT_S = 3.0
 FIRST_LOOK_S = 0.01
 LONGEST_LOOK_S = 0.2
@@ -206,10 +210,25 @@ class Admin:
             await check_subject_unserved(self._rounds, transport, subject)
             await check_subject_uncaptured(self._rounds, transport, subject, request.partitions)
         (await self._commit(command)).raise_for_refusal()
-        return await self._until(
-            lambda: self._describe(request.name),
+        retry = self._readiness()
+        made = await self._until(
+            lambda: self._describe(request.name, limit=op.PAGE),
             lambda form: all(partition["log_end_offset"] is not None for partition in form["partitions"]),
+            retry,
         )
+        # Leaders begin in the order of the partitions, so each look finds most of those that it asks about.
+        others = [] if "next" not in made else sorted(find_stream(self._context.state, request.name).partitions)
+        for numbers in pieces(others[op.PAGE :], MAX_ASKED):
+            await self._until(partial(self._not_served, request.name, numbers), lambda waiting: not waiting, retry)
+        return made
+
+    async def _not_served(self, name: str, numbers: Sequence[int]) -> list[int]:
+        """Returns those of these partitions whose leaders do not serve yet."""
+        stream = find_stream(self._context.state, name)
+        there = {number: stream.partitions[number] for number in numbers if number in stream.partitions}
+        leaders = sorted({known.leader for known in there.values() if known.leader is not None})
+        said = await self._ask_replicas(stream, leaders, partitions=numbers)
+        return [number for number, known in there.items() if not report_of_leader(known, said.get(number, {}))]
 
     def _readiness(self) -> Retry:
         """Paces looks at replicas, until READY_TIMEOUT_S."""
@@ -251,7 +270,7 @@ class Admin:
         """All of the changes are made, or none."""
         command = self._context.core.requests.alter_stream(request.name, request.config, request.unset)
         (await self._commit(command)).raise_for_refusal()
-        return await self._describe(request.name)
+        return await self._describe(request.name, limit=op.PAGE)
 
     @handles(STREAM_SET_READONLY)
     async def set_readonly(self, request: SetReadonlyRequest) -> ChangedPartitions:
@@ -310,9 +329,11 @@ class Admin:
 
         return await self._until(look, lambda form: not any(changed["not_yet"] for changed in form["partitions"]))
 
-    async def _until(self, look: Callable[[], Awaitable[_Form]], is_done: Callable[[_Form], bool]) -> _Form:
-        """Returns the form that is done, or the one after READY_TIMEOUT_S."""
-        retry, monotonic = self._readiness(), self._context.monotonic
+    async def _until(
+        self, look: Callable[[], Awaitable[_Form]], is_done: Callable[[_Form], bool], retry: Retry | None = None
+    ) -> _Form:
+        """Returns the form that is done, or the one after the time of `retry`; None: READY_TIMEOUT_S."""
+        retry, monotonic = retry or self._readiness(), self._context.monotonic
         while not is_done(form := await look()) and retry.left_s(monotonic()):  # noqa: ASYNC110 - of other brokers
             await asyncio.sleep(retry.failed(monotonic()))
         return form
@@ -325,18 +346,26 @@ class Admin:
     @handles(op.STREAM_LIST)
     async def list_streams(self, request: op.ListStreamsRequest) -> op.StreamList:
         """Lists streams; with `usage` it names brokers that do not answer in STATUS_TIMEOUT_S."""
-        state, subjects = self._context.state, self._context.subjects
-        if not request.usage:
-            return await in_turns(list_form(state, subjects, internal=request.internal))
+        state = self._context.state
+        names, is_last = listed_names(
+            state,
+            self._context.subjects,
+            internal=request.internal,
+            after=request.after,
+            limit=request.limit,
+        )
+        if not request.usage or not names:
+            return await in_turns(list_form(state, names, is_last=is_last))
         brokers = sorted(state.brokers)
-        answers = await asyncio.gather(*(self._ask_usage(broker) for broker in brokers))
+        of_page = {"after": request.after, "upto": names[-1]} if request.limit > 0 else {}
+        answers = await asyncio.gather(*(self._ask_usage(broker, of_page) for broker in brokers))
         usage = {broker: told for broker, told in zip(brokers, answers, strict=True) if told is not None}
-        return await in_turns(list_form(state, subjects, internal=request.internal, usage=usage))
+        return await in_turns(list_form(state, names, is_last=is_last, usage=usage))
 
     @handles(op.STREAM_DESCRIBE)
-    async def describe_stream(self, request: op.StreamRef) -> op.StreamDescription:
+    async def describe_stream(self, request: op.DescribeStreamRequest) -> op.StreamDescription:
         """Leaders that do not answer in STATUS_TIMEOUT_S leave nulls."""
-        return await self._describe(request.name)
+        return await self._describe(request.name, request.first, request.limit)
 
     @handles(op.METADATA)
     async def stream_metadata(self, request: op.MetadataRequest) -> op.Topology:
@@ -466,12 +495,19 @@ class Admin:
             own, is_alive = self._context.broker_id, self._context.state.is_alive
             check_encryption({id_: told for id_, told in self._labels().items() if id_ == own or is_alive(id_)})
 
-    async def _describe(self, name: str) -> op.StreamDescription:
+    async def _describe(self, name: str, first: int = 0, limit: int = 0) -> op.StreamDescription:
+        """`limit` 0: all partitions from `first` on."""
         stream = find_stream(self._context.state, name)
-        replicas = sorted({replica for partition in stream.partitions.values() for replica in partition.replicas})
+        numbers = sorted(number for number in stream.partitions if number >= first)
+        size = min(limit, op.PAGE) if limit > 0 else len(numbers)
+        following = numbers[size] if size < len(numbers) else None
+        numbers = numbers[:size]
+        replicas = sorted({replica for number in numbers for replica in stream.partitions[number].replicas})
         refusals: dict[BrokerId, TidelogError] = {}
-        said = await self._ask_replicas(stream, replicas, refusals)
-        return await in_turns(describe_form(stream, said, refusals, self.repartitions.status(name)["repartition"]))
+        said = await self._ask_replicas(stream, replicas, refusals, partitions=numbers) if numbers else {}
+        repartition = self.repartitions.status(name)["repartition"]
+        form = describe_form(stream, said, refusals, repartition, numbers=numbers, following=following)
+        return await in_turns(form)
 
     async def _ask_replicas(
         self,
@@ -528,11 +564,12 @@ class Admin:
         """Returns {} when the broker does not answer."""
         return await self._ask(broker, {}, BrokerReport) or {}
 
-    async def _ask_usage(self, broker: BrokerId) -> UsageReport | None:
-        """Returns None when the broker is dead, does not answer, or refuses."""
+    async def _ask_usage(self, broker: BrokerId, streams: Mapping[str, str] = ALL_STREAMS) -> UsageReport | None:
+        """Returns None when the broker is dead, does not answer, or refuses. `streams`: only those after the name
+        `after`, up to `upto`; empty: all."""
         if not self._context.state.is_alive(broker):
             return None
-        report = await self._ask(broker, {"usage": True}, UsageReport)
+        report = await self._ask(broker, {"usage": True, **streams}, UsageReport)
         return None if isinstance(report, TidelogError) else report
 
     async def _ask(

@@ -203,6 +203,9 @@ class ControllerRequests:
                 numbers = [each for each in partitions if isinstance(each, int)] if isinstance(partitions, list) else []
                 return lambda: port.stream_report(StreamName(stream), numbers, history)
             case {"usage": True}:
+                after, upto = request.get("after"), request.get("upto")
+                if isinstance(after, str) and isinstance(upto, str):
+                    return lambda: port.usage_report(after, upto)
                 return port.usage_report
             case dict() if not request:
                 return self._broker_report

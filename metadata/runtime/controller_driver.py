@@ -63,7 +63,7 @@ class ControllerDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._claims_inbox = context.transport.new_inbox()
         self._claims_subject = context.subjects.cluster()
-        self.namespace = Namespace(context, known_cluster_id, self.run)
+        self.namespace = Namespace(context, known_cluster_id, self.run, lambda: self._had_quorum)
         self.moves = LeaderMoves(context, proposals.commit)
         self.admin = Admin(
             context,
@@ -189,7 +189,7 @@ class ControllerDriver:
                 case HandOver(why):
                     gives_way = self._raft.hand_over()
                     _log.error(
-                        "controller %s %s: %s; check its connections to the NATS server",
+                        "controller %s %s: %s; check its load, and its connections to the NATS server",
                         context.broker_id,
                         "gives way to another voter" if gives_way else "finds no voter to give way to",
                         why,

@@ -78,8 +78,9 @@ class BrokerPort(Protocol):
         """The state of this broker's replicas of a stream, with the last events of the partition `history_of`.
         `partitions`: only these; empty: all."""
 
-    def usage_report(self) -> Steps[UsageReport]:
-        """The bytes of each stream's replicas on this broker's disk, and their traffic."""
+    def usage_report(self, after: str = "", upto: str | None = None) -> Steps[UsageReport]:
+        """The bytes of each stream's replicas on this broker's disk, and their traffic. Only of streams whose names
+        come after `after`, up to `upto`; None: up to the last one."""
 
     def broker_report(self) -> Steps[BrokerReport]:
         """The state of the broker as a whole."""

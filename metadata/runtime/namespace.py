@@ -75,12 +75,20 @@ class _PerSecond:
 
 
 class Namespace:
-    """Claims of clusters. `known_cluster_id`: from the data folder; empty: a new folder. `run` carries effects out."""
+    """Claims of clusters. `known_cluster_id`: from the data folder; empty: a new folder. `run` carries effects out.
+    `has_quorum()`: this broker is connected to a majority of the metadata group's voters."""
 
-    def __init__(self, context: MetadataContext, known_cluster_id: str, run: Callable[[list[Effect]], None]) -> None:
+    def __init__(
+        self,
+        context: MetadataContext,
+        known_cluster_id: str,
+        run: Callable[[list[Effect]], None],
+        has_quorum: Callable[[], bool],
+    ) -> None:
         self._context = context
         self._known_cluster_id = known_cluster_id
         self._run = run
+        self._has_quorum = has_quorum
         self._announced_at = -inf
         self._others: dict[str, _Heard] = {}
         self._full_until = -inf
@@ -208,7 +216,9 @@ class Namespace:
             if not self._presence.take(self._context.monotonic(), MAX_PRESENCE_ANSWERS):
                 self.dropped_presence += 1
                 return
-            claim = pb.ClusterClaim(broker=self._context.broker_id, cluster_id=self.cluster_id)
+            claim = pb.ClusterClaim(
+                broker=self._context.broker_id, cluster_id=self.cluster_id, has_quorum=self._has_quorum()
+            )
             self._context.transport.publish_claim(reply, claim.SerializeToString())
 
     def others(self) -> list[OtherCluster]:

@@ -2084,6 +2084,26 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a leader is deposed while its broker opens thousands of others",
+            (
+                Failover.count_witnesses,
+                " and (suspicion.opened or not self._liveness.takes_up_roles(suspicion.leader, now))",
+                "",
+            ),
+            rules=("R27",),
+        ),
+        "metadata/a_leader_that_opens_is_waited_for",
+    ),
+    (
+        _mutant(
+            "a broker that takes up no roles any more is waited for",
+            (Liveness.takes_up_roles, " and now - watch.roles_went_on_at < ROLES_PATIENCE_S", ""),
+            rules=("R27",),
+        ),
+        "metadata/a_leader_that_opens_is_waited_for",
+    ),
+    (
+        _mutant(
             "followers that heard a 503 are witnesses",
             (Failover.count_witnesses, "fresh.keys() - suspicion.refused", "fresh"),
             rules=("R42",),

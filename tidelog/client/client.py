@@ -260,18 +260,18 @@ class Client:
     async def streams(self, *, internal: bool = False) -> list[op.StreamSummary]:
         """Name, subject and numbers of each stream; `internal`: with Tidelog's own. Raises NoServer."""
         self._check_open()
-        return (await self._api.call(op.STREAM_LIST, internal=internal))["streams"]
+        return (await self._admin.list_streams(internal=internal))["streams"]
 
     async def streams_with_usage(self, *, internal: bool = False) -> op.StreamList:
         """As `streams`, with `bytes_on_disk` and `traffic` of each, for which all brokers are asked; and the brokers
         that did not answer, whose replicas are missing in that. Raises NoServer."""
         self._check_open()
-        return await self._api.call(op.STREAM_LIST, internal=internal, usage=True)
+        return await self._admin.list_streams(internal=internal, usage=True)
 
     async def describe(self, name: str) -> op.StreamDescription:
         """Leaders, ISRs and offsets of a stream's partitions. Raises UnknownStream."""
         self._check_open()
-        return await self._api.call(op.STREAM_DESCRIBE, stream_name(name))
+        return await self._admin.describe(name)
 
     async def move_leader(self, stream: str, partition: int, broker: str) -> op.PartitionDescription:
         """Let `broker`, a live in-sync replica, lead that partition in place of its present leader, which stays in

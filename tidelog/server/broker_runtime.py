@@ -333,8 +333,8 @@ class BrokerRuntime:
     ) -> Steps[StreamReport]:
         return self.broker.stream_status(stream, partitions, history_of)
 
-    def usage_report(self) -> Steps[UsageReport]:
-        return self.broker.usage()
+    def usage_report(self, after: str = "", upto: str | None = None) -> Steps[UsageReport]:
+        return self.broker.usage(after, upto)
 
     def broker_report(self) -> Steps[BrokerReport]:
         report = yield from self.broker.status()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from wire.errors import Code
 from wire.operations.operation import Operation
@@ -45,6 +45,11 @@ class Nothing:
 
 class Done(TypedDict):
     """An answer without fields."""
+
+
+PAGE: Final = 250
+"""Limit of the streams, or of the partitions, that an answer describes for a request with a limit: it fits into a
+message of 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,9 @@ class StreamDescription(TypedDict):
     bytes_on_disk: int | None
     """The sum over all replicas whose brokers answer; None, as `traffic`: no broker does."""
     traffic: Traffic | None
+    next: NotRequired[int]
+    """There are partitions from this number on that are not in `partitions`, `bytes_on_disk`, `traffic` and `refusals`.
+    """
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ STREAM_CREATE = Operation(
     name="stream.create",
     request=CreateStreamRequest,
     answer=StreamDescription,
-    help="create a stream; answered when its leaders serve, or after 3 s",
+    help="create a stream; answered when its leaders serve, or after 3 s, with 250 of its partitions at most",
     writes=True,
     stream="name",
     refusals=(
@@ -208,7 +216,7 @@ STREAM_ALTER = Operation(
     name="stream.alter",
     request=AlterStreamRequest,
     answer=StreamDescription,
-    help="change settings of a stream",
+    help="change settings of a stream; answered with 250 of its partitions at most",
     writes=True,
     stream="name",
     refusals=(Code.UNKNOWN_STREAM, Code.BAD_CONFIG),
@@ -224,9 +232,19 @@ STREAM_DELETE = Operation(
     refusals=(Code.UNKNOWN_STREAM,),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreamRequest:
+    name: str
+    first: int = 0
+    """Only the partitions from this number on."""
+    limit: int = 0
+    """Only so many of them, and PAGE at most; 0: all."""
+
+
 STREAM_DESCRIBE = Operation(
     name="stream.describe",
-    request=StreamRef,
+    request=DescribeStreamRequest,
     answer=StreamDescription,
     help="a stream, its settings, and leaders, ISRs and offsets of its partitions",
     writes=False,
@@ -251,12 +269,18 @@ class StreamList(TypedDict):
     streams: list[StreamSummary]
     unanswered: list[str]
     """Brokers whose replicas are not in `bytes_on_disk` and `traffic`."""
+    next: NotRequired[str]
+    """There are more streams: those after this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListStreamsRequest:
     internal: bool = False
     """With Tidelog's own streams."""
+    after: str = ""
+    """Only streams whose names come after this one; empty: from the first one on."""
+    limit: int = 0
+    """Only so many of them, and PAGE at most; 0: all."""
     usage: bool = False
     """With `bytes_on_disk` and `traffic`, for which all brokers are asked."""
 

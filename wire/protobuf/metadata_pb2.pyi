@@ -2159,6 +2159,7 @@ class ClusterClaim(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     CANDIDATE_FIELD_NUMBER: _builtins.int
     DECIDED_FIELD_NUMBER: _builtins.int
+    HAS_QUORUM_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     cluster_id: _builtins.str
@@ -2167,6 +2168,8 @@ class ClusterClaim(_message.Message):
     """cluster that it is about to found; empty: none"""
     decided: _builtins.bool
     """it has asked for bootstrap_wait_s, and founds"""
+    has_quorum: _builtins.bool
+    """to a client that asks who is connected: it is connected to a majority of the voters"""
     def __init__(
         self,
         *,
@@ -2175,10 +2178,11 @@ class ClusterClaim(_message.Message):
         cluster_id: _builtins.str = ...,
         candidate: _builtins.str = ...,
         decided: _builtins.bool = ...,
+        has_quorum: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "candidate", b"candidate", "cluster_id", b"cluster_id", "decided", b"decided", "life_id", b"life_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "candidate", b"candidate", "cluster_id", b"cluster_id", "decided", b"decided", "has_quorum", b"has_quorum", "life_id", b"life_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -137,7 +137,7 @@ class Node:
             ]
         }
 
-    def usage_report(self) -> Steps[UsageReport]:
+    def usage_report(self, after: str = "", upto: str | None = None) -> Steps[UsageReport]:
         yield 1
         return {"streams": {}}
 

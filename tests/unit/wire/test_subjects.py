@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wire.errors import Code, TidelogError
 from wire.subjects import (
@@ -17,7 +15,6 @@ from wire.subjects import (
     check_stream_name,
     check_subject,
     ingest_subject,
-    overlaps,
     reaches,
 )
 from wire.types import BrokerId, StreamName
@@ -48,37 +45,6 @@ def test_subjects_of_a_cluster() -> None:
 
 def test_partition_0_listens_on_the_subject_itself() -> None:
     assert [ingest_subject("a.b", partition) for partition in range(3)] == ["a.b", "a.b.1", "a.b.2"]
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ("a", "a", True),
-        ("a", "b", False),
-        ("a", "a.1", True),
-        ("a", "a.12", True),
-        ("a", "a.0", False),  # partition 0 is `a`
-        ("a", "a.01", False),  # never written so
-        ("a", "a.x", False),
-        ("a", "a.1.1", False),  # `a` owns a.1, `a.1.1` owns a.1.1 and below
-        ("a", "a.²", False),
-        ("a.1", "a.2", False),
-        ("a.1", "a.1.3", True),
-        ("a", "ab", False),
-        ("1", "a.1", False),
-    ],
-)
-def test_overlaps(a: str, b: str, expected: bool) -> None:
-    assert overlaps(a, b) is expected
-    assert overlaps(b, a) is expected
-
-
-@given(st.lists(st.sampled_from(["a", "b", "0", "1", "2", "10"]), min_size=2, max_size=6), st.integers(1, 5))
-def test_overlap_is_a_subject_in_common(tokens: list[str], cut: int) -> None:
-    a, b = ".".join(tokens[:cut]) or "a", ".".join(tokens[cut:]) or "a"
-    for left, right in ((a, b), (a, f"{a}.{b}")):
-        owned = [{ingest_subject(subject, partition) for partition in range(12)} for subject in (left, right)]
-        assert overlaps(left, right) == bool(owned[0] & owned[1])
 
 
 @pytest.mark.parametrize("subject", ["flights", "a.b.c", "flights.0", "-", "größe", "tidelogs.x", "a$b", "_INBOXES.x"])

@@ -4,6 +4,7 @@ answer was lost on the way is looked up."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from tidelog.client.base.arguments import (
     bad,
@@ -20,6 +21,7 @@ from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, check_partitioner
 from wire.operations import api_operations as op
+from wire.operations.reports import total_traffic
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
 
@@ -93,7 +95,7 @@ class Admin:
             if error.code is not Code.STREAM_EXISTS or not error.detail(REPEATED):
                 raise
             # An answer was lost on the way, so it may be ours.
-            found = await self._api.call(op.STREAM_DESCRIBE, stream)
+            found = await self.describe(stream)
             if (
                 found["subject"] != wanted
                 or partitions_spread_over(found) != count
@@ -103,7 +105,7 @@ class Admin:
             self._metadata.on_created(stream, found["incarnation"])
             return found
         self._metadata.on_created(stream, made["incarnation"])
-        return made
+        return await self._made_whole(made)
 
     async def ensure_stream(
         self,
@@ -129,7 +131,7 @@ class Admin:
             if error.code is not Code.STREAM_EXISTS:
                 raise
             stream = stream_name(name)
-            found = await self._api.call(op.STREAM_DESCRIBE, stream)
+            found = await self.describe(stream)
             wanted = _config_texts(config)
             wanted["subject"] = stream if subject is None else subject
             wanted["partitions"] = str(partition_count(partitions))
@@ -161,7 +163,52 @@ class Admin:
         texts = _config_texts(config)
         settings = _unset(unset)
         self._metadata.forget(stream)
-        return await self._api.call(op.STREAM_ALTER, name=stream, config=texts, unset=settings)
+        return await self._made_whole(await self._api.call(op.STREAM_ALTER, name=stream, config=texts, unset=settings))
+
+    async def list_streams(self, *, internal: bool, usage: bool = False) -> op.StreamList:
+        """All streams, a page at a time."""
+        found: op.StreamList = {"streams": [], "unanswered": []}
+        unanswered: set[str] = set()
+        after: str | None = ""
+        while after is not None:
+            page = await self._api.call(op.STREAM_LIST, internal=internal, after=after, limit=op.PAGE, usage=usage)
+            found["streams"] += page["streams"]
+            unanswered.update(page["unanswered"])
+            after = page.get("next")
+        found["unanswered"] = sorted(unanswered)
+        return found
+
+    async def describe(self, name: str) -> op.StreamDescription:
+        """All partitions, a page at a time."""
+        while True:
+            found = await self._api.call(op.STREAM_DESCRIBE, stream_name(name), limit=op.PAGE)
+            if await self._add_pages(found):
+                return found
+
+    async def _made_whole(self, found: op.StreamDescription) -> op.StreamDescription:
+        """Returns the description with all partitions. What it was the answer to is done: where the rest cannot be had,
+        that is no failure of it, and it is left as it is."""
+        with suppress(TidelogError):
+            await self._add_pages(found)
+        return found
+
+    async def _add_pages(self, found: op.StreamDescription) -> bool:
+        """Adds the partitions that are missing. Returns False when the stream, or its layout, became another one."""
+        life = found["incarnation"], found["partitioning_version"]
+        while (first := found.get("next")) is not None:
+            page = await self._api.call(op.STREAM_DESCRIBE, found["name"], first, op.PAGE)
+            if (page["incarnation"], page["partitioning_version"]) != life:
+                return False
+            found["partitions"] += page["partitions"]
+            found["refusals"] |= page["refusals"]
+            bytes_on_disk = [each["bytes_on_disk"] for each in (found, page) if each["bytes_on_disk"] is not None]
+            found["bytes_on_disk"] = sum(bytes_on_disk) if bytes_on_disk else None
+            traffic = [each["traffic"] for each in (found, page) if each["traffic"] is not None]
+            found["traffic"] = total_traffic(traffic) if traffic else None
+            del found["next"]
+            if "next" in page:
+                found["next"] = page["next"]
+        return True
 
     async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
         changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=_unset(unset))
@@ -184,7 +231,7 @@ class Admin:
             if error.code is not Code.BAD_REQUEST or not error.detail(REPEATED):
                 raise
             # An answer was lost on the way, so it may have been done.
-            partitions = (await self._api.call(op.STREAM_DESCRIBE, name))["partitions"]
+            partitions = (await self._api.call(op.STREAM_DESCRIBE, name, partition, 1))["partitions"]
             found = next((known for known in partitions if known["partition"] == partition), None)
             if found is None or found["leader"] != broker:
                 raise

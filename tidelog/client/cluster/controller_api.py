@@ -170,7 +170,7 @@ class Api:
                     raise typed(_with_repeated(error, repeated)) from None
                 refusal, repeated = error, repeated or error.code.unknown_outcome
             await asyncio.sleep(retry.failed(clock()))
-        brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else []
+        brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else {}
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
 
     async def _ask(
@@ -234,16 +234,18 @@ class Api:
             )
         )
 
-    async def _connected_brokers(self) -> list[str]:
-        """Returns the brokers of the namespace that answer within _PRESENCE_WAIT; they do so without a controller,
-        too."""
-        inbox, found = self._transport.new_inbox(), set()
+    async def _connected_brokers(self) -> dict[str, bool]:
+        """Returns the brokers of the namespace that answer within _PRESENCE_WAIT, and whether each is connected to a
+        majority of the voters; they answer without a controller, too."""
+        inbox, found = self._transport.new_inbox(), dict[str, bool]()
 
         def on_claim(message: Message) -> None:
             try:
-                found.add(ClusterClaim.FromString(message.data).broker)
+                claim = ClusterClaim.FromString(message.data)
             except DecodeError:
                 return
+            if claim.broker:
+                found[claim.broker] = claim.has_quorum
 
         self._transport.on_inbox(inbox, on_claim)
         try:
@@ -251,19 +253,26 @@ class Api:
             await asyncio.sleep(_PRESENCE_WAIT)
         finally:
             self._transport.on_inbox(inbox, None)
-        return sorted(found - {""})
+        return dict(sorted(found.items()))
 
     def _nobody(
         self,
         name: str,
         limit: float,
         nobody_listens: bool,
-        brokers: list[str],
+        brokers: Mapping[str, bool],
         refusal: TidelogError | None,
         repeated: bool,
     ) -> TidelogError:
         if not self._transport.is_connected:
             text = f"the connection to NATS at {self._server} is lost; check that nats-server runs there"
+        elif nobody_listens and any(brokers.values()):
+            reaching = " and ".join(name for name, has_quorum in brokers.items() if has_quorum)
+            text = (
+                f"the cluster at {self._server} (namespace {self._subjects.namespace!r}) has no controller at the"
+                f" moment: {reaching} reached a majority of the voters, which elect one, or are too busy to; call"
+                " again, and see the load of the brokers"
+            )
         elif nobody_listens and brokers:
             connected = f"{', '.join(brokers)} {'is' if len(brokers) == 1 else 'are'} connected"
             text = (
@@ -287,7 +296,10 @@ class Api:
             if refusal.code is Code.NOT_ENOUGH_BROKERS:
                 return typed(_with_repeated(TidelogError(refusal.code, text, refusal.details), repeated))
         else:
-            text = f"the controller did not answer {name} at {self._server} within {limit:g} s; see the brokers' logs"
+            text = (
+                f"the controller did not answer {name} at {self._server} within {limit:g} s: it is too busy, or was"
+                " lost meanwhile; call again, and see the load of the brokers and their logs"
+            )
         return NoServer(Code.UNAVAILABLE, text, [REPEATED.of(True)] if repeated else [])
 
 

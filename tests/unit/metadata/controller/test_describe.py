@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from metadata.controller.descriptions import (
@@ -9,11 +11,13 @@ from metadata.controller.descriptions import (
     describe_form,
     find_stream,
     list_form,
+    listed_names,
     loss_form,
     report_of_leader,
 )
 from tests.turns import finished
 from tests.unit.metadata.cluster_bench import Cluster
+from wire.operations import api_operations as op
 from wire.operations.api_operations import Loss, Traffic
 from wire.operations.reports import ReplicaReport, ReportedProgress, UsageReport
 from wire.subjects import Subjects
@@ -36,6 +40,18 @@ def three() -> Cluster:
     cluster.die("a", "b")
     assert cluster.shown() == "- | a | b | @2"
     return cluster
+
+
+def listing(
+    cluster: Cluster,
+    usage: Mapping[BrokerId, UsageReport] | None = None,
+    *,
+    internal: bool = False,
+    after: str = "",
+    limit: int = 0,
+) -> op.StreamList:
+    names, is_last = listed_names(cluster.state, SUBJECTS, internal=internal, after=after, limit=limit)
+    return finished(list_form(cluster.state, names, is_last=is_last, usage=usage))
 
 
 def test_it_names_replicas_that_may_hold_more_and_from_which_offset_on() -> None:
@@ -119,9 +135,9 @@ def test_tidelogs_own_streams_are_counted_apart_and_listed_when_asked_for(
     broker = form["brokers"][0]
     assert (broker["leaders"], broker["replicas"]) == (users[1], users[1])
     assert (broker["internal_leaders"], broker["internal_replicas"]) == (internal[1], internal[1])
-    listed = [stream["name"] for stream in finished(list_form(cluster.state, SUBJECTS))["streams"]]
+    listed = [stream["name"] for stream in listing(cluster)["streams"]]
     assert listed == ["__audit", "__x"][2 - users[0] :]
-    everything = finished(list_form(cluster.state, SUBJECTS, internal=True))["streams"]
+    everything = listing(cluster, internal=True)["streams"]
     assert [stream["name"] for stream in everything] == ["__audit", "__x"]
 
 
@@ -179,16 +195,16 @@ def test_what_streams_take_up_is_the_sum_of_their_replicas() -> None:
         BrokerId("a"): {"streams": {"s": {"bytes_on_disk": {"0": 100, "1": 20}, "traffic": _traffic(3)}}},
         BrokerId("c"): {"streams": {"other": {"bytes_on_disk": {"0": 7}, "traffic": _traffic(9)}}},
     }
-    found = finished(list_form(cluster.state, SUBJECTS, usage=usage))
+    found = listing(cluster, usage)
     assert found["unanswered"] == ["b"], "c holds nothing of it"
     (stream,) = found["streams"]
     assert (stream["bytes_on_disk"], stream["traffic"]) == (120, _traffic(3))
     usage[BrokerId("b")] = {"streams": {"s": {"bytes_on_disk": {"0": 90, "1": 30}, "traffic": _traffic(4)}}}
-    (stream,) = finished(list_form(cluster.state, SUBJECTS, usage=usage))["streams"]
+    (stream,) = listing(cluster, usage)["streams"]
     assert stream["bytes_on_disk"] == 240
     assert (told := stream["traffic"]) is not None
     assert (told["records_in"], told["bytes_in"], told["records_in_per_s"], told["bytes_out"]) == (7, 70, 1.0, 4)
-    (silent,) = finished(list_form(cluster.state, SUBJECTS, usage={}))["streams"]
+    (silent,) = listing(cluster, {})["streams"]
     assert (silent["bytes_on_disk"], silent["traffic"]) == (None, None)
 
 
@@ -203,12 +219,32 @@ def test_what_a_stream_takes_up_is_told_by_replica_partition_and_stream() -> Non
         },
         1: {BrokerId("b"): {"bytes_on_disk": 5, "traffic": _traffic(4)}},
     }
-    found = finished(describe_form(stream, said, {}))
+    found = finished(describe_form(stream, said, {}, numbers=[0, 1]))
     assert [partition["bytes_on_disk"] for partition in found["partitions"]] == [190, 5]
     assert found["partitions"][1]["replicas_progress"]["a"]["bytes_on_disk"] is None
     assert found["partitions"][1]["replicas_progress"]["b"]["traffic"] == _traffic(4)
     assert found["bytes_on_disk"] == 195
     assert (told := found["traffic"]) is not None
     assert (told["records_in"], told["records_out"]) == (7, 3)
-    nothing = finished(describe_form(stream, {}, {}))
+    nothing = finished(describe_form(stream, {}, {}, numbers=[0, 1]))
     assert (nothing["bytes_on_disk"], nothing["traffic"], nothing["partitions"][0]["bytes_on_disk"]) == (None,) * 3
+
+
+def test_streams_are_listed_by_pages() -> None:
+    cluster = Cluster("a")
+    for name in "dbeca":
+        cluster.create(name, ["a"], subject=name)
+    pages = [listing(cluster, limit=2)]
+    while (after := pages[-1].get("next")) is not None:
+        pages.append(listing(cluster, after=after, limit=2))
+    assert [[stream["name"] for stream in page["streams"]] for page in pages] == [["a", "b"], ["c", "d"], ["e"]]
+    assert "next" not in listing(cluster)
+    assert listing(cluster, after="e", limit=2) == {"streams": [], "unanswered": []}
+
+
+def test_a_page_of_partitions_names_the_one_that_follows() -> None:
+    cluster = Cluster("a")
+    cluster.create(assignments=["a"] * 4)
+    stream = find_stream(cluster.state, "s")
+    page = finished(describe_form(stream, {}, {}, numbers=[1, 2], following=3))
+    assert ([each["partition"] for each in page["partitions"]], page["next"]) == ([1, 2], 3)

@@ -100,10 +100,10 @@ async def test_many_that_ask_the_same_are_answered_by_few_rounds(monkeypatch: py
         rounds = 0
         describe = Admin._describe
 
-        async def counted(admin: Admin, name: str) -> Any:
+        async def counted(admin: Admin, *asked: Any) -> Any:
             nonlocal rounds
             rounds += 1
-            return await describe(admin, name)
+            return await describe(admin, *asked)
 
         monkeypatch.setattr(Admin, "_describe", counted)
         world.hub.seen.clear()

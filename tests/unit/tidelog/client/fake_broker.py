@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, get_origin, get_type_hints
+from typing import Any, NotRequired, TypeAlias, get_origin, get_type_hints
 
 from dataplane.replica.derived.producer_table import Duplicate, Fresh, ProducerTable
 from tests.fake_nats import FakeTransport, Hub
@@ -57,10 +57,11 @@ class FakeLog:
 
 
 def blank(answer: type[Any], **given: Any) -> dict[str, Any]:
-    """An answer of that kind with only the given fields."""
+    """An answer of that kind with only the given fields, and none of those that may be missing."""
     empty = {str: "", int: 0, bool: False, list: [], dict: {}}
-    hints = get_type_hints(answer).items()
-    return {name: empty.get(get_origin(kind) or kind) for name, kind in hints} | given
+    hints = get_type_hints(answer, include_extras=True).items()
+    required = ((name, kind) for name, kind in hints if get_origin(kind) is not NotRequired)
+    return {name: empty.get(get_origin(kind) or kind) for name, kind in required} | given
 
 
 class FakeBroker:

@@ -33,6 +33,7 @@ from wire.operations.api_operations import (
     MovedPartition,
     PartitionDescription,
     StreamDescription,
+    StreamList,
     StreamSummary,
     UncleanElection,
 )
@@ -104,6 +105,52 @@ async def test_brokers_without_a_controller_are_named(cluster: Cluster) -> None:
         transport.listen(api_subject(name), None)
     with pytest.raises(NoServer, match=r"has no controller: only b1, b3 are connected, and a majority of the voters"):
         await client.cluster_status()
+
+
+async def test_a_controller_that_is_being_elected_is_no_missing_broker(cluster: Cluster) -> None:
+    transport, broker, client = cluster
+
+    def claim(message: Message) -> None:
+        assert message.reply is not None
+        for name in ("b3", "b1", "b2"):
+            told = ClusterClaim(broker=name, cluster_id="c", has_quorum=name != "b2")
+            transport.publish(message.reply, [told.SerializeToString()])
+
+    transport.listen(broker.subjects.presence(), claim)
+    for name in ("cluster.id", "cluster.status"):
+        transport.listen(api_subject(name), None)
+    with pytest.raises(NoServer, match=r"no controller at the moment: b1 and b3 reached a majority .* too busy"):
+        await client.cluster_status()
+
+
+async def test_streams_and_partitions_come_by_pages(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    pages = [blank(StreamList, streams=[blank(StreamSummary, name=name)], unanswered=[name]) for name in "ab"]
+    pages[0]["next"] = "a"
+    seen = answer(transport, "stream.list", *pages)
+    found = await client.streams_with_usage()
+    assert ([stream["name"] for stream in found["streams"]], found["unanswered"]) == (["a", "b"], ["a", "b"])
+    assert [(request["after"], request["limit"]) for request in seen] == [("", 250), ("a", 250)]
+
+    def page(number: int, **more: Any) -> dict[str, Any]:
+        partitions = [blank(PartitionDescription, partition=number)]
+        return blank(StreamDescription, name="s", partitions=partitions, bytes_on_disk=number, **more)
+
+    # Between two pages the stream is made anew: all of it is asked for once more.
+    seen = answer(
+        transport,
+        "stream.describe",
+        page(0, next=1, incarnation=5),
+        page(1, incarnation=7),
+        page(0, next=1, incarnation=7),
+        page(1, next=2, incarnation=7),
+        page(2, incarnation=7, refusals={"b": "its disk"}),
+    )
+    described = await client.describe("s")
+    assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
+    assert (described["bytes_on_disk"], described["refusals"]) == (3, {"b": "its disk"})
+    assert "next" not in described
+    assert [request["first"] for request in seen] == [0, 1, 0, 1, 2]
 
 
 async def test_a_last_attempt_that_the_deadline_cuts_short_does_not_hide_that_nobody_listens(cluster: Cluster) -> None:
