@@ -145,9 +145,11 @@ class Recovery:
 
     def run(self) -> None:
         """Raises OSError."""
-        self.files.make_directory(self.directory)
-        # The process that created or renamed these files may have died before the names were durable.
-        self.files.sync_directory(self.directory)
+        if self.files.is_directory(self.directory):
+            # The process that created or renamed these files may have died before the names were durable.
+            self.files.sync_directory(self.directory)
+        else:
+            self.files.make_directory(self.directory)
         self._find_segments()
         self.checkpoint = read_offsets(self.files, self.directory)
         self._mark = read_mark(self.files, self.directory)
