@@ -501,8 +501,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "one witness is enough",
         (
             Failover.count_witnesses,
-            "elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (",
-            "elif (",
+            "2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1",
+            "True",
         ),
         rules=("R27",),
         scenario="witnesses",
