@@ -119,6 +119,9 @@ class AnsweringTransport:
         self._transport = transport
         self._subjects = subjects
         self._replies = replies
+        # Each message that is sent comes through these.
+        self.publish = transport.publish
+        self.at_turn_end = transport.at_turn_end
 
     @property
     def is_connected(self) -> bool:
@@ -147,19 +150,6 @@ class AnsweringTransport:
     @property
     def max_payload(self) -> int:
         return self._transport.max_payload
-
-    def publish(
-        self,
-        subject: str,
-        parts: Sequence[Buffer],
-        *,
-        reply: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bool:
-        return self._transport.publish(subject, parts, reply=reply, headers=headers)
-
-    def at_turn_end(self, call: Callable[[], None]) -> None:
-        self._transport.at_turn_end(call)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         return self._transport.publish_raw(lines)

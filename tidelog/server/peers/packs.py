@@ -17,7 +17,6 @@ messages than MAX_FRAME_BYTES travel alone. The last MAX_REMEMBERED packs are re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from wire.messaging.packed import Frame
@@ -27,17 +26,13 @@ MAX_FRAMES: Final = 64
 """A receiver carries them out in one turn of its loop: a few milliseconds."""
 MAX_BYTES: Final = 64 << 10
 MAX_FRAME_BYTES: Final = 16 << 10
+SMALL_BYTES: Final = 1 << 10
+"""NATS carries messages of this size and ROOM_BESIDE for any broker."""
 ROOM_BESIDE: Final = 1024
 """Bytes of a message for the trailer, the head of a frame, its subjects and headers."""
 MAX_REMEMBERED: Final = 32
 """A 503 comes within milliseconds."""
 PAUSE_S: Final = 1.0
-
-
-@dataclass(slots=True)
-class _Waiting:
-    frames: list[Frame] = field(default_factory=list)
-    size: int = 0
 
 
 class Packs:
@@ -55,7 +50,9 @@ class Packs:
         self._at_turn_end = at_turn_end
         self._limit = limit
         self._now = monotonic
-        self._waiting: dict[BrokerId, _Waiting] = {}
+        self._waiting: dict[BrokerId, list[Frame]] = {}
+        self._sizes: dict[BrokerId, int] = {}
+        """Bytes of the frames that wait for a broker, where there are several."""
         self._paused_until: dict[BrokerId, float] = {}
         """Brokers that had nobody who listens for packs."""
         self._remembered: dict[str, tuple[BrokerId, list[Frame]]] = {}
@@ -63,7 +60,7 @@ class Packs:
 
     def takes(self, to: BrokerId, size: int) -> bool:
         """Whether a message of `size` bytes may be added now."""
-        if size > MAX_FRAME_BYTES or size > self._limit() - ROOM_BESIDE:
+        if size > SMALL_BYTES and (size > MAX_FRAME_BYTES or size > self._limit() - ROOM_BESIDE):
             return False
         if self._paused_until:
             until = self._paused_until.get(to)
@@ -74,24 +71,27 @@ class Packs:
         return True
 
     def add(self, to: BrokerId, frame: Frame) -> None:
-        waiting = self._waiting.get(to)
-        if waiting is None:
+        frames = self._waiting.get(to)
+        if frames is None:  # most are alone: that costs little
             if not self._waiting:
                 self._at_turn_end(self.end_turn)
-            waiting = self._waiting[to] = _Waiting()
-        size = frame.size
-        frames = waiting.frames
-        if frames and (len(frames) >= MAX_FRAMES or waiting.size + size > min(MAX_BYTES, self._limit() - ROOM_BESIDE)):
-            waiting.frames, waiting.size = [], 0
+            self._waiting[to] = [frame]
+            return
+        before, size = self._sizes.get(to, 0) or frames[0].size, frame.size
+        if len(frames) >= MAX_FRAMES or before + size > min(MAX_BYTES, self._limit() - ROOM_BESIDE):
+            self._waiting[to], self._sizes[to] = [frame], size
             self._send(to, frames)
-        waiting.frames.append(frame)
-        waiting.size += size
+            return
+        frames.append(frame)
+        self._sizes[to] = before + size
 
     def end_turn(self) -> None:
         """Sends everything that has gathered."""
         gathered, self._waiting = self._waiting, {}
-        for to, waiting in gathered.items():
-            self._send(to, waiting.frames)
+        if self._sizes:
+            self._sizes = {}
+        for to, frames in gathered.items():
+            self._send(to, frames)
 
     # ---- packs that reach nobody
 

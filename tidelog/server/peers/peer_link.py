@@ -26,7 +26,7 @@ from typing import cast
 from tidelog.nats.header_block import decode_headers, encode_headers, status_of
 from tidelog.server.peers.packs import Packs
 from tidelog.server.peers.peer_tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
-from wire.errors import CorruptData
+from wire.errors import CorruptData, TidelogError
 from wire.messaging.packed import Frame, decode_pack, encode_pack
 from wire.messaging.transport import (
     NO_RESPONDERS,
@@ -192,7 +192,12 @@ class PeerLink:
 
     def _send_alone(self, frame: Frame) -> None:
         headers = decode_headers(frame.headers)[0] if frame.headers else None
-        self.publish(frame.subject.decode(), (frame.payload,), reply=frame.reply.decode() or None, headers=headers)
+        subject, reply = frame.subject.decode(), frame.reply.decode() or None
+        trailer = self._signer.trailer(PEER, subject, reply, headers, (frame.payload,))
+        try:
+            self._transport.publish(subject, (frame.payload, trailer), reply=reply, headers=headers)
+        except TidelogError as e:  # it is lost, as any message may be
+            _log.warning("a message to another broker is dropped: %s", e)
 
     def _on_pack_unheard(self, subject: bytes, reply: bytes | None, headers: bytes | None, payload: bytes) -> None:
         """NATS says that nobody listens for packs where one was sent. A forged 503 has them sent twice."""
