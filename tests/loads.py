@@ -147,6 +147,7 @@ TIMERS: Mapping[str, str] = {
     "dataplane/broker/leading/append_requests.py": ONE,
     "dataplane/broker/upkeep/housekeeping.py": "all replicas, each of them a step of the loop",
     "dataplane/broker/upkeep/hw_checkpoints.py": "the look for checkpoints",
+    "dataplane/broker/parked_fetches.py": "all replicas, a few numbers of each that follows",
     "dataplane/broker/reading/id_learning.py": ONE,
     "dataplane/broker/leading/waiting_answers.py": "publishes of a partition that wait, 10,000 at most",
     "dataplane/broker/replica.py": ONE,
