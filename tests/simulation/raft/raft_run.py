@@ -677,7 +677,8 @@ def _lost_files(fault: Fault, voter: Voter, cluster: RaftCluster) -> bool:
         return False
     voter.kill()
     path = DIRECTORY.parent if fault.number % 2 else DIRECTORY
-    voter.disk.lose(path)
+    if voter.disk.is_directory(path.parent):  # else it is gone since the last loss
+        voter.disk.lose(path)
     cluster.safety.lost_disk(voter.address)
     cluster.start_later(voter, fault.lasts)
     return True
