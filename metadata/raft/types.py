@@ -32,6 +32,9 @@ log.
 """
 
 
+_LOST_FOR_GOOD = " (where a majority has lost its files for good: tidelog cluster recover)"
+
+
 class StateMachine(Protocol):
     """The state machine that the group replicates. Its methods run on the event loop and must not await."""
 
@@ -251,13 +254,14 @@ class RaftStatus:
             return (
                 "Raft files of this voter are missing, or were set aside, for they were damaged or an older copy, so it"
                 " may not vote before it has synchronised from a leader; start the others, which have to elect one"
-                " (where a majority has lost its files: tidelog cluster recover)"
+                f"{_LOST_FOR_GOOD}"
             )
         if self.is_new and self.old_peers:
+            have = "has one" if len(self.old_peers) == 1 else "have those"
             return (
-                f"this voter's data folder is empty, and {' and '.join(self.old_peers)} has one of a cluster that was"
+                f"this voter's data folder is empty, and {' and '.join(self.old_peers)} {have} of a cluster that was"
                 " founded before: so many of its voters lack theirs that none may be elected; start them with the"
-                " folders that they had"
+                f" folders that they had{_LOST_FOR_GOOD}"
             )
         if self.is_new and self.not_connected:
             return (
@@ -269,7 +273,7 @@ class RaftStatus:
             return (
                 f"{' and '.join(self.new_peers)} started with empty data folders, and may not vote before a leader is"
                 " elected without them; start the missing voters with the folders that they had, and keep the folder of"
-                " this one"
+                f" this one{_LOST_FOR_GOOD}"
             )
         return ""
 

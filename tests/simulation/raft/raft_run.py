@@ -421,8 +421,16 @@ class RaftCluster:
         return self.voters[max(leading)[1] if leading else self.world.rng.choice(sorted(self.voters))]
 
     def may_forget(self, voter: Voter) -> bool:
-        """One voter at a time: those before must have synchronised."""
-        return bool(self.safety.committed) and not self.safety.forgetful - {voter.address}
+        """One voter at a time: those before must have synchronised. The others that may vote, by what is on their
+        disks, are a majority without it: a voter that has not synchronised since the group was founded is no help."""
+        remaining = [
+            other for other in self.voters.values() if other is not voter and self.safety.may_vote(other.address)
+        ]
+        return (
+            bool(self.safety.committed)
+            and not self.safety.forgetful - {voter.address}
+            and 2 * len(remaining) > len(self.voters)
+        )
 
     # ---- the run
 

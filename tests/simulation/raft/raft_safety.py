@@ -97,6 +97,10 @@ class RaftSafety:
         self.forgetful.add(voter)
         self._seen[voter] = _Seen(lost=True)
 
+    def may_vote(self, voter: str) -> bool:
+        """Whether it has synchronised, as its disk says."""
+        return voter not in self.forgetful and self._durable[voter].joined()
+
     def started(self, voter: str) -> None:
         """Another life of it."""
         seen = self._seen[voter]
@@ -340,17 +344,25 @@ class DurableLog:
         self.entries: dict[int, int] = {}
         """Index -> term."""
         self._covered = 0
+        self._joined = False
+
+    def joined(self) -> bool:
+        self._look()
+        return self._joined
 
     def holds(self, index: int, term: int) -> bool:
+        self._look()
+        return index <= self._covered or self.entries.get(index) == term
+
+    def _look(self) -> None:
         journal, snapshot = self._disk.durable(JOURNAL), self._disk.durable(SNAPSHOT)
         length = len(journal or b"")
         if journal is not self._journal or length != self._length or snapshot is not self._snapshot:
             self._journal, self._length, self._snapshot = journal, length, snapshot
             self._load(bytes(journal or b""), None if snapshot is None else bytes(snapshot))
-        return index <= self._covered or self.entries.get(index) == term
 
     def _load(self, journal: bytes, snapshot: bytes | None) -> None:
-        self.entries, self._covered = {}, 0
+        self.entries, self._covered, self._joined = {}, 0, False
         try:
             if snapshot is not None:
                 self._covered = decode_snapshot(snapshot, SNAPSHOT)[0].last.index
@@ -358,3 +370,4 @@ class DurableLog:
         except RaftStorageError:
             return
         self.entries = {entry.index: entry.term for entry in found[:]}
+        self._joined = found.joined

@@ -58,6 +58,13 @@ def test_a_seed_holds(seed: int) -> None:
     assert run(seed).broken is None, replay(seed)
 
 
+def test_a_voter_loses_its_files_only_where_the_others_that_have_synchronised_are_a_majority() -> None:
+    """Seed 489 damages the first leader's journal before the third voter, which started late, has synchronised."""
+    held = run(489)
+    assert held.broken is None, replay(489)
+    assert "bit flip" not in held.faults
+
+
 def test_without_faults_all_is_acknowledged() -> None:
     result = run(2, schedule=[])
     assert result.broken is None

@@ -606,13 +606,22 @@ def test_a_voter_says_which_folders_keep_a_leader_from_being_elected(tmp_path: P
     bench = Bench(tmp_path / "raft", joined=False)
     assert bench.engine.status().why_no_leader() == "", "the others are connected, and may not have started to look"
     tells(bench, bench.peer, is_new=False)
-    assert f"data folder is empty, and {PEER} has one of a cluster" in bench.engine.status().why_no_leader()
+    words = bench.engine.status().why_no_leader()
+    assert f"data folder is empty, and {PEER} has one of a cluster" in words
+    assert "tidelog cluster recover" in words
+    tells(bench, bench.other, is_new=False)
+    both = " and ".join(sorted((PEER, OTHER)))
+    assert f"data folder is empty, and {both} have those of a cluster" in bench.engine.status().why_no_leader()
+    bench.engine.transport._onNodeDisconnected(bench.other)
+    bench.engine.transport._onNodeConnected(bench.other)
     bench.engine.transport._onNodeDisconnected(bench.peer)
     assert f"by all of its voters, with empty data folders, and {PEER} cannot" in bench.engine.status().why_no_leader()
     bench.engine.journal.mark_joined()
     assert bench.engine.status().why_no_leader() == ""
     tells(bench, bench.other, is_new=True)
-    assert f"{OTHER} started with empty data folders, and may not vote" in bench.engine.status().why_no_leader()
+    words = bench.engine.status().why_no_leader()
+    assert f"{OTHER} started with empty data folders, and may not vote" in words
+    assert "tidelog cluster recover" in words
     bench.close()
 
 
