@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.simulation.mutants import SEEN_BY_CLIENTS
+from tests.simulation.mutation import Mutant
 from tests.unit.tidelog.client.fake_broker import make
 from tests.unit.tidelog.client.fake_coordinator import FakeCoordinator
 from tests.unit.tidelog.client.group.members_world import World, take, until
@@ -242,6 +244,14 @@ async def test_a_look_at_a_log_start_that_settles_nothing_is_soon_repeated(
             log.settled = 5
         assert len(await asyncio.wait_for(take(one, 1), 2)) == 1, "the next look in turn comes after 5 s"
         assert one.waiting == {}
+
+
+@pytest.mark.parametrize(("mutant", "why"), SEEN_BY_CLIENTS, ids=[mutant.name for mutant, _ in SEEN_BY_CLIENTS])
+async def test_a_mutant_of_the_look_at_log_starts_is_caught(
+    world: World, monkeypatch: pytest.MonkeyPatch, mutant: Mutant, why: str
+) -> None:
+    with mutant.applied(), pytest.raises(AssertionError):
+        await test_a_look_at_a_log_start_that_settles_nothing_is_soon_repeated(world, monkeypatch, why)
 
 
 async def test_a_long_wait_is_told(
