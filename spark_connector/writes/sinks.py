@@ -227,7 +227,12 @@ def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMes
         for first in range(0, max(1, len(transactions)), MAX_MEMBERS):
             some = transactions[first : first + MAX_MEMBERS]
             abort = partial(_abort_some, family=family, transactions=some, timeout=ANSWER_SECONDS)
-            cluster.ask(f"abort what was written for {family}", abort)
+            if not cluster.ask(f"abort what was written for {family}", abort):
+                _log.warning(
+                    "tidelog: what was written for %s is not open, and whether it was committed before is not known any"
+                    " more; look before it is written again",
+                    family,
+                )
     except TidelogError as error:
         _log.warning(
             "tidelog: what was written for %s is not known to be aborted (%s), and is after transaction.timeout",
@@ -237,5 +242,5 @@ def _abort(options: SinkOptions, family: str, messages: Sequence[WriterCommitMes
 
 async def _abort_some(
     client: Client, *, family: str, transactions: Sequence[PreparedTransaction], timeout: float
-) -> None:
-    await client.abort_prepared(family, transactions, abort_others=True, timeout=timeout)
+) -> bool:
+    return await client.abort_prepared(family, transactions, abort_others=True, timeout=timeout)

@@ -152,7 +152,8 @@ class TransactionShardMachine(RuleBasedStateMachine):
                         assert gone or (of, participant) in self.confirmed, f"{participant} does not know of the end"
             case EndFamilyRequest(commits=False), EndFamilyResponse():
                 for member in request.members:
-                    assert not self.decided.get((member.producer_id, member.producer_epoch), False)
+                    is_committed = self.decided.get((member.producer_id, member.producer_epoch), False)
+                    assert not (answer.none_committed and is_committed)
             case _:
                 pass
 

@@ -284,7 +284,8 @@ class TransactionsScript:
                 return f"ended, next epoch {answer.next_epoch}{waits_for}"
             case EndFamilyResponse():
                 waits_for = f", waits for {', '.join(answer.waits_for)}" if answer.waits_for else ""
-                return ("superseded" if answer.superseded else "ended") + waits_for
+                ended = "ended, none was committed" if answer.none_committed else "ended"
+                return ("superseded" if answer.superseded else ended) + waits_for
             case FamilyResponse():
                 return f"sequence {answer.sequence}" if answer.HasField("sequence") else "nothing"
             case {"state": state, "producer_epoch": epoch, "last": last}:

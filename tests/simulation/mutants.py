@@ -2227,6 +2227,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "an abort of which nothing is known any more is told as of what was not committed",
+            (Families.abort, "return None not in commits", "return True"),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
+    ),
+    (
+        _mutant(
             "a commit before the last one is forgotten",
             (Families.commit, "family.kept()[-EARLIER_KEPT:]", "()"),
             rules=("R81",),

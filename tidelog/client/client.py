@@ -874,12 +874,16 @@ class Client:
         *,
         abort_others: bool = False,
         timeout: float = _END_TIMEOUT,
-    ) -> None:
+    ) -> bool:
         """Abort transactions that producers of a family have prepared; with `abort_others` all that are open under it.
-        Afterwards none of them is open. Raises BadRequest where one is committed, as far as the coordinator knows (it
-        knows what `commit_prepared` says, and the others are aborted), NoServer, NotPermitted, BadName."""
+        Afterwards none of them is open. True: none of `transactions` was committed. False: one of them may have been
+        committed before, by `commit_prepared`, and the coordinator does not know it any more, for newer producers have
+        begun under its transactional id, or the id is forgotten: do not write its records again before you have looked.
+
+        Raises BadRequest where one is known to be committed; the others are aborted. Raises NoServer (they may be
+        aborted, and another call tells), NotPermitted, BadName."""
         self._check_open()
-        await end_family(
+        return await end_family(
             self._transactions_link,
             _family(family),
             transactions,

@@ -352,8 +352,11 @@ class EndFamilyResponse(_message.Message):
 
     SUPERSEDED_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    NONE_COMMITTED_FIELD_NUMBER: _builtins.int
     superseded: _builtins.bool
     """other transactions were committed with this sequence before: these are aborted"""
+    none_committed: _builtins.bool
+    """of an abort: none of the members was committed; absent: that is not known any more"""
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in EndResponse"""
@@ -363,10 +366,11 @@ class EndFamilyResponse(_message.Message):
         *,
         superseded: _builtins.bool = ...,
         waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        none_committed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["superseded", b"superseded", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["none_committed", b"none_committed", "superseded", b"superseded", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,9 +95,9 @@ async def test_one_that_was_prepared_for_too_long_keeps_all_from_being_committed
 async def test_what_is_prepared_is_given_up(cluster: DevCluster, client: tidelog.Client) -> None:
     await client.create_stream("given-up", partitions=3)
     one = await prepared(cluster, "given-up~0", "given-up", 0)
-    await client.abort_prepared("given-up", [one])
+    assert await client.abort_prepared("given-up", [one]) is True
     await prepared(cluster, "given-up~0", "given-up", 100)
-    await client.abort_prepared("given-up", abort_others=True)
+    assert await client.abort_prepared("given-up", [one], abort_others=True) is False, "a newer producer has begun"
     async with client.producer("given-up") as producer:
         await producer.send(b"end")
     assert await values(client, "given-up") == [b"end"], "nothing is open"

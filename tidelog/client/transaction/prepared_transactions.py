@@ -53,7 +53,8 @@ async def end_family(
     once: bool = False,
     metadata: str = "",
 ) -> bool:
-    """Returns whether these are committed, or aborted, as requested; False: others were committed in their place."""
+    """Returns whether these are committed, or aborted, as requested. False of a commit: others were committed in their
+    place; of an abort: the coordinator does not know any more whether one of them was committed before."""
     given = [*transactions]
     if len(given) > MAX_MEMBERS:
         raise bad(
@@ -89,7 +90,7 @@ async def end_family(
             "committed" if commits else "aborted",
             ", ".join(answer.waits_for)[:1000],
         )
-    return not answer.superseded
+    return not answer.superseded if commits else answer.none_committed or not given
 
 
 async def last_commit(link: CoordinatorLink, family: str, timeout: float) -> FamilyCommit | None:

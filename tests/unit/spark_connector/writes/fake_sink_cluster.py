@@ -23,6 +23,8 @@ class FakeSinkCluster:
     """By transactional id: records (stream, its incarnation, value)."""
     records: list[tuple[str, int, bytes | None]] = field(default_factory=list)
     """That are committed."""
+    knows_aborted: bool = True
+    """The answer to aborts: none of the transactions was committed before."""
 
     def create(self, stream: str) -> None:
         """Again, if it is there."""
@@ -68,9 +70,10 @@ class FakeSinkCluster:
         self.once += [family] if once else []
         return True
 
-    async def abort_prepared(self, family: str, transactions: Sequence[PreparedTransaction], **_: Any) -> None:
+    async def abort_prepared(self, family: str, transactions: Sequence[PreparedTransaction], **_: Any) -> bool:
         for each in transactions:
             self.prepared.pop(each.transactional_id, None)
+        return self.knows_aborted
 
     def producer(self, *, transactional_id: str, **_: Any) -> FakeTransactionalProducer:
         return FakeTransactionalProducer(self, transactional_id)

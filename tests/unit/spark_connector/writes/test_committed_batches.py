@@ -259,6 +259,20 @@ def test_an_attempt_that_spark_numbers_like_an_accepted_one_leaves_its_transacti
     assert [name.partition("~")[2] for name in names] == ["0-0", "0-0-2", "0-0-3"], "and names are used again"
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_an_abort_says_where_it_is_not_known_whether_rows_were_committed(
+    cluster: FakeSinkCluster, caplog: pytest.LogCaptureFixture, knows: bool
+) -> None:
+    cluster.create("out")
+    cluster.knows_aborted = knows
+    Task.number = 0
+    writer = TidelogStreamWriter(SinkOptions.parse(Query("blue", "out").options))
+    written = writer.write(iter([pa.RecordBatch.from_pydict({"value": pa.array(["a"])})]))
+    writer.abort([written], 0)
+    assert cluster.prepared == {}
+    assert ("look before it is written again" in caplog.text) is not knows
+
+
 def test_rows_are_known_by_keys_and_values_and_how_often_they_come() -> None:
     def of(values: list[bytes | None], keys: list[bytes | None] | None = None) -> Any:
         return rows_of(Records(values, keys, None, None))

@@ -267,7 +267,10 @@ class FakeTransactions:
             for name, known in self.ids.items():
                 if known.is_open and name.startswith(child_id(request.family, "")):
                     self._end(known, commits=False)
-        return EndFamilyResponse(superseded=request.commits and not commits, waits_for=self.waits_for)
+        is_known = not request.commits and all(known.epoch in (epoch, epoch + 1) for known, epoch in members)
+        return EndFamilyResponse(
+            superseded=request.commits and not commits, waits_for=self.waits_for, none_committed=is_known
+        )
 
     def _on_family(self, data: bytes) -> FamilyResponse:
         known = self.families.get(FamilyRequest.FromString(data).family)

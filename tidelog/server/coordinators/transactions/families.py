@@ -279,17 +279,19 @@ class Families:
         return True
 
     # Keeps R81.
-    def abort(self, end: FamilyEnd) -> None:
-        """Aborts the transactions of `end`. Raises TidelogError where one is committed; the others are aborted."""
+    def abort(self, end: FamilyEnd) -> bool:
+        """Aborts the transactions of `end`. Returns whether none of the members was committed before; False: that is
+        not known any more. Raises TidelogError where one is committed; the others are aborted."""
         self._abort(end.members, Outcome.ABORTED)
         if end.others:
             self._abort(self._others(end), Outcome.NONE)
         family = self.by_name.get(end.family)
         if end.members and family is not None and _digest(end.members) in {each.digest for each in family.kept()}:
             raise transaction_refusals.is_committed(end.members[0].transactional_id)
-        for member in end.members:
-            if self._are_committed([member]):
-                raise transaction_refusals.is_committed(member.transactional_id)
+        commits = [self._commits(member) for member in end.members]
+        if True in commits:
+            raise transaction_refusals.is_committed(end.members[commits.index(True)].transactional_id)
+        return None not in commits
 
     def is_last(self, end: FamilyEnd) -> bool:
         """Returns whether no later sequence is committed."""
@@ -382,8 +384,9 @@ class Families:
             case Outcome.COMMITTED:
                 return "it was committed before"
 
-    # R81: A commit of a family that comes behind a later one is answered by what is known of it: it was committed, it
-    # was not, or that is not known any more. The last of these is never told as "not committed".
+    # R81: A commit of a family that comes behind a later one, or an abort of prepared transactions, is answered by what
+    # is known of them: they were committed, they were not, or that is not known any more. The last of these is never
+    # told as "not committed".
     # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
     def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family) -> bool | None:
         """Returns whether `end`, whose sequence is not above the last one, was committed; None: that is not known."""

@@ -598,8 +598,7 @@ class TransactionShard(Shard):
     ) -> Answer | None:
         end = FamilyEnd.of_request(request)
         if not request.commits:
-            self.families.abort(end)
-            return EndFamilyResponse()
+            return EndFamilyResponse(none_committed=self.families.abort(end))
         if self.families.commits_anew(end) and self._held.of(child_id(end.family, "")):
             raise transaction_refusals.family_ends_still(end.family, self.families.waits_for(end.family)[:MAX_NAMED])
         if not self.families.commit(end, now, times, records):

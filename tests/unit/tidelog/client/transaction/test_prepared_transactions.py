@@ -84,11 +84,19 @@ async def test_one_that_is_over_keeps_the_others_from_being_committed(world: Wor
 async def test_what_is_prepared_is_aborted_by_a_client(world: World) -> None:
     one = await prepared(world, "1", b"1")
     await prepared(world, "2", b"2")
-    await world.client.abort_prepared("f", [one])
+    assert await world.client.abort_prepared("f", [one]) is True
     assert [each.is_open for each in world.transactions.ids.values()] == [False, True]
-    await world.client.abort_prepared("f", abort_others=True)
+    assert await world.client.abort_prepared("f", abort_others=True) is True
     assert [each.is_open for each in world.transactions.ids.values()] == [False, False]
     assert world.readable() == []
+
+
+async def test_an_abort_says_that_a_commit_before_is_not_known_any_more(world: World) -> None:
+    one = await prepared(world, "1", b"1")
+    await world.client.commit_prepared("f", [one], sequence=0)
+    await prepared(world, "1", b"2")
+    assert await world.client.abort_prepared("f", [one]) is False
+    assert world.readable() == [b"1"]
 
 
 async def test_a_transaction_in_which_nothing_was_written_is_not_prepared(world: World) -> None:

@@ -35,6 +35,7 @@ from wire.protobuf.transactions_pb2 import (
 from wire.subjects import Subjects
 
 ENDED = EndFamilyResponse()
+ABORTED = EndFamilyResponse(none_committed=True)
 SUPERSEDED = EndFamilyResponse(superseded=True)
 
 
@@ -248,6 +249,20 @@ def test_what_was_committed_before_later_commits_is_not_told_as_aborted() -> Non
     assert code(world.ask(end_request(first, commits=False))) is Code.TRANSACTION_COMMITTED
 
 
+def test_an_abort_of_what_is_not_known_any_more_does_not_say_that_it_was_not_committed() -> None:
+    world = World()
+    first = prepared(world, "a")
+    assert world.ask(end_request(first, sequence=1)) == ENDED
+    for sequence in range(2, EARLIER_KEPT + 3):
+        assert world.ask(end_request(prepared(world, "a"), sequence=sequence)) == ENDED
+    late = prepared(world, "b")
+    assert world.ask(end_request(first, late, commits=False)) == ENDED
+    assert world.ask(end_request(late, commits=False)) == ABORTED
+    forgotten = prepared(world, "c")
+    forgotten.name = "f~nobody"
+    assert world.ask(end_request(forgotten, commits=False)) == ENDED
+
+
 def test_a_commit_of_long_ago_is_known_by_its_transactions_until_newer_producers_have_begun() -> None:
     world = World()
     both = end_request(prepared(world, "a"), prepared(world, "b"), sequence=0)
@@ -322,12 +337,12 @@ def test_one_that_is_not_open_keeps_all_from_being_committed(why: str) -> None:
 def test_a_part_of_the_family_is_aborted_and_what_is_committed_is_not() -> None:
     world = World()
     a, b, c = (prepared(world, each) for each in "abc")
-    assert world.ask(end_request(a, commits=False, others=False)) == ENDED
-    assert world.ask(end_request(a, commits=False, others=False)) == ENDED
+    assert world.ask(end_request(a, commits=False, others=False)) == ABORTED
+    assert world.ask(end_request(a, commits=False, others=False)) == ABORTED
     assert world.ask(end_request(b, others=False)) == ENDED
     assert code(world.ask(end_request(b, commits=False, others=False))) is Code.TRANSACTION_COMMITTED
     assert isinstance(world.shard.transactions[c.name].state, Open)
-    assert world.ask(end_request(commits=False)) == ENDED
+    assert world.ask(end_request(commits=False)) == ABORTED
     assert isinstance(world.shard.transactions[c.name].state, Idle)
 
 
@@ -532,7 +547,7 @@ def test_the_answer_to_an_end_is_due_when_all_are_aborted() -> None:
     answered = [number for number, each in enumerate(found) if each.answers]
     told = [number for number, each in enumerate(found) if each.deliveries]
     assert (answered, told) == ([2], [0, 1, 2])
-    assert found[2].answers == [("end", ENDED)]
+    assert found[2].answers == [("end", ABORTED)]
     assert found[2].begun == {"end"}, "some of it is decided before"
     world.shard.take("again", end_request(*members, sequence=1))
     refused = [answer for each in settled(world) for _, answer in each.answers]
