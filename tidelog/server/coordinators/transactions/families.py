@@ -423,14 +423,14 @@ class Families:
         ]
 
     def _others(self, end: FamilyEnd) -> list[Member]:
-        """Returns the open transactions of the family that `end` does not name."""
-        given, prefix = {member.transactional_id for member in end.members}, child_id(end.family, "")
+        """Returns the open transactions of the family that `end` does not name. One of a newer producer under the id of
+        a member is another transaction."""
+        prefix = child_id(end.family, "")
         found = (self._decisions.transactions[name] for name in self._decisions.active if name.startswith(prefix))
-        return [
-            Member(each.transactional_id, each.producer_id, each.epoch)
-            for each in found
-            if isinstance(each.state, Open) and each.transactional_id not in given
-        ]
+        is_open = (each for each in found if isinstance(each.state, Open))
+        others = (Member(each.transactional_id, each.producer_id, each.epoch) for each in is_open)
+        given = {*end.members}
+        return [each for each in others if each not in given]
 
     def _abort(self, members: Iterable[Member], outcome: Outcome) -> None:
         """Aborts the members that are open, in turns."""

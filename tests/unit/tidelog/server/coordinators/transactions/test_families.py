@@ -346,6 +346,17 @@ def test_a_part_of_the_family_is_aborted_and_what_is_committed_is_not() -> None:
     assert isinstance(world.shard.transactions[c.name].state, Idle)
 
 
+def test_an_abort_of_all_others_ends_a_newer_transaction_under_the_id_of_one_that_is_named() -> None:
+    world = World()
+    older = prepared(world, "a")
+    newer = prepared(world, "a")
+    world.ask(end_request(older, commits=False, others=False))
+    assert isinstance(world.shard.transactions["f~a"].state, Open)
+    world.ask(end_request(older, commits=False))
+    assert isinstance(world.shard.transactions["f~a"].state, Idle)
+    assert newer.refused(newer.end_request()) is Code.PRODUCER_FENCED
+
+
 def test_the_next_commit_waits_until_the_answer_of_the_one_before_has_left() -> None:
     """Or else that one would hear that its number is too small."""
     world = World()
