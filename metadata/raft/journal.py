@@ -310,6 +310,7 @@ class Journal:
         position = snapshot.before_last.index - self._entries[0].index
         if position > 0 and tuple(self._entries[position : position + 2]) == (snapshot.before_last, snapshot.last):
             self.deleteEntriesTo(position)
+            self._forget_before(snapshot.before_last.index)  # without room for the shorter file, in memory alone
 
     # ---------------------------------------------------------------------------- memory
 
@@ -321,6 +322,11 @@ class Journal:
         position = index - self._entries[0].index
         self._entry_bytes -= sum(len(entry.command) for entry in self._entries[position:])
         del self._entries[position:]
+
+    def _forget_before(self, index: int) -> None:
+        position = index - self._entries[0].index
+        self._entry_bytes -= sum(len(entry.command) for entry in self._entries[:position])
+        del self._entries[:position]
 
     def _forget_all(self) -> None:
         self._entries = []

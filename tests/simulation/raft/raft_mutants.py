@@ -60,7 +60,7 @@ RAFT_MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "(d) a kill between snapshot and compaction throws the journal away",
-        (Journal._align, "self.deleteEntriesTo(position)", "pass"),
+        (Journal._align, "self.deleteEntriesTo(position)", "return"),
     ),
     _mutant(
         "(e) compaction writes the journal in place",

@@ -699,7 +699,7 @@ def _older_files(fault: Fault, voter: Voter, cluster: RaftCluster) -> bool:
         return False
 
     def strike() -> None:
-        if cluster.is_calm or not cluster.may_forget(voter):
+        if cluster.is_calm or not cluster.may_forget(voter) or not voter.disk.is_directory(DIRECTORY.parent):
             return
         voter.kill()
         voter.disk.restore(DIRECTORY, older)

@@ -58,6 +58,11 @@ def test_a_seed_holds(seed: int) -> None:
     assert run(seed).broken is None, replay(seed)
 
 
+@pytest.mark.parametrize("seed", [360, 387])
+def test_a_seed_that_was_broken_holds(seed: int) -> None:
+    assert run(seed).broken is None, replay(seed)
+
+
 def test_a_voter_loses_its_files_only_where_the_others_that_have_synchronised_are_a_majority() -> None:
     """Seed 489 damages the first leader's journal before the third voter, which started late, has synchronised."""
     held = run(489)

@@ -383,6 +383,23 @@ class FullDisk:
         return self._write(descriptor, fits, position)
 
 
+def test_the_head_is_aligned_with_a_newer_snapshot_also_where_the_disk_has_no_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySyncObj would throw away the log, and with it what was acknowledged after the snapshot."""
+    filled(path, 10)
+    head = SnapshotHead(Entry(b"c7", 7, 1), Entry(b"c6", 6, 1))
+    disk = FullDisk(monkeypatch, 0)
+    journal = open_journal(path, head)
+    assert indexes(journal) == [6, 7, 8, 9, 10]
+    assert journal.entry_bytes == 4 * 2 + 3
+    assert indexes(open_journal(path)) == list(range(1, 11)), "the file is as long as it was"
+    disk.room = 1 << 20
+    journal.add(b"other", 9, 2)
+    journal.sync()
+    assert indexes(open_journal(path, head)) == [6, 7, 8, 9]
+
+
 @pytest.mark.parametrize("room", [0, 1, 7, 30])
 def test_without_room_records_stay_pending_and_the_file_as_it_was(
     path: Path, monkeypatch: pytest.MonkeyPatch, room: int
