@@ -122,6 +122,13 @@ class Subjects:
         """Brokers send several messages to that broker as one."""
         return f"{self.namespace}.notify.{broker}.packed"
 
+    def broker_of_packed(self, subject: str) -> BrokerId | None:
+        """Returns the broker to which messages leave as one on `subject`; None: it is another subject."""
+        before, behind = f"{self.namespace}.notify.", ".packed"
+        if not subject.startswith(before) or not subject.endswith(behind):
+            return None
+        return BrokerId(subject.removeprefix(before).removesuffix(behind))
+
     def parked(self, broker: BrokerId) -> str:
         """Brokers ask that broker whether their followers' fetches wait at its leaders."""
         return f"{self.namespace}.notify.{broker}.parked"

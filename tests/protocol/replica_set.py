@@ -488,7 +488,7 @@ class ReplicaSet:
     def on_parked_answer(self, name: str, sequence: int, is_held: bool) -> None:
         role = self.brokers[name].role
         assert isinstance(role, FollowerDriver)
-        self.brokers[name].runs(lambda: role.on_parked_answer(sequence, is_held))
+        self.brokers[name].runs(lambda: role.on_parked_answer(sequence, is_held, role.context.now()))
 
     def drain(self, name: str, target: str, timeout: float) -> None:
         broker = self.brokers[name]

@@ -1085,6 +1085,22 @@ MUTANTS: tuple[Mutant, ...] = (
 TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
+            "a leader holds a fetch whose waiter has fired",
+            (Leader.on_parked, "follower.waiter_inbox is None or ", ""),
+            rules=("R83",),
+        ),
+        "replication/an_empty_answer_that_is_lost_is_not_held",
+    ),
+    (
+        _mutant(
+            "a leader holds fetches after its time",
+            (LeaderDriver.holds, "self.ended or ", ""),
+            rules=("R83",),
+        ),
+        "replication/a_leader_that_cannot_end_holds_no_fetch",
+    ),
+    (
+        _mutant(
             "a leader holds the fetch of a follower whose report it lacks",
             (FollowerProgress.on_parked, "acknowledged < leader_end or self.durable_end < to_sync", "False"),
             rules=("R83",),

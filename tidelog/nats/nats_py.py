@@ -160,7 +160,10 @@ class ReadCallback:
         self._is_on = False
         calls, self._at_end = self._at_end, []
         for call in calls:
-            call()
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - it is logged, and the other connections' calls follow
+                _log.exception("NATS connection: what was published in a read callback did not leave")
 
 
 class Link(asyncio.BufferedProtocol):

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 
-from tidelog.nats.delivery import Counters
+from tidelog.nats.delivery import Counters, Guard
 from tidelog.nats.nats_py import ChunkedClient
 from wire.types import Buffer
 
@@ -35,6 +35,7 @@ class Outgoing:
         self._limit = limit
         self._turn = bytearray()
         """Bytes published in this turn of the loop, not written yet."""
+        self._guard = Guard("the end of a turn of the event loop", counters)
         self._before_end: list[Callable[[], None]] = []
         """To be called before the turn ends."""
         self._is_ending = False
@@ -88,13 +89,14 @@ class Outgoing:
             asyncio.get_running_loop().call_soon(self.end_turn)
 
     def end_turn(self) -> None:
-        """Writes everything that was published in this turn of the loop."""
+        """Writes everything that was published in this turn of the loop, whatever a call before it raises: while bytes
+        wait nobody has the next end called."""
         while self._before_end and not self._is_ending:
             calls, self._before_end = self._before_end, []
             self._is_ending = True
             try:
                 for call in calls:
-                    call()
+                    self._call(call)
             finally:
                 self._is_ending = False
         turn = self._turn
@@ -103,6 +105,12 @@ class Outgoing:
             transport = self._client.link_transport
             if transport is not None:
                 transport.write(turn)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - it is logged and counted
+            self._guard.met(error)
 
     def drop(self) -> None:
         """The connection is lost, and with it all bytes that were not written."""

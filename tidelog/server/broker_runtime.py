@@ -343,6 +343,7 @@ class BrokerRuntime:
             "dropped_headers": sum(
                 connection.dropped_headers for connection in (self._ingest, self._control, self._public)
             ),
+            "unheard_packs": self._peers.unheard_packs,
             "dropped_audit_records": self._audit_stream.queue.dropped,
             "dropped_activity_events": self._activity.dropped,
             "refused_coordinator_requests": self.coordinators.counters.refused_requests,

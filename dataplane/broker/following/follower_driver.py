@@ -166,10 +166,11 @@ class FollowerDriver(ReadableRole):
         """The number of its fetch that waits at the leader, while it is in step."""
         return None if self.ended else self.core.parked
 
-    def on_parked_answer(self, sequence: int, is_held: bool) -> None:
-        """Whether the leader holds the fetch with that number."""
+    def on_parked_answer(self, sequence: int, is_held: bool, asked_at: float) -> None:
+        """Whether the leader, asked at `asked_at`, holds the fetch with that number."""
         if not self.ended:
-            self.carefully(lambda: self._run(self.core.on_parked_answer(sequence, is_held, self.context.now())))
+            now = self.context.now()
+            self.carefully(lambda: self._run(self.core.on_parked_answer(sequence, is_held, asked_at, now)))
             if not is_held:  # else the timer fires early, and is armed anew then
                 self.timer.schedule()
 

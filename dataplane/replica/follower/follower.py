@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
+from zlib import crc32
 
 from dataplane.replica.consumers import ConsumerFetch
 from dataplane.replica.derived.epochs import LeaderEpochCache
@@ -60,6 +62,10 @@ from wire.error_details import DELETIONS_GONE, LOG_START
 from wire.errors import Code, InvariantViolation, TidelogError, require
 from wire.retry import Retry
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
+
+
+SPREAD: Final = 1 / 6
+"""Part of an idle wait over which the followers that one message asked about are spread when they fetch."""
 
 
 class Fetcher:
@@ -143,12 +149,13 @@ class Fetcher:
         self._bad_answers.failed()
         self.pause(self._bad_answers.pause_s(), now)
 
-    def idle(self, state: Fetching | Idle, now: float) -> None:
-        """The answer was empty: the leader's data waiter, a notification or the time ends the wait."""
+    def idle(self, state: Fetching | Idle, since: float, *, earlier: float = 0.0) -> None:
+        """The leader has nothing new: its data waiter, a notification or the time ends the wait. `earlier`: seconds by
+        which the wait is shorter."""
         is_well = not self.no_space and not self.disk_hangs
         may_sleep = self._replica.may_sleep and is_well
-        until = math.inf if may_sleep else now + self._settings.replica_max_idle_wait
-        self._replica.enter(Idle(state.sequence, state.offset, until, is_well and not may_sleep), now)
+        until = math.inf if may_sleep else since + self._settings.replica_max_idle_wait - earlier
+        self._replica.enter(Idle(state.sequence, state.offset, until, is_well and not may_sleep), since)
 
 
 class Follower:
@@ -215,6 +222,9 @@ class Follower:
         self._reads = FollowerReads(replica, epochs, settings)
         self._epochs = epochs
         self._ticked_at = now
+        part = crc32(f"{view.key.stream}/{view.key.partition}".encode()) / 2**32
+        self._earlier = part * SPREAD * settings.replica_max_idle_wait
+        """Seconds by which this partition fetches before those of the same message, when no answer comes (R83)."""
 
     @property
     def view(self) -> PartitionView:
@@ -429,16 +439,17 @@ class Follower:
         return None
 
     # Keeps R83.
-    def on_parked_answer(self, sequence: int, is_held: bool, now: float) -> list[FollowerEffect]:
-        """The leader says whether the fetch with that number waits there."""
+    def on_parked_answer(self, sequence: int, is_held: bool, asked_at: float, now: float) -> list[FollowerEffect]:
+        """The leader says whether the fetch with that number waits there. It was asked at `asked_at`, and what it says
+        counts from then on, however late the answer is."""
         state = self._replica.state
         if not isinstance(state, Idle) or not state.is_parked or state.sequence != sequence:
             return []  # it has moved on since it was asked about
         if not is_held:
             return self._fetcher.fetch(now)
         self._contact.on_good_answer(now)
-        self._reads.fetched_at = now
-        state.until = now + self.settings.replica_max_idle_wait
+        self._reads.fetched_at = max(self._reads.fetched_at, asked_at)
+        self._fetcher.idle(state, asked_at, earlier=self._earlier)
         return []
 
     def _on_error(self, error: TidelogError, now: float) -> list[FollowerEffect]:

@@ -431,8 +431,8 @@ class Leader:
     # follower's incarnation. A leader holds one only if that very fetch was answered with nothing and has its data
     # waiter, of that incarnation and in its own LeaderEpoch, and the follower is in the ISR, has acknowledged
     # everything, serves nothing below the leader's start, and has no trouble with its disk. Held counts as a fetch with
-    # an empty answer, for both of them, if it comes within `replica_fetch_timeout`. If it does not hold it, or nobody
-    # listens, the follower fetches at once; without an answer, when its idle wait is over.
+    # an empty answer, for the follower as one at the time when its broker asked. If it does not hold it, the follower
+    # fetches at once; without an answer, when its idle wait is over. Where nobody listens a few fetch at once.
     # Hazard: A broker that lives is taken for a leader, or a follower, that does its work. A report, or a wake-up, that
     # is lost and never repeated.
     # Keeps R1, R10, R82.

@@ -7,8 +7,12 @@ A message costs the NATS server, the sockets and the two tags far more than its 
 broker leads and another follows have much to say to each other at the same moment.
 
 A pack asks for an answer only so that NATS says when nobody listens there (503): its frames then leave as single
-messages, as do all others to that broker for PAUSE_S. So a broker that has gone is found as without packs, and one that
-NATS does not let listen for packs loses only their saving.
+messages, as do all others to that broker for PAUSE_S, and twice as long after each further pack that nobody hears, up
+to MAX_PAUSE_S. So a broker that has gone is found as without packs, and one that NATS does not let listen for packs
+loses only their saving. A pack is taken for heard when another one leaves PAUSE_S later and no 503 has come.
+
+Where NATS does not let this broker publish packs it says so of the subject, and the pack is lost: all messages leave
+one by one for REFUSED_PAUSE_S.
 
 Bounded: a pack holds MAX_FRAMES, and at most MAX_BYTES or what NATS carries; a fuller one leaves at once. Larger
 messages than MAX_FRAME_BYTES travel alone. The last MAX_REMEMBERED packs are remembered for a 503.
@@ -16,11 +20,16 @@ messages than MAX_FRAME_BYTES travel alone. The last MAX_REMEMBERED packs are re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from wire.messaging.packed import Frame
 from wire.types import BrokerId
+
+_log = logging.getLogger(__name__)
 
 MAX_FRAMES: Final = 64
 """A receiver carries them out in one turn of its loop: a few milliseconds."""
@@ -33,6 +42,18 @@ ROOM_BESIDE: Final = 1024
 MAX_REMEMBERED: Final = 32
 """A 503 comes within milliseconds."""
 PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 60.0
+REFUSED_PAUSE_S: Final = 600.0
+"""Permissions change seldom, and each attempt loses the messages of a turn."""
+
+
+@dataclass(slots=True)
+class _Unheard:
+    """A broker where the last pack but those since `tried_at` was not heard."""
+
+    pause: float
+    tried_at: float = inf
+    """When the first pack after the pause left."""
 
 
 class Packs:
@@ -54,7 +75,10 @@ class Packs:
         self._sizes: dict[BrokerId, int] = {}
         """Bytes of the frames that wait for a broker, where there are several."""
         self._paused_until: dict[BrokerId, float] = {}
-        """Brokers that had nobody who listens for packs."""
+        """Brokers to which messages leave one by one."""
+        self._unheard: dict[BrokerId, _Unheard] = {}
+        self.unheard = 0
+        """Packs that nobody listened to, or that NATS refused."""
         self._remembered: dict[str, tuple[BrokerId, list[Frame]]] = {}
         """By inbox, the packs sent last; the oldest comes first."""
 
@@ -80,7 +104,7 @@ class Packs:
         before, size = self._sizes.get(to, 0) or frames[0].size, frame.size
         if len(frames) >= MAX_FRAMES or before + size > min(MAX_BYTES, self._limit() - ROOM_BESIDE):
             self._waiting[to], self._sizes[to] = [frame], size
-            self._send(to, frames)
+            self._leave(to, frames)
             return
         frames.append(frame)
         self._sizes[to] = before + size
@@ -91,12 +115,20 @@ class Packs:
         if self._sizes:
             self._sizes = {}
         for to, frames in gathered.items():
+            self._leave(to, frames)
+
+    def _leave(self, to: BrokerId, frames: list[Frame]) -> None:
+        try:
             self._send(to, frames)
+        except Exception:  # noqa: BLE001 - it is logged, and what goes to other brokers leaves
+            _log.exception("%d messages to broker %s are lost", len(frames), to)
 
     # ---- packs that reach nobody
 
     def remember(self, inbox: str, to: BrokerId, frames: list[Frame]) -> str | None:
         """The pack was sent with `inbox`. Returns the inbox that is forgotten for it."""
+        if self._unheard:
+            self._look_whether_heard(to)
         self._remembered[inbox] = to, frames
         if len(self._remembered) <= MAX_REMEMBERED:
             return None
@@ -111,5 +143,42 @@ class Packs:
         if found is None:
             return []
         to, frames = found
-        self._paused_until[to] = self._now() + PAUSE_S
+        self.unheard += 1
+        now = self._now()
+        if now < self._paused_until.get(to, 0.0):
+            return frames  # it left before the pause
+        unheard = self._unheard.get(to)
+        if unheard is None:
+            unheard = self._unheard[to] = _Unheard(PAUSE_S)
+            _log.warning(
+                "nobody listens where messages to broker %s leave together; they leave one by one for %g s, and for up"
+                " to %g s while that is so: it is down, or NATS does not let it subscribe there",
+                to, PAUSE_S, MAX_PAUSE_S,
+            )  # fmt: skip
+        else:
+            unheard.pause, unheard.tried_at = min(2 * unheard.pause, MAX_PAUSE_S), inf
+        self._paused_until[to] = now + unheard.pause
         return frames
+
+    def _look_whether_heard(self, to: BrokerId) -> None:
+        """A pack to that broker leaves now."""
+        unheard = self._unheard.get(to)
+        if unheard is None:
+            return
+        now = self._now()
+        if unheard.tried_at == inf:
+            unheard.tried_at = now
+        elif now - unheard.tried_at >= PAUSE_S:
+            del self._unheard[to]
+
+    def on_refused(self, to: BrokerId) -> None:
+        """NATS does not let this broker publish packs to that one."""
+        self.unheard += 1
+        until = self._now() + REFUSED_PAUSE_S
+        if self._paused_until.get(to, 0.0) < until - MAX_PAUSE_S:
+            _log.error(
+                "NATS does not let this broker publish where messages to broker %s leave together, and some are lost;"
+                " they leave one by one for %g s",
+                to, REFUSED_PAUSE_S,
+            )  # fmt: skip
+        self._paused_until[to] = until

@@ -39,6 +39,7 @@ from wire.messaging.transport import (
     Subscription,
     Transport,
 )
+from wire.messaging.violation import Act, Violation
 from wire.security.cluster_secrets import ClusterSecrets
 from wire.subjects import Subjects
 from wire.types import BrokerId, Buffer
@@ -267,7 +268,19 @@ class PeerLink:
         """Begins to send packs, and to take those to `broker`, this one."""
         made = await self.subscribe(subjects.packed(broker), self._on_pack)
         self._subjects = subjects
+        self._transport.violations.hear(self._on_violation)
         return made
+
+    def _on_violation(self, violation: Violation) -> None:
+        if violation.act is Act.PUBLISH and self._subjects is not None:
+            to = self._subjects.broker_of_packed(violation.subject)
+            if to is not None:
+                self._packs.on_refused(to)
+
+    @property
+    def unheard_packs(self) -> int:
+        """Packs that nobody listened to, or that NATS refused."""
+        return self._packs.unheard
 
     async def may_subscribe(self, subject: str) -> bool:
         return await self._transport.may_subscribe(subject)
@@ -324,7 +337,7 @@ class PeerLink:
             self._say_nobody_listens(frame.reply)
 
     def _say_nobody_listens(self, reply: bytes) -> None:
-        """As NATS does."""
+        """As NATS does. While packs to the asker are paused nothing is said: it waits in vain, as for a lost answer."""
         if self._subjects is None:
             return
         inboxes = self._subjects.broker_inboxes()

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +13,7 @@ import pytest
 
 from dataplane.broker.following.follower_driver import FollowerDriver
 from dataplane.broker.leading.leader_driver import LeaderDriver
-from dataplane.broker.parked_fetches import ParkedCounters, ParkedFetches
+from dataplane.broker.parked_fetches import AT_ONCE, QUESTIONS, ParkedCounters, ParkedFetches
 from dataplane.broker.replica import Replica
 from tests.fake_nats import FakeTransport, Hub
 from tests.views import KEY, A, B, C, partition_view
@@ -27,6 +26,8 @@ from wire.types import BrokerId, Incarnation, LeaderEpoch, PartitionKey, Partiti
 SUBJECTS = Subjects()
 NEVER, SOON = 10_000.0, 0.04
 """Seconds: idle waits."""
+BUG = -1
+"""Number of a fetch that a role fails over."""
 
 
 class FakeFollower(FollowerDriver):
@@ -34,13 +35,17 @@ class FakeFollower(FollowerDriver):
         self.view = view
         self.sequence_parked = sequence
         self.verdicts: list[tuple[int, bool]] = []
+        self.asked_at: list[float] = []
 
     @property
     def parked(self) -> int | None:
+        if self.sequence_parked == BUG:
+            raise KeyError("a bug")
         return self.sequence_parked
 
-    def on_parked_answer(self, sequence: int, is_held: bool) -> None:
+    def on_parked_answer(self, sequence: int, is_held: bool, asked_at: float) -> None:
         self.verdicts.append((sequence, is_held))
+        self.asked_at.append(asked_at)
 
 
 class FakeLeader(LeaderDriver):
@@ -50,6 +55,8 @@ class FakeLeader(LeaderDriver):
 
     def holds(self, replica: BrokerId, incarnation: Incarnation, leader_epoch: LeaderEpoch, sequence: int) -> bool:
         self.asked.append((replica, incarnation, leader_epoch, sequence))
+        if self.holding == BUG:
+            raise KeyError("a bug")
         return sequence == self.holding
 
 
@@ -72,7 +79,7 @@ class Broker:
                 SimpleNamespace(
                     broker=self.name,
                     incarnation=Incarnation(self.incarnation),
-                    settings=SimpleNamespace(replica_max_idle_wait=self.idle_wait, replica_fetch_timeout=10.0),
+                    settings=SimpleNamespace(replica_max_idle_wait=self.idle_wait),
                     subjects=SUBJECTS,
                     peers=self.transport,
                     loop=loop,
@@ -147,32 +154,76 @@ async def test_a_broker_speaks_for_no_partition_that_it_does_not_lead() -> None:
     assert gone.asked == []
 
 
-async def test_where_nobody_listens_all_fetch() -> None:
+async def test_where_nobody_listens_some_fetch_at_once() -> None:
     _, b = await pair()
-    followers = [b.follows(key(n), C, 7) for n in range(2)]
+    followers = [b.follows(key(n), C, 7) for n in range(AT_ONCE + 2)]
     b.fetches._tick()
     await settle()
-    assert [role.verdicts for role in followers] == [[(7, False)]] * 2
+    assert [role.verdicts for role in followers] == [[(7, False)]] * AT_ONCE + [[], []]
 
 
-async def test_an_answer_that_comes_late_says_nothing() -> None:
+async def test_an_answer_is_dated_by_its_question() -> None:
+    a, b = await pair()
+    a.leads(key(0), holding=7)
+    follower = b.follows(key(0), A, 7)
+    before = asyncio.get_running_loop().time()
+    b.fetches._tick()
+    after = asyncio.get_running_loop().time()
+    await asyncio.sleep(0.01)
+    await settle()
+    assert follower.verdicts == [(7, True)]
+    assert before <= follower.asked_at[0] <= after
+
+
+async def test_an_answer_that_comes_after_the_next_question_counts() -> None:
     a, b = await pair()
     a.leads(key(0), holding=7)
     follower = b.follows(key(0), A, 7)
     b.fetches._tick()
-    inbox = next(inbox for inbox in b.transport.inboxes)
     b.fetches._tick()
-    assert inbox not in b.transport.inboxes
     await settle()
-    assert follower.verdicts == [(7, True)]  # to the second question alone
+    assert follower.verdicts == [(7, True)] * 2
+    assert follower.asked_at == sorted(follower.asked_at)
 
 
-async def test_an_answer_that_was_long_on_its_way_says_nothing() -> None:
-    _, b = await pair()
-    follower = b.follows(key(0), A, 7)
-    for verdict in (b"\1", b"\0"):
-        b.fetches._on_answer([(follower, 7)], asyncio.get_running_loop().time() - 0.001, Message("s", verdict))
-    assert follower.verdicts == []
+async def test_the_inboxes_of_old_questions_are_given_up() -> None:
+    _, b = await pair(SOON)
+    b.follows(key(0), A, 7)
+    async with asyncio.timeout(10):
+        while len(b.asked) < 3 * QUESTIONS:
+            await asyncio.sleep(SOON / 4)
+    assert len(b.transport.inboxes) <= QUESTIONS + 1
+    await b.fetches.close()
+    assert not b.transport.inboxes
+
+
+async def test_a_bug_of_one_partition_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = await pair()
+    for n in range(3):
+        a.leads(key(n), holding=BUG if n == 1 else 7)
+    followers = [b.follows(key(n), A, BUG if n == 3 else 7) for n in (3, 0, 1, 2)]
+    b.fetches._tick()
+    await settle()
+    assert [role.verdicts for role in followers] == [[], [(7, True)], [(7, False)], [(7, True)]]
+    assert (a.counters.parked_fetch_bugs, b.counters.parked_fetch_bugs) == (1, 1)
+    assert f"partition {key(1)} met a bug" in caplog.text
+    assert f"partition {key(3)} met a bug" in caplog.text
+
+
+async def test_many_replicas_are_looked_at_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.broker.parked_fetches.SLICE", 2)
+    a, b = await pair(SOON)
+    for n in range(5):
+        a.leads(key(n), holding=7)
+    followers = [b.follows(key(n), A, 7) for n in range(5)]
+    async with asyncio.timeout(10):
+        while not all(role.verdicts for role in followers):
+            await asyncio.sleep(SOON / 20)
+    questions = [data for subject, data, _ in b.transport.sent if subject == SUBJECTS.parked(A)]
+    assert [len(decode_parked(question).places) for question in questions[:3]] == [2, 2, 1]
+    assert b.fetches._gap == pytest.approx(SOON / QUESTIONS / 3)
+    await a.fetches.close()
+    await b.fetches.close()
 
 
 async def test_very_many_are_asked_about_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +238,7 @@ async def test_very_many_are_asked_about_in_several_messages(monkeypatch: pytest
     assert [role.verdicts for role in followers] == [[(n, True)] for n in range(5)]
 
 
-async def test_it_asks_twice_in_an_idle_wait_until_it_is_closed() -> None:
+async def test_it_asks_again_and_again_until_it_is_closed() -> None:
     a, b = await pair(SOON)
     a.leads(key(0), holding=7)
     follower = b.follows(key(0), A, 7)
@@ -206,7 +257,7 @@ async def test_what_does_not_decode_is_dropped_and_counted(caplog: pytest.LogCap
     follower = b.follows(key(0), A, 7)
     a.fetches._on_question(Message("s", b"no question", "inbox"))
     assert a.counters.bad_parked_questions == 1
-    b.fetches._on_answer([(follower, 7)], math.inf, Message("s", b"\1\1"))
+    b.fetches._on_answer([(follower, 7)], 0.0, Message("s", b"\1\1"))
     assert b.counters.bad_parked_questions == 1
     assert follower.verdicts == []
     assert "dropped a message about parked fetches" in caplog.text

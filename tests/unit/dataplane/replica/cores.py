@@ -86,6 +86,7 @@ class Driver:
         progress_only: bool = False,
         refused: str = "",
         no_space: bool = False,
+        disk_hangs: bool = False,
         deleted_end: int = 0,
     ) -> list[LeaderEffect]:
         """`durable` -1: everything it has is synced."""
@@ -102,6 +103,7 @@ class Driver:
                 inbox=f"inbox.{replica}.{self.sequence}",
                 refused_batch=refused,
                 no_space=no_space,
+                disk_hangs=disk_hangs,
                 deleted_end=Offset(deleted_end),
             ),
             now,

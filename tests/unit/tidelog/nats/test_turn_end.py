@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tidelog.nats.nats_py import ReadCallback
 from tidelog.nats.outgoing import Outgoing
 
@@ -31,6 +33,7 @@ class _Client:
 class _Counters:
     messages_out = 0
     dropped_publishes = 0
+    handler_errors = 0
 
 
 def outgoing() -> tuple[Outgoing, list[bytes]]:
@@ -83,3 +86,34 @@ async def test_many_bytes_end_the_turn_early() -> None:
     assert sum(map(len, written)) == 34 << 10
     await asyncio.sleep(0)
     assert sum(map(len, written)) == 34 << 10
+
+
+def fail() -> None:
+    raise KeyError("a bug")
+
+
+async def test_a_bug_in_what_gathers_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    out, written = outgoing()
+    out.at_turn_end(fail)
+    out.at_turn_end(publishing(out, b"gathered "))
+    out.write([b"first "], 6)
+    await asyncio.sleep(0)
+    assert written == [b"first gathered "]
+    out.write([b"later"], 5)
+    await asyncio.sleep(0)
+    assert written[1:] == [b"later"]
+    assert out._counters.handler_errors == 1
+    assert "the end of a turn of the event loop" in caplog.text
+
+
+async def test_a_bug_at_the_end_of_a_read_callback_holds_up_no_other_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out, written = outgoing()
+    reading = out._client.reading
+    reading.begin()
+    reading.at_end(fail)
+    out.write([b"another's"], 9)
+    reading.end()
+    assert written == [b"another's"]
+    assert "did not leave" in caplog.text

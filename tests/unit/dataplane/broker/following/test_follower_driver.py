@@ -164,3 +164,16 @@ async def test_a_sync_at_once_that_fails_ends_the_replica_and_is_reported_by_no_
         bench.log.sync()
     await asyncio.gather(*loop.tasks)
     assert bench.control.inboxes == {}
+
+
+async def test_a_role_that_has_ended_takes_no_answer_about_its_fetch(bench: Bench, loop: Loop) -> None:
+    role = await follow(bench)
+    bench.control.answer(encode_header(EPOCH, Offset(0)))
+    number = role.parked
+    assert number is not None
+    ending = role.begin_to_end("another LeaderEpoch begins")
+    assert role.parked is None
+    count = len(bench.control.sent)
+    role.on_parked_answer(number, False, loop.now)
+    assert len(bench.control.sent) == count
+    await ending

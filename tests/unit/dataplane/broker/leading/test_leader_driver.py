@@ -566,3 +566,21 @@ async def test_an_end_of_leadership_that_meets_a_bug_ends_what_waits_all_the_sam
         await role._let_go("over")
     assert ended == ["over"]
     assert "resigns: over" in str(role.core._state.history)
+
+
+async def test_only_a_leader_that_hears_its_followers_holds_their_fetches(bench: Bench) -> None:
+    role = await driver(bench, view(A, B))
+    asked: list[int] = []
+
+    def on_parked(*numbers: Any) -> bool:
+        asked.append(numbers[3])
+        return True
+
+    role.core.on_parked = on_parked  # type: ignore[method-assign]
+    assert not role.holds(B, Incarnation(1), EPOCH, 1)
+    await role.start()
+    assert role.holds(B, Incarnation(1), EPOCH, 2)
+    ending = role.begin_to_end("deposed")
+    assert not role.holds(B, Incarnation(1), EPOCH, 3)
+    await ending
+    assert asked == [2]

@@ -131,3 +131,22 @@ def test_what_is_not_held_counts_for_nothing() -> None:
         assert not holds(driver, number, now=float(second))
         driver.leader.tick(float(second))
     assert getattr(driver.leader.isr, "change", None) is not None
+
+
+def test_a_waiter_that_has_fired_with_an_empty_answer_holds_nothing() -> None:
+    """The committed end has risen above what the follower knows, and that answer may be lost."""
+    driver = Driver()
+    driver.append(1)
+    driver.fetch(B, 1, now=0.1)
+    number = driver.sequence
+    driver.leader.tick(0.4)  # the answer that was put off leaves
+    assert holds(driver, number, now=0.45)
+    driver.fetch(C, 1, now=0.5)
+    driver.leader.tick(0.6)
+    assert not holds(driver, number, now=0.7)
+
+
+def test_a_follower_whose_disk_hangs_fetches() -> None:
+    driver = Driver()
+    driver.fetch(B, 0, disk_hangs=True)
+    assert not holds(driver, driver.sequence)

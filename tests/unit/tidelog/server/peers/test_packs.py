@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tests.fake_nats import FakeTransport, Hub
-from tidelog.server.peers.packs import MAX_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_REMEMBERED, PAUSE_S
+from tidelog.server.peers.packs import MAX_BYTES, MAX_FRAME_BYTES, MAX_FRAMES, MAX_REMEMBERED, PAUSE_S, REFUSED_PAUSE_S
 from tidelog.server.peers.peer_link import PeerLink, Refusals
 from wire.messaging.packed import Frame, encode_pack
 from wire.messaging.transport import NO_RESPONDERS, Message
+from wire.messaging.violation import Act, Violation
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets
 from wire.subjects import Subjects
 from wire.types import BrokerId
@@ -277,3 +279,74 @@ async def test_without_a_connection_nothing_is_gathered() -> None:
     a, _ = await brokers()
     a.transport.lose()
     assert not a.link.publish(FIRST, [b"one"], to=B)
+
+
+async def test_what_cannot_be_sent_to_one_broker_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = await brokers()
+    publish = a.transport.publish
+
+    def fails(subject: str, *args: Any, **options: Any) -> bool:
+        if subject == SUBJECTS.packed(C):
+            raise KeyError("a bug")
+        return publish(subject, *args, **options)
+
+    monkeypatch.setattr(a.transport, "publish", fails)
+    for broker in (C, B):
+        a.link.publish(FIRST, [b"one"], to=broker)
+        a.link.publish(SECOND, [b"two"], to=broker)
+    await settle()
+    assert [message.data for message in b.heard] == [b"one", b"two"]
+    assert "2 messages to broker c are lost" in caplog.text
+
+
+async def pack(a: Broker, at: float) -> bool:
+    """Whether two messages to b leave as one."""
+    a.now = at
+    a.transport.sent.clear()
+    a.ask(FIRST, B)
+    a.ask(SECOND, B)
+    await settle()
+    return a.sent[0] == SUBJECTS.packed(B)
+
+
+async def test_the_pause_doubles_until_a_pack_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = await brokers(b_takes_packs=False)
+    at, pauses = 0.0, []
+    for _ in range(8):
+        assert await pack(a, at)
+        until = a.link._packs._paused_until[B]
+        assert not await pack(a, until - 0.01)
+        pauses.append(until - at)
+        at = until
+    assert pauses == [PAUSE_S * n for n in (1, 2, 4, 8, 16, 32, 60, 60)]
+    assert a.link.unheard_packs == 8
+    assert caplog.text.count("nobody listens where messages to broker b leave together") == 1
+    await b.link.take_packs(SUBJECTS, B)
+    for after in (0.0, PAUSE_S):
+        assert await pack(a, at + after)
+    assert not a.link._packs._unheard
+
+
+async def test_packs_that_left_before_the_pause_make_it_no_longer() -> None:
+    a, _ = await brokers(b_takes_packs=False)
+    for _ in range(2 * MAX_FRAMES):
+        a.link.publish(FIRST, [b"small"], to=B)
+    await settle()
+    assert a.link.unheard_packs == 2
+    assert a.link._packs._paused_until[B] == PAUSE_S
+
+
+async def test_where_packs_may_not_be_published_messages_leave_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = await brokers()
+    for subject in (SUBJECTS.packed(B), SUBJECTS.parked(B), f"other.notify.{C}.packed"):
+        for act in Act:
+            a.transport.violations.tell(Violation(act=act, subject=subject))
+    a.transport.violations.tell(Violation(act=Act.PUBLISH, subject=SUBJECTS.packed(B)))
+    assert caplog.text.count("NATS does not let this broker publish where messages to broker b") == 1
+    assert list(a.link._packs._paused_until) == [B]
+    assert not await pack(a, REFUSED_PAUSE_S - 0.1)
+    assert len(b.heard) == 2
+    assert a.link.unheard_packs == 2
+    assert await pack(a, REFUSED_PAUSE_S)
