@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ReplicaSettings:
     replica_max_idle_wait: float = 2.0
     """A caught-up follower asks again after this long even when nothing was written: the health check. One in step does
-    not while its leader holds its fetch, which brokers ask about twice in this time, for all partitions at once."""
+    not while its leader holds its fetch, which brokers ask about three times in it, for all partitions at once."""
     replica_max_leader_timeout: float = 3.0
     """A follower without a good answer for this long suspects its leader."""
     replica_max_lag_time: float = 5.0

@@ -370,7 +370,7 @@ class Leader:
     # R1: Every request carries the LeaderEpoch. A broker that is asked in a higher epoch than its own stays silent,
     # since the true leader listens on the same subject; it answers a lower one with FENCED_LEADER_EPOCH. A receiver
     # drops answers of a lower epoch, and waits for metadata after one of a higher epoch. Clients may leave the epoch
-    # out (0).
+    # out (0). What leaves in a pack goes to one broker, and reaches no successor that the sender does not know of.
     # Hazard: Unfenced requests and zombie leaders (KIP-320).
     # Keeps R9.
     def on_fetch(self, fetch: FollowerFetch, now: float) -> list[LeaderEffect]:
