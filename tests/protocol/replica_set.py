@@ -481,7 +481,8 @@ class ReplicaSet:
             return None
         epoch = role.leader_epoch if e is None else LeaderEpoch(e)
         incarnation = role.context.incarnation if life is None else Incarnation(life)
-        leading = self.brokers[leader].role
+        there = self.brokers[leader]
+        leading = there.life.replica.role if there.running else None  # one that has ended, too
         held = isinstance(leading, LeaderDriver) and leading.holds(BrokerId(name), incarnation, epoch, sequence)
         return leader, sequence, epoch, held
 

@@ -63,7 +63,6 @@ from wire.errors import Code, InvariantViolation, TidelogError, require
 from wire.retry import Retry
 from wire.types import BrokerId, LeaderEpoch, Offset, PartitionView
 
-
 SPREAD: Final = 1 / 6
 """Part of an idle wait over which the followers that one message asked about are spread when they fetch."""
 
