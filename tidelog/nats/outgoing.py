@@ -96,7 +96,10 @@ class Outgoing:
             self._is_ending = True
             try:
                 for call in calls:
-                    self._call(call)
+                    try:
+                        call()
+                    except Exception as error:  # noqa: BLE001 - it is logged and counted
+                        self._guard.met(error)
             finally:
                 self._is_ending = False
         turn = self._turn
@@ -105,12 +108,6 @@ class Outgoing:
             transport = self._client.link_transport
             if transport is not None:
                 transport.write(turn)
-
-    def _call(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - it is logged and counted
-            self._guard.met(error)
 
     def drop(self) -> None:
         """The connection is lost, and with it all bytes that were not written."""

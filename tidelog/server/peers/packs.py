@@ -104,7 +104,10 @@ class Packs:
         before, size = self._sizes.get(to, 0) or frames[0].size, frame.size
         if len(frames) >= MAX_FRAMES or before + size > min(MAX_BYTES, self._limit() - ROOM_BESIDE):
             self._waiting[to], self._sizes[to] = [frame], size
-            self._leave(to, frames)
+            try:
+                self._send(to, frames)
+            except Exception:  # noqa: BLE001 - it is logged: they are not the caller's messages
+                self._log_lost(to, frames)
             return
         frames.append(frame)
         self._sizes[to] = before + size
@@ -115,13 +118,13 @@ class Packs:
         if self._sizes:
             self._sizes = {}
         for to, frames in gathered.items():
-            self._leave(to, frames)
+            try:
+                self._send(to, frames)
+            except Exception:  # noqa: BLE001 - it is logged, and what goes to other brokers leaves
+                self._log_lost(to, frames)
 
-    def _leave(self, to: BrokerId, frames: list[Frame]) -> None:
-        try:
-            self._send(to, frames)
-        except Exception:  # noqa: BLE001 - it is logged, and what goes to other brokers leaves
-            _log.exception("%d messages to broker %s are lost", len(frames), to)
+    def _log_lost(self, to: BrokerId, frames: list[Frame]) -> None:
+        _log.exception("%d messages to broker %s are lost", len(frames), to)
 
     # ---- packs that reach nobody
 
