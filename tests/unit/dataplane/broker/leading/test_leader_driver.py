@@ -568,7 +568,9 @@ async def test_an_end_of_leadership_that_meets_a_bug_ends_what_waits_all_the_sam
     assert "resigns: over" in str(role.core._state.history)
 
 
-async def test_only_a_leader_that_hears_its_followers_holds_their_fetches(bench: Bench) -> None:
+async def test_only_a_leader_that_hears_its_followers_holds_their_fetches(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     role = await driver(bench, view(A, B))
     asked: list[int] = []
 
@@ -576,7 +578,7 @@ async def test_only_a_leader_that_hears_its_followers_holds_their_fetches(bench:
         asked.append(numbers[3])
         return True
 
-    role.core.on_parked = on_parked  # type: ignore[method-assign]
+    monkeypatch.setattr(role.core, "on_parked", on_parked)
     assert not role.holds(B, Incarnation(1), EPOCH, 1)
     await role.start()
     assert role.holds(B, Incarnation(1), EPOCH, 2)
