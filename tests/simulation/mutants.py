@@ -1323,6 +1323,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     ),
     (
         _mutant(
+            "a transactional batch is admitted for the level that it asks for",
+            (AppendRules.admit, "if batch.level != asked:", "if False:"),
+            rules=("R14", "R48"),
+        ),
+        "replication/a_transactional_batch_is_acknowledged_when_it_is_committed",
+    ),
+    (
+        _mutant(
             "a late batch of an ended transaction begins another one",
             (ProducerTable._record_transactional, "Producer(header.producer_epoch, 0,", "Producer(0, 0,"),
             rules=("R48",),

@@ -255,6 +255,7 @@ class AppendRules:
         return self._admission.judge(version) is VersionAwaited.AWAITED
 
     # ------------------------------------------------------------------ when an `.append` request comes
+    # Keeps R14.
     def admit(
         self, batch: ClientBatch, now: float, *, lease_valid: bool, unable: TidelogError | None
     ) -> Hold | Refuse | None:
@@ -264,12 +265,17 @@ class AppendRules:
             return Refuse(error)
         if batch.received is not None:
             return None
+        asked = batch.level
         try:
             batch.received = received = self._opened(batch)
         except CorruptData as e:
             return Refuse(corrupt_batch(e))
         except TidelogError as e:
             return Refuse(e)
+        if batch.level != asked:  # what the partition takes depends on the level
+            error = self._admission.refuse(batch.level, lease_valid=lease_valid, now=now)
+            if error is not None:
+                return Refuse(error)
         version = batch.request.partitioning_version
         is_early = version not in self._open_versions and self.holds(version)
         return HOLD if is_early and not may_be_stored(self._verdict(received.header)) else None
@@ -425,7 +431,8 @@ class AppendRules:
 
     # ------------------------------------------------------------------ batches of clients
     def decide_admitted(self, batch: ClientBatch, now: float) -> Decision:
-        """As `decide`, without the rules that `admit` has just applied."""
+        """As `decide`, without the rules that `admit` has just applied: to this LeaderEpoch, view, log, lease and quota,
+        and to the level of the batch as it is now."""
         request, sent = batch.request, batch.opened.header
         ids = self._repetitions.ids_of(batch.decoded) if sent.has_message_ids else ()
         decision = self._by_producer(request.partitioning_version, sent, ids, now)

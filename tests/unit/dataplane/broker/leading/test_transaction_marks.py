@@ -26,7 +26,16 @@ from wire.partition_messages.append import encode_append
 from wire.protobuf.tidelog_pb2 import AppendRequest, AppendResponse, EndTransactionRequest
 from wire.security.tickets import partition_target
 from wire.subjects import Subjects
-from wire.types import FIRST_TRANSACTIONAL_ID, NO_PRODUCER, LeaderEpoch, Offset, PartitionKey, PartitionView, StreamName
+from wire.types import (
+    FIRST_TRANSACTIONAL_ID,
+    NO_PRODUCER,
+    LeaderEpoch,
+    Offset,
+    PartitionEpoch,
+    PartitionKey,
+    PartitionView,
+    StreamName,
+)
 
 ONE = FIRST_TRANSACTIONAL_ID
 TARGET = partition_target(KEY.stream, KEY.stream_incarnation, KEY.partition, KEY.partition_incarnation)
@@ -69,12 +78,13 @@ def append(
     *,
     ticket: bytes | None = None,
     acks: AppendRequest.Acks.ValueType = AppendRequest.ALL,
+    leader_epoch: int = 0,
 ) -> None:
     header = sent.header
     if ticket is None:
         ticket = tickets().make(header.producer_id, header.producer_epoch, TARGET)
     parts, _ = sent.stamp(Offset(0), LeaderEpoch(0))
-    request = AppendRequest(acks=acks, ticket=ticket)
+    request = AppendRequest(acks=acks, ticket=ticket, leader_epoch=leader_epoch)
     if header.producer_id != NO_PRODUCER:
         add_proof_of(request, KEY, parts, header.producer_id)
     subject = bench.context.subjects.append(KEY.stream, KEY.partition)
@@ -117,6 +127,19 @@ async def test_a_transaction_is_written_and_ended(bench: Bench) -> None:
     assert decode_control(data[at:]).type == ControlType.TRANSACTION_END
     counters = bench.context.the(PublishCounters)
     assert (counters.batches_in, counters.records_in) == (1, 1), "a marker is no record of a client"
+    await role.end("over")
+
+
+@pytest.mark.parametrize("acks", [AppendRequest.ALL, AppendRequest.LEADER])
+async def test_too_few_replicas_refuse_a_transactional_batch_at_once_whatever_acknowledgement_it_asks_for(
+    bench: Bench, acks: AppendRequest.Acks.ValueType
+) -> None:
+    before = view(A, B, min_isr=2)
+    role = await lead(bench, before)
+    role.on_view(replace(before, isr=(A,), epoch=PartitionEpoch(2)))
+    append(bench, batch(), "append", acks=acks, leader_epoch=before.leader_epoch)
+    await turn()
+    assert (told(bench, "append"), bench.log.log_end_offset) == ([Code.NOT_ENOUGH_REPLICAS], 0)
     await role.end("over")
 
 

@@ -201,6 +201,18 @@ def test_a_transactional_batch_shows_a_ticket_and_waits_for_the_commit(scene: Sc
         assert code(scene.decide(wrong)) == "BAD_REQUEST"
 
 
+@pytest.mark.parametrize("level", [ALL, LOCAL])
+def test_a_transactional_batch_is_admitted_for_the_level_at_which_it_is_acknowledged(level: AckLevel) -> None:
+    scene = Scene(partition_view(A, B, leader_epoch=3, min_isr=2))
+    producer = (FIRST_TRANSACTIONAL_ID, 0, 0)
+    made = tickets().make(producer[0], 0, TARGET)
+    scene.sees(isr=(A,))
+    assert code(scene.admit(scene.batch(producer=producer, transactional=True, ticket=made, level=level))) == (
+        "NOT_ENOUGH_REPLICAS"
+    )
+    assert scene.admit(scene.batch(level=LOCAL)) is None, "one that only the leader acknowledges"
+
+
 def test_a_version_is_judged_behind_the_repetition_and_before_a_gap(scene: Scene) -> None:
     scene.store(scene.batch(producer=(7, 0, 0), partitioning_version=1))
     scene.sees(partitioning_version=2)
