@@ -154,7 +154,7 @@ class DamagedReplica(ReadableRole):
         behind = self._high_watermark <= offset < self.log.known_end
         return Readable(
             view=self.view,
-            log_start_offset=self.log.log_start_offset,
+            log_start_offset=self.first_record,
             log_end_offset=self.log.log_end_offset,
             high_watermark=self._high_watermark,
             last_stable_offset=self.last_stable_offset,

@@ -431,8 +431,7 @@ class AppendRules:
 
     # ------------------------------------------------------------------ batches of clients
     def decide_admitted(self, batch: ClientBatch, now: float) -> Decision:
-        """As `decide`, without the rules that `admit` has just applied: to this LeaderEpoch, view, log, lease and quota,
-        and to the level of the batch as it is now."""
+        """As `decide`, without the rules that `admit` has just applied to the batch and to its level as it is now."""
         request, sent = batch.request, batch.opened.header
         ids = self._repetitions.ids_of(batch.decoded) if sent.has_message_ids else ()
         decision = self._by_producer(request.partitioning_version, sent, ids, now)

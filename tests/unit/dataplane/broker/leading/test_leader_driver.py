@@ -31,7 +31,7 @@ from wire.errors import Code, TidelogError
 from wire.messaging.transport import BulkHandler, Message
 from wire.partition_messages.append import encode_append
 from wire.partition_messages.liftbridge_envelope import MAGIC, decode_ack, encode_publish
-from wire.partition_messages.replication import encode_header
+from wire.partition_messages.replication import HEADER_SIZE, LOG_START_HEADER, encode_header
 from wire.protobuf.tidelog_pb2 import AckPolicy, AppendRequest, FetchRequest, PartitionNotification, ReplicationRequest
 from wire.protobuf.tidelog_pb2 import Message as Envelope
 from wire.types import Incarnation, IsrChange, IsrMember, LeaderEpoch, Offset, PartitionEpoch, PartitionView
@@ -41,7 +41,7 @@ from wire.types import Incarnation, IsrChange, IsrMember, LeaderEpoch, Offset, P
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench(asyncio.get_running_loop())
     with ThreadPoolExecutor(1) as executor:
-        bench.context.executor = executor
+        bench.context.executor = bench.context.readers = executor
         yield bench
 
 
@@ -164,6 +164,44 @@ async def test_an_answer_that_no_message_has_room_for_is_an_error_to_the_request
         assert f"what lies at offset 0 of {key}" in error.message
         assert "raise max_payload" in error.message
     assert bench.context.the(RoleCounters).answers_too_large == 2
+    await role.end("over")
+
+
+# R82: a follower learns the start from whichever answer it gets.
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_an_answer_with_records_reports_a_log_start_that_has_risen(bench: Bench, is_cold: bool) -> None:
+    role = await driver(bench, view(A, B))
+    await role.start()
+    for value in (b"one", b"two"):
+        publish(bench, value, b"reply")
+        await turn()
+        bench.log.roll()
+    bench.log.sync()
+    bench.log.remove_before(Offset(1))
+    role.on_log_start()
+    if is_cold:
+        bench.log._state.tail.empty()
+    assert (bench.log.read(Offset(1), max_bytes=1, end_offset=Offset(2)) is None) == is_cold
+    key = role.view.key
+    asked = ReplicationRequest(
+        replicaID=B,
+        offset=1,
+        durable_offset=1,
+        leaderEpoch=role.leader_epoch,
+        sequence=1,
+        broker_incarnation=1,
+        stream_incarnation=key.stream_incarnation,
+        partition_incarnation=key.partition_incarnation,
+    )
+    subject = bench.context.subjects.replicate(key.stream, key.partition)
+    bench.control.subscribed[subject](Message(subject, asked.SerializeToString(), "inbox.b"))
+    for _ in range(1000):
+        if any(inbox == "inbox.b" for inbox, _, _ in bench.control.sent):
+            break
+        await asyncio.sleep(0.001)
+    ((data, headers),) = [(data, headers) for inbox, data, headers in bench.control.sent if inbox == "inbox.b"]
+    assert len(data) > HEADER_SIZE, "there are records in it"
+    assert headers == {LOG_START_HEADER: "1"}
     await role.end("over")
 
 
