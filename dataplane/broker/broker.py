@@ -138,7 +138,7 @@ _OF_STATUS = 15
 _CLOSED_AT_ONCE = 50
 """Replicas that begin to close before others have their turn."""
 MOST_NAMED: Final = 10
-"""Partitions that a line of the log names."""
+"""A log line names at most so many partitions, and counts the others."""
 OPENED_AT_ONCE = 4
 """Logs, at start; no more than the executor has threads."""
 
@@ -194,7 +194,7 @@ async def _is_sound(replica: Replica, opening: Awaitable[RecoveryReport]) -> boo
 
 
 def _named(keys: Sequence[PartitionKey]) -> str:
-    """The first of many."""
+    """Returns the names of the first MOST_NAMED partitions, and how many more there are."""
     shown = sorted(map(str, keys))
     return ", ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
 

@@ -60,7 +60,7 @@ AT_ONCE: Final = 64
 finds a broker that does not; the others fetch when their idle waits are over."""
 
 Parked: TypeAlias = list[tuple[FollowerDriver, int]]
-"""Followers, and the numbers of their fetches."""
+"""Pairs of a follower and the number of its parked fetch."""
 
 
 @dataclass

@@ -110,8 +110,8 @@ class SendFetch:
     """This replica can take no records at present."""
     disk_hangs: bool = False
     """This replica syncs nothing at present."""
-    first_record: Offset = Offset(0)
-    """This replica serves consumers nothing below it."""
+    log_start_offset: Offset = Offset(0)
+    """The log start of this replica: it serves consumers nothing below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,7 +353,7 @@ class ReplicaStateMachine:
         self.step = None
 
     def on_step_given_up(self) -> None:
-        """The replica closes, and its step has not begun."""
+        """The replica closes, and its step was taken out of the queue before it began."""
         assert self.closing
         self.step = None
 

@@ -29,7 +29,7 @@ class Counts:
             self.led[leader] = self.led.get(leader, 0) + by
 
     def count_partition(self, partition: Partition, by: int) -> None:
-        """`by` 1: it is made; -1: it is removed."""
+        """Counts the partition when it is created (`by` 1) and when it is removed (`by` -1)."""
         self.partitions += by
         self.count_leader(partition.leader, by)
         for replica in partition.replicas:

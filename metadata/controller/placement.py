@@ -13,7 +13,7 @@ from wire.turns import Steps
 from wire.types import BrokerId
 
 _PIECE: Final = 50
-"""Partitions that are placed before `Steps` yield."""
+"""So many partitions are placed before other tasks of the event loop have their turn."""
 
 
 class Chance(Protocol):

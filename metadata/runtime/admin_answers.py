@@ -496,7 +496,7 @@ class Admin:
             check_encryption({id_: told for id_, told in self._labels().items() if id_ == own or is_alive(id_)})
 
     async def _describe(self, name: str, first: int = 0, limit: int = 0) -> op.StreamDescription:
-        """`limit` 0: all partitions from `first` on."""
+        """Describes at most `limit` partitions of the stream, from `first` on; with `limit` 0 all of them."""
         stream = find_stream(self._context.state, name)
         numbers = sorted(number for number in stream.partitions if number >= first)
         size = min(limit, op.PAGE) if limit > 0 else len(numbers)

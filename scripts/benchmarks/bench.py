@@ -138,7 +138,7 @@ def _compare(words: list[str]) -> int:
 
 
 def _record(comparison: Comparison) -> None:
-    """Makes the run that of docs/."""
+    """Writes the results of this run into docs/."""
     from scripts.reference import docs_tables  # imports the whole server
 
     (DOCS / "benchmark.json").write_text(json.dumps(comparison.as_dict()) + "\n", encoding="utf-8")

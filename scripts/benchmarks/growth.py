@@ -40,12 +40,12 @@ from wire.errors import TidelogError
 PARTITIONS, QUICK_PARTITIONS = (1, 100, 1_000, 2_500, 5_000, 10_000), (1, 100)
 STREAMS, QUICK_STREAMS = (100, 1_000, 2_000), (100,)
 CREATE_LIMIT, FAILOVER_LIMIT, RESTART_LIMIT = 180.0, 60.0, 120.0
-"""Seconds."""
+"""Seconds that the creation, a failover and a restart of all brokers may take."""
 QUIET_SECONDS = 5.0
 """Seconds from the last record to the beginning of the idle time."""
 IDLE_SECONDS, QUICK_IDLE_SECONDS = 10.0, 3.0
 IDLE_AT_MOST = {1: 0.7, 100: 2.0, 1_000: 4.0}
-"""Percent of a core; with more partitions 10."""
+"""Targets, by number of partitions, in percent of one core; with more partitions the target is 10."""
 ASK_EVERY = 0.5
 """Seconds from one look at the status to the next, while partitions are made."""
 PUBLISHERS = 256

@@ -15,14 +15,14 @@ RATES = (50, 200, 1_000, 5_000, 20_000)
 SIZE = 128
 SECONDS, QUICK_SECONDS = 4.0, 1.5
 SAMPLES = 600
-"""Records of a rate at least, for its p99."""
+"""Each rate sends at least so many records, for its p99."""
 WARM_UP = 0.5
-"""Seconds of each rate that count for nothing."""
+"""Seconds at the beginning of each rate that are not measured."""
 WINDOW = 100_000
-"""Requests that wait for their answers, at most."""
+"""At most so many requests wait for their answers."""
 PERCENTILES = (50, 90, 99)
 TARGETS = {Durability.ACCEPTED: (1.8, 1.5), Durability.DURABLE: (1.5, 1.5)}
-"""Of the ratios of p50 and of p99 where JUDGED."""
+"""Targets of (ratio of p50, ratio of p99) at the rates JUDGED."""
 JUDGED = (1_000, 5_000)
 
 FIGURES = tuple(

@@ -169,7 +169,7 @@ def _used(before: _Cpu, after: _Cpu, what: str) -> float:
 
 class _Queried(NamedTuple):
     rate: float
-    """Rows/s."""
+    """Rows per second."""
     rows_per_cpu: float
     """Rows for each CPU second of JVM and Python."""
 

@@ -271,8 +271,8 @@ def _fetch_shown(fetch: ReplicationRequest) -> str:
     room = (" without room" if fetch.no_space else "") + (" disk hangs" if fetch.disk_hangs else "")
     if fetch.deleted_end > fetch.offset:
         room += f" deleted={fetch.deleted_end}"
-    if fetch.first_record:
-        room += f" start={fetch.first_record}"
+    if fetch.log_start_offset:
+        room += f" start={fetch.log_start_offset}"
     return f"{kind} #{fetch.sequence} e{fetch.leaderEpoch} offset={fetch.offset}{durable}{room}"
 
 

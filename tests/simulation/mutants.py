@@ -1057,7 +1057,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "a log start is settled before all followers know it",
-        (SettledStart.at, "follower.first_record >= start", "True"),
+        (SettledStart.at, "follower.log_start_offset >= start", "True"),
         rules=("R82",),
         scenario="repartitioned while records go",
     ),
@@ -1118,7 +1118,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a leader holds the fetch of a follower that does not know its start",
-            (Leader.on_parked, "follower.first_record < state.first_record", "False"),
+            (Leader.on_parked, "follower.log_start_offset < state.first_record", "False"),
             rules=("R82", "R83"),
         ),
         "replication/a_fetch_is_not_held_while_the_start_is_to_be_told",

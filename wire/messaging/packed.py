@@ -29,9 +29,9 @@ _NOBODY_LISTENS: Final = 1
 class Frame(NamedTuple):
     subject: bytes
     reply: bytes
-    """Empty: none."""
+    """The reply subject; empty: no answer is wanted."""
     headers: bytes
-    """A NATS header block; empty: none."""
+    """The NATS header block; empty: the message has no headers."""
     payload: Buffer
     nobody_listens: bool = False
     """`subject` is the reply subject of a request that reached nobody."""

@@ -239,7 +239,7 @@ class DescribeStreamRequest:
     first: int = 0
     """Only the partitions from this number on."""
     limit: int = 0
-    """Only so many of them, and PAGE at most; 0: all."""
+    """At most so many partitions, and no more than PAGE; 0: all."""
 
 
 STREAM_DESCRIBE = Operation(
@@ -280,7 +280,7 @@ class ListStreamsRequest:
     after: str = ""
     """Only streams whose names come after this one; empty: from the first one on."""
     limit: int = 0
-    """Only so many of them, and PAGE at most; 0: all."""
+    """At most so many streams, and no more than PAGE; 0: all."""
     usage: bool = False
     """With `bytes_on_disk` and `traffic`, for which all brokers are asked."""
 

@@ -27,7 +27,7 @@ HELD, NOT_HELD = 1, 0
 
 
 class Place(NamedTuple):
-    """A fetch that waits, or waited."""
+    """Identifies a fetch that waits at a leader, or waited there."""
 
     stream_incarnation: int
     partition: int

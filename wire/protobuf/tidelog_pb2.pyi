@@ -220,7 +220,7 @@ class ReplicationRequest(_message.Message):
     NO_SPACE_FIELD_NUMBER: _builtins.int
     DELETED_END_FIELD_NUMBER: _builtins.int
     DISK_HANGS_FIELD_NUMBER: _builtins.int
-    FIRST_RECORD_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     replicaID: _builtins.str
     """broker that asks"""
     offset: _builtins.int
@@ -249,8 +249,8 @@ class ReplicationRequest(_message.Message):
     """records that tombstones below this offset deleted are not in its log, nor to come from this leader (R39)"""
     disk_hangs: _builtins.bool
     """a write to its disk has not returned for long: nothing should wait for it (R40)"""
-    first_record: _builtins.int
-    """it serves consumers nothing below (R82)"""
+    log_start_offset: _builtins.int
+    """the log start of the follower: it serves consumers nothing below (R82)"""
     def __init__(
         self,
         *,
@@ -268,11 +268,11 @@ class ReplicationRequest(_message.Message):
         no_space: _builtins.bool = ...,
         deleted_end: _builtins.int = ...,
         disk_hangs: _builtins.bool = ...,
-        first_record: _builtins.int = ...,
+        log_start_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "durable_offset", b"durable_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "deleted_end", b"deleted_end", "disk_hangs", b"disk_hangs", "durable_offset", b"durable_offset", "first_record", b"first_record", "leaderEpoch", b"leaderEpoch", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset", "broker_incarnation", b"broker_incarnation", "deleted_end", b"deleted_end", "disk_hangs", b"disk_hangs", "durable_offset", b"durable_offset", "leaderEpoch", b"leaderEpoch", "log_start_offset", b"log_start_offset", "max_bytes", b"max_bytes", "no_space", b"no_space", "offset", b"offset", "partition_incarnation", b"partition_incarnation", "progress_only", b"progress_only", "refused_batch", b"refused_batch", "replicaID", b"replicaID", "sequence", b"sequence", "stream_incarnation", b"stream_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_offset: _TypeAlias = _typing.Literal["durable_offset"]  # noqa: Y015
     _WhichOneofArgType__durable_offset: _TypeAlias = _typing.Literal["_durable_offset", b"_durable_offset"]  # noqa: Y015

@@ -313,7 +313,7 @@ class FollowerDriver(ReadableRole):
         request.no_space = effect.no_space
         request.disk_hangs = effect.disk_hangs
         request.deleted_end = self.log.compaction_point.deleted_end
-        request.first_record = effect.first_record
+        request.log_start_offset = effect.log_start_offset
         if effect.durable_end is None:
             request.ClearField("durable_offset")
         else:

@@ -194,7 +194,7 @@ def follower_fetch(request: ReplicationRequest, inbox: str) -> FollowerFetch:
         no_space=request.no_space,
         disk_hangs=request.disk_hangs,
         deleted_end=Offset(request.deleted_end),
-        first_record=Offset(request.first_record),
+        log_start_offset=Offset(request.log_start_offset),
     )
 
 

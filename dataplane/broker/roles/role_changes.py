@@ -40,10 +40,10 @@ class RoleChanges:
         self._waiting: dict[type[Gated], dict[PartitionKey, Callable[[], asyncio.Task[None]]]] = {
             kind: {} for kind in _ORDER
         }
-        """First come, first served in each."""
+        """Steps that wait, by kind; those of one kind begin in the order in which they came."""
         self._under_way = 0
         self.done = 0
-        """Count of steps that have ended."""
+        """Number of steps that have ended in this process."""
 
     @classmethod
     def of_broker(cls, context: BrokerContext) -> RoleChanges:  # noqa: ARG003 - as all of its kind
@@ -51,7 +51,7 @@ class RoleChanges:
 
     @property
     def pending(self) -> int:
-        """Count of steps that wait or are under way."""
+        """Number of steps that wait or are under way."""
         return self._under_way + sum(map(len, self._waiting.values()))
 
     def begin(self, key: PartitionKey, step: Gated, start: Callable[[], asyncio.Task[None]]) -> None:

@@ -107,7 +107,7 @@ class Fetcher:
         refused, self.refused_batch = self.refused_batch, ""
         fetch = SendFetch(self._sequence, replica.log_end_offset, replica.reported_end, False, refused)
         fetch.no_space, fetch.disk_hangs = self.no_space, self.disk_hangs
-        fetch.first_record = replica.first_record
+        fetch.log_start_offset = replica.first_record
         return [fetch]
 
     def report(self) -> SendFetch:
@@ -115,7 +115,7 @@ class Fetcher:
         self._sequence += 1
         report = SendFetch(self._sequence, self._replica.log_end_offset, self._replica.reported_end, True)
         report.no_space, report.disk_hangs = self.no_space, self.disk_hangs
-        report.first_record = self._replica.first_record
+        report.log_start_offset = self._replica.first_record
         return report
 
     def wait_for_sync(self, now: float) -> None:
@@ -243,7 +243,7 @@ class Follower:
 
     @property
     def withheld_below(self) -> Offset:
-        """Consumers are served nothing below it."""
+        """Consumers are served nothing below it: the highest log start that a leader has reported (R82)."""
         return self._replica.withheld_below
 
     @property

@@ -96,7 +96,7 @@ class IsrKeeper:
         return due
 
     def on_fetch(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
-        """`replica` has fetched."""
+        """Takes a fetch or a report of `replica`, which may join the ISR; members may leave it for their disks."""
         state = self._state
         if replica not in state.isr.members:
             follower.outside_fetch_at = now

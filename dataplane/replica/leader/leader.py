@@ -446,7 +446,7 @@ class Leader:
             return False
         if follower.waiter_inbox is None or follower.answer_due is not None or sequence != follower.waiter_sequence:
             return False
-        if replica not in state.isr.members or follower.first_record < state.first_record:
+        if replica not in state.isr.members or follower.log_start_offset < state.first_record:
             return False
         to_sync = Offset(0) if state.is_durable else self._commits.acks.furthest_everywhere(is_synced=True)
         return follower.on_parked(state.log_end_offset, to_sync, now, is_durable=state.is_durable)
@@ -515,7 +515,7 @@ class Leader:
     def start_to_tell(self, replica: BrokerId) -> Offset:
         """Returns the first offset that is served here, if that follower may serve what is below; else 0."""
         follower, start = self._state.followers.get(replica), self._state.first_record
-        return start if follower is not None and follower.first_record < start else Offset(0)
+        return start if follower is not None and follower.log_start_offset < start else Offset(0)
 
     # ------------------------------------------------------------------ metadata, disks and connection
     def on_view(self, view: PartitionView, now: float) -> list[LeaderEffect]:

@@ -42,8 +42,8 @@ class FollowerFetch:
     """The follower's disk has not answered for long."""
     deleted_end: Offset = Offset(0)
     """Records that tombstones below it deleted are not in the follower's log."""
-    first_record: Offset = Offset(0)
-    """The follower serves consumers nothing below it."""
+    log_start_offset: Offset = Offset(0)
+    """The log start of the follower: it serves consumers nothing below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class FollowerProgress:
     """Inbox of the request whose answer was empty, or is put off: its data waiter is registered."""
     waiter_max_bytes: int = 0
     waiter_sequence: int = -1
-    """Number of that request."""
+    """Sequence number of the waiter's request."""
     answer_due: float | None = None
     """The waiter's request has had no answer; it gets an empty one then, and the waiter stays."""
     notified_at: float | None = None
@@ -95,9 +95,9 @@ class FollowerProgress:
     disk_hangs: bool = False
     """Its last request said that its disk hangs."""
     deleted_end: Offset = Offset(0)
-    """As in its last request."""
-    first_record: Offset = Offset(0)
-    """As in its last request."""
+    """As of `FollowerFetch`, in the follower's last request."""
+    log_start_offset: Offset = Offset(0)
+    """As of `FollowerFetch`, in the follower's last request."""
     outside_fetch_at: float = -math.inf
     """Time of its last fetch while it was not in the ISR; -inf: none since it left."""
     expand_not_before: float = -math.inf
@@ -133,7 +133,7 @@ class FollowerProgress:
         self.no_space = fetch.no_space
         self.disk_hangs = fetch.disk_hangs
         self.deleted_end = fetch.deleted_end
-        self.first_record = fetch.first_record
+        self.log_start_offset = fetch.log_start_offset
         if not fetch.progress_only:
             if self.notified_at is not None:
                 self.patience = 2 * (now - self.fired_at)

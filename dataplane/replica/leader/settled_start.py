@@ -41,7 +41,7 @@ class SettledStart:
     def at(self, now: float) -> Offset:
         """Returns the settled start. To be asked again: time passes, and followers report."""
         start = self._state.first_record
-        if all(follower.first_record >= start for follower in self._state.followers.values()):
+        if all(follower.log_start_offset >= start for follower in self._state.followers.values()):
             self.settled = self._rising = max(self.settled, start)
             return self.settled
         if self._rising > self.settled and now >= self._since + self._age:

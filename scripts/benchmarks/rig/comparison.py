@@ -59,7 +59,7 @@ class Peer:
     value: float
 
     def __str__(self) -> str:
-        """Its name for the eye."""
+        """Returns the name as reports show it."""
         return spelled(self.name)
 
 
@@ -72,12 +72,12 @@ class Finding:
 
     @property
     def value(self) -> float | None:
-        """Tidelog's."""
+        """Statistic of Tidelog's samples; None: it was not measured."""
         return self._of(self.samples[OURS]) if OURS in self.samples else None
 
     @property
     def peers(self) -> list[Peer]:
-        """Those that were measured, the strongest first."""
+        """The other systems that were measured, the strongest first."""
         peers = [Peer(name, samples, self._of(samples)) for name, samples in self.samples.items() if name != OURS]
         return sorted(peers, key=lambda peer: peer.value, reverse=not self.figure.less_is_better)
 
@@ -150,7 +150,7 @@ class Comparison:
     about: dict[str, Any] = field(default_factory=dict)
     _figures: dict[str, Figure] = field(default_factory=dict)
     _samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """By figure and system."""
+    """Key of the figure -> name of the system -> samples."""
 
     def expect(self, figures: Iterable[Figure]) -> None:
         """Figures appear in this order."""

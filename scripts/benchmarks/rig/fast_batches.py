@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 
 START, ADD, COMMIT, PING = 0, 1, 2, 4
-"""Operations. 3 commits without a last message."""
+"""Operations of a message of a batch. Operation 3 commits without storing its own message, and is not used."""
 FLOW = 1_000
 """Messages from one acknowledgement to the next, at most. orbit.go's default is 100; of 100, 1,000 and 10,000, with 2
 to 20 outstanding acknowledgements, this pair was among the fastest at both durabilities, on a busy machine."""
@@ -41,7 +41,7 @@ class FastBatch:
         self.count = count
         self.sent = 0
         self.acknowledged = 0
-        """The highest sequence up to which all are stored."""
+        """All messages up to this sequence are stored."""
         self._flow = 0
         """Messages that one acknowledgement covers now; 0 until the first one came."""
         self.is_committed = False
@@ -58,7 +58,7 @@ class FastBatch:
 
     @property
     def room(self) -> int:
-        """How many further messages may be sent."""
+        """Number of further messages that may be sent now."""
         if self.sent == 0:
             return 1
         if self._flow == 0:
@@ -83,7 +83,7 @@ class FastBatch:
                 self._on_publish_ack(answer)
 
     def _on_publish_ack(self, answer: dict[str, object]) -> None:
-        """It ends the batch, whether it is whole or not."""
+        """Takes the last acknowledgement, which ends the batch. Raises BatchFailed if messages are missing."""
         if error := answer.get("error"):
             raise BatchFailed(f"the batch was refused: {error}")
         stored = answer.get("count", 1)  # a batch of one message is answered like any publish

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 STORAGE_TOOLS = ("kafka.tools.StorageTool", "org.apache.kafka.tools.StorageTool")
-"""It has moved."""
+"""The class that formats the folder of a node. Its package differs between releases of Kafka."""
 SERVER = "kafka.Kafka"
 HEAP = ("-Xms512M", "-Xmx1G")
 STOP_TIMEOUT = 20.0
@@ -106,7 +106,7 @@ def _class_path_entry(libs: Path, classes: Sequence[str]) -> str | None:
 
 
 class Kafka:
-    """See the module. A `System`."""
+    """A cluster of Kafka brokers, as a `System` of the benchmark."""
 
     name = "kafka"
     publisher = "scripts.benchmarks.rig.kafka_publisher"

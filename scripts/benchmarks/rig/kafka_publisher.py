@@ -24,7 +24,7 @@ from scripts.benchmarks.rig.publisher import Lines, Sent, Task
 
 FLUSH_TIMEOUT = 60.0
 SERVE_EVERY = 1_000
-"""Records from one look for callbacks to the next."""
+"""So many records are produced between two polls for delivery reports."""
 QUEUE = {"queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 1 << 20}
 
 

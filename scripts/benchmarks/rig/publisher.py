@@ -194,7 +194,7 @@ class Lines:
         ]
 
     def _line(self, number: int, subject: bytes, inbox: bytes) -> bytes:
-        """`inbox`: with a space before it, or nothing."""
+        """Returns a PUB line with its body. `inbox`: the reply subject after a space, or empty."""
         body = self.bodies[number % len(self.bodies)]
         if not self._task.headers:
             return b"PUB %s%s %d\r\n%s\r\n" % (subject, inbox, len(body), body)

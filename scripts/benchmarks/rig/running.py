@@ -40,7 +40,7 @@ class Run:
     kills: int = 10
     """Of a leader, in all rounds together."""
     kafka_libs: Path | None = None
-    """The jars of Kafka; None: it is not measured."""
+    """Folder of the jars of Kafka; None: Kafka is not measured."""
 
     def add(self, key: str, system: System, *samples: float, way: str = "") -> None:
         """Of a figure that the workload declares. `way`: of a peer, where it has several to do the same."""

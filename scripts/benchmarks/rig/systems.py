@@ -42,7 +42,7 @@ REPLICAS = 3
 START_TIMEOUT = 30.0
 """Seconds until a cluster serves, and until a new stream has all replicas in sync."""
 AT_ONCE = 20
-"""Streams that are made side by side."""
+"""At most so many streams are created at the same time."""
 _POLL = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -69,7 +69,7 @@ class System(Protocol):
 
     @property
     def urls(self) -> Sequence[str]:
-        """Of all servers that clients connect to."""
+        """URLs of all servers that clients connect to."""
         ...
 
     async def add(self, stream: str, partitions: int = 1) -> None:

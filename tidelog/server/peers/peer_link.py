@@ -92,7 +92,7 @@ LATE_REFUSAL = "late 503"
 STATUS = "status"
 """A status message that no request causes."""
 PACKED = "packed"
-"""Kind of the packs."""
+"""Kind of message under which refused packs are counted."""
 MALFORMED = "malformed"
 """A pack of a broker of the cluster that does not decode: no frame of it counts."""
 
@@ -120,7 +120,7 @@ class PeerLink:
         """By subject, those of subscriptions that NATS knows: frames go to them."""
         self._inboxes: dict[str, _Inbox] = {}
         self._subjects: Subjects | None = None
-        """Set while packs are sent and taken."""
+        """Set while packs are sent and taken; None: every message goes by itself."""
         self._packs = Packs(self._send, transport.at_turn_end, lambda: transport.max_payload, refusals.monotonic)
         transport.on_connection_change(self._on_connection)
 
@@ -337,7 +337,8 @@ class PeerLink:
             self._say_nobody_listens(frame.reply)
 
     def _say_nobody_listens(self, reply: bytes) -> None:
-        """As NATS does. While packs to the asker are paused nothing is said: it waits in vain, as for a lost answer."""
+        """Sends a 503, as NATS does where nobody subscribes. While packs to the asker are paused it is not sent, and
+        the asker waits in vain, as for a lost answer."""
         if self._subjects is None:
             return
         inboxes = self._subjects.broker_inboxes()
@@ -440,7 +441,7 @@ class _Inbox:
             self._handler(opened)
 
     def on_frame(self, subject: str, frame: Frame) -> None:
-        """A frame of a pack that was verified."""
+        """Takes a frame for this inbox. Its pack was verified."""
         if frame.nobody_listens:
             if not self._has_come:
                 self._has_come = True

@@ -47,7 +47,7 @@ class FakeLog:
     end: int = 0
     start: int = 0
     settled: int | None = None
-    """None: a broker of an earlier version."""
+    """The settled log start; None: a broker of an earlier version does not report it."""
     uncommitted: int = 0
     """Records behind the end."""
     producers: ProducerTable = field(default_factory=ProducerTable)

@@ -100,7 +100,7 @@ def test_a_follower_without_room_fetches() -> None:
 
 
 def test_a_follower_that_does_not_know_the_leaders_start_fetches() -> None:
-    """It comes with the answer (R82)."""
+    """A risen log start reaches the follower with the answer to its fetch (R82)."""
     driver = Driver(log_end=8, high_watermark=8)
     number = parked_at(driver, B)
     driver.leader.on_log_start(Offset(5))

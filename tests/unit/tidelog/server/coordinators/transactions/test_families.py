@@ -215,7 +215,7 @@ def test_a_number_is_committed_once_and_a_smaller_one_never(sequence: int) -> No
 
 
 def outcome(answer: Any) -> str | None:
-    """Of a refused commit."""
+    """Returns the outcome that the refusal of a commit reports."""
     assert code(answer) is Code.STALE_COMMIT
     told: str | None = answer.detail(OUTCOME)
     return told
