@@ -14,6 +14,9 @@
 - So is a commit with a smaller one: it may be sent again because its answer was lost, and meanwhile others have
   committed. The record keeps the numbers and digests of some commits before the last one, and the members' own
   transactions tell as long as no newer producer has begun. Where neither does, the refusal says that it is not known.
+- The digest says which transactions were committed, and the number does not: a producer's epoch is one transaction,
+  which is committed once. So what comes again under another number is not told as not committed. Under a larger one it
+  is refused as committed: an answer that it is done would mean that this number is the last one now.
 """
 
 from __future__ import annotations
@@ -247,6 +250,8 @@ class Families:
             if was_committed:
                 return True
             self._abort(end.members, Outcome.ABORTED)
+            if was_committed is False and (committed := self._committed_one(end.members)) is not None:
+                raise transaction_refusals.committed_before(committed.transactional_id)
             if end.sequence < family.sequence:
                 raise transaction_refusals.stale_sequence(
                     end.family, end.sequence, family.sequence, is_known=was_committed is not None
@@ -255,7 +260,7 @@ class Families:
         for member in end.members:
             if (why := self._not_open(member)) is not None:
                 self._abort(end.members, Outcome.ABORTED)
-                raise transaction_refusals.not_all_open(member.transactional_id, why)
+                raise self._not_open_refusal(end, digest, family, member, why)
         told = sum(len(self._decisions.transactions[each.transactional_id].participants) for each in end.members)
         if told > MAX_TOLD:
             self._abort(end.members, Outcome.ABORTED)
@@ -294,8 +299,9 @@ class Families:
         return None not in commits
 
     def is_last(self, end: FamilyEnd) -> bool:
-        """Returns whether no later sequence is committed."""
-        return self.by_name[end.family].sequence == end.sequence
+        """Returns whether `end` is the last commit of its family."""
+        family = self.by_name[end.family]
+        return (family.sequence, family.digest) == (end.sequence, _digest(end.members))
 
     def wait(self, end: FamilyEnd) -> float | None:
         """Waits for the participants of these transactions, which are committed last. Returns since when they are being
@@ -388,13 +394,32 @@ class Families:
     # is known of them: they were committed, they were not, or that is not known any more. The last of these is never
     # told as "not committed".
     # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
-    def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family) -> bool | None:
-        """Returns whether `end`, whose sequence is not above the last one, was committed; None: that is not known."""
-        kept = family.kept()
-        if Earlier(end.sequence, digest) in kept:
+    def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family | None) -> bool | None:
+        """Returns whether the members of `end` were committed, not all of which are open if its sequence is above the
+        last one; None: that is not known. Without members it is a number alone, which another commit may have."""
+        kept = () if family is None else family.kept()
+        if any(each.digest == digest and (end.members or each.sequence == end.sequence) for each in kept):
             return True
         was_committed = self._are_committed(end.members)
-        return False if was_committed is None and end.sequence >= kept[0].sequence else was_committed
+        return False if was_committed is None and kept and end.sequence >= kept[0].sequence else was_committed
+
+    # Keeps R81.
+    def _not_open_refusal(
+        self, end: FamilyEnd, digest: bytes, family: Family | None, member: Member, why: str
+    ) -> TidelogError:
+        """Returns the refusal of `end`, whose sequence is above the last one, for `member` is not open, which `why` says.
+        A family that is not known may have committed these, and is forgotten since."""
+        was_committed = self._was_committed(end, digest, family)
+        if was_committed is None:
+            return transaction_refusals.unknown_commit(end.family, member.transactional_id, why)
+        committed = self._committed_one(end.members)
+        if was_committed or committed is not None:
+            return transaction_refusals.committed_before((committed or member).transactional_id)
+        return transaction_refusals.not_all_open(member.transactional_id, why)
+
+    def _committed_one(self, members: Sequence[Member]) -> Member | None:
+        """Returns a member that is known to be committed, perhaps with others than these."""
+        return next((member for member in members if self._commits(member)), None)
 
     def _are_committed(self, members: Sequence[Member]) -> bool | None:
         """Returns whether these are committed. As they are committed together, one that is not proves it of all. None:

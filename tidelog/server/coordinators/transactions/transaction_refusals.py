@@ -90,6 +90,27 @@ def not_all_open(transactional_id: str, why: str) -> TidelogError:
     )
 
 
+def committed_before(transactional_id: str) -> TidelogError:
+    """The refusal of a family's commit that names what another commit has committed."""
+    return TidelogError(
+        Code.TRANSACTION_COMMITTED,
+        f"the transaction of {transactional_id!r} was committed before, by another commit than this one, which is not"
+        " carried out; those of its transactions that were still open are aborted. Do not write again what is"
+        " committed, and commit each transaction once, with one sequence",
+    )
+
+
+def unknown_commit(family: str, transactional_id: str, why: str) -> TidelogError:
+    """The refusal of a commit of which nothing is known any more."""
+    return TidelogError(
+        Code.STALE_COMMIT,
+        f"whether these transactions were committed before is not known: no commit of family {family!r} is known, which"
+        f" is forgotten where it is not used for long, and that of {transactional_id!r} cannot be committed now, for"
+        f" {why}. Look what is there before you write them again",
+        [OUTCOME.of("unknown")],
+    )
+
+
 def stale_sequence(family: str, sequence: int, last: int, *, is_known: bool) -> TidelogError:
     """The refusal of a family's commit behind a later one. `is_known`: these transactions are not committed; otherwise
     they may have been, before the later one."""
