@@ -2211,7 +2211,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
     (
         _mutant(
             "a commit that is sent again is taken for another one",
-            (Families._was_committed, "if Earlier(end.sequence, digest) in kept:", "if False:"),
+            (Families._was_committed, "if any(each.digest == digest and", "if any(False and"),
             (Families._was_committed, "was_committed = self._are_committed(end.members)", "was_committed = False"),
             rules=("R79",),
         ),
@@ -2253,6 +2253,34 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "an abort of which nothing is known any more is told as of what was not committed",
             (Families.abort, "return None not in commits", "return True"),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
+    ),
+    (
+        _mutant(
+            "a commit of a family is known by its number, not by its transactions",
+            (
+                Families._was_committed,
+                "(end.members or each.sequence == end.sequence)",
+                "each.sequence == end.sequence",
+            ),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
+    ),
+    (
+        _mutant(
+            "what a family has committed is told as not committed under a larger number",
+            (Families._not_open_refusal, "if was_committed or committed is not None:", "if False:"),
+            rules=("R81",),
+        ),
+        "transactions/a_commit_behind_later_ones",
+    ),
+    (
+        _mutant(
+            "a commit of a family that may be forgotten is told as not committed",
+            (Families._not_open_refusal, "if was_committed is None:", "if False:"),
             rules=("R81",),
         ),
         "transactions/a_commit_behind_later_ones",

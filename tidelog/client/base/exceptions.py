@@ -170,7 +170,8 @@ class StaleGeneration(TidelogError):
 
 
 class StaleCommit(TidelogError):
-    """A later commit, of the same member or the same family, was taken before this one came, which changed nothing.
+    """A later commit, of the same member or the same family, was taken before this one came, which changed nothing. Or
+    the family is not known, and may have been forgotten after it had committed these.
     `outcome_unknown` says whether the same commit may have been carried out before that, by an earlier attempt."""
 
     @property

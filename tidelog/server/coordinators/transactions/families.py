@@ -390,9 +390,10 @@ class Families:
             case Outcome.COMMITTED:
                 return "it was committed before"
 
-    # R81: A commit of a family that comes behind a later one, or an abort of prepared transactions, is answered by what
-    # is known of them: they were committed, they were not, or that is not known any more. The last of these is never
-    # told as "not committed".
+    # R81: A commit of a family that comes behind a later one, or finds its transactions not open, and an abort of
+    # prepared transactions are answered by what is known of them: they were committed, they were not, or that is not
+    # known any more. The last of these is never told as "not committed", and what is committed neither, whatever the
+    # number.
     # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
     def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family | None) -> bool | None:
         """Returns whether the members of `end` were committed, not all of which are open if its sequence is above the
@@ -407,8 +408,8 @@ class Families:
     def _not_open_refusal(
         self, end: FamilyEnd, digest: bytes, family: Family | None, member: Member, why: str
     ) -> TidelogError:
-        """Returns the refusal of `end`, whose sequence is above the last one, for `member` is not open, which `why` says.
-        A family that is not known may have committed these, and is forgotten since."""
+        """Returns the refusal of `end`, whose sequence is above the last one, because `member` cannot be committed;
+        `why` says why. A family that is not known may have committed these, and is forgotten since."""
         was_committed = self._was_committed(end, digest, family)
         if was_committed is None:
             return transaction_refusals.unknown_commit(end.family, member.transactional_id, why)

@@ -241,6 +241,73 @@ def test_a_commit_that_comes_again_behind_later_ones_is_told_as_committed_while_
     assert last(world) == sequence + 1
 
 
+@pytest.mark.parametrize("sequence", [4, 5, 6, 8, 9])
+def test_what_is_known_to_be_committed_is_not_denied_under_another_number(sequence: int) -> None:
+    world = World()
+    first = prepared(world, "a")
+    assert world.ask(end_request(first, sequence=5)) == ENDED
+    assert world.ask(end_request(prepared(world, "a"), sequence=8)) == ENDED
+    answer = world.ask(end_request(first, sequence=sequence))
+    assert (answer == ENDED) if sequence <= 8 else (code(answer) is Code.TRANSACTION_COMMITTED)
+    assert last(world) == 8, "a number above the last one is not taken"
+
+
+@pytest.mark.parametrize("sequence", [4, 5, 6, 9])
+def test_what_is_committed_with_others_than_these_is_not_told_as_not_committed(sequence: int) -> None:
+    world = World()
+    a, late = prepared(world, "a"), prepared(world, "b")
+    assert world.ask(end_request(a, sequence=5, others=False)) == ENDED
+    assert world.ask(end_request(prepared(world, "c"), sequence=6, others=False)) == ENDED
+    assert code(world.ask(end_request(a, late, sequence=sequence))) is Code.TRANSACTION_COMMITTED
+    assert late.refused(late.end_request()) is Code.TRANSACTION_ABORTED
+
+
+def test_a_number_without_transactions_is_told_as_committed_where_it_was() -> None:
+    world = World()
+    for sequence in (3, 5):
+        assert world.ask(end_request(sequence=sequence)) == ENDED
+    assert world.ask(end_request(sequence=3)) == ENDED
+    assert outcome(world.ask(end_request(sequence=4))) == "not_written"
+
+
+def test_the_answer_of_a_commit_is_not_held_up_by_another_one_with_its_number() -> None:
+    world = World()
+    first = prepared(world, "a")
+    assert world.ask(end_request(first, sequence=5)) == ENDED
+    world.confirms = False
+    token = world.send(end_request(prepared(world, "b"), sequence=8))
+    assert world.ask(end_request(first, sequence=8)) == ENDED
+    world.confirm()
+    world.settle()
+    assert world.answers[token] == ENDED
+
+
+@pytest.mark.parametrize("why", ["once", "a month", "no room"])
+def test_a_commit_of_a_family_that_is_forgotten_is_not_told_as_not_committed(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    a = prepared(world, "a")
+    request = end_request(a, sequence=3, once=why == "once")
+    assert world.ask(request) == ENDED
+    world.pass_(1)
+    if why == "no room":
+        monkeypatch.setattr(families, "MAX_FAMILIES", 1)
+        world.time_ns += families.KEPT_WHEN_FULL_S * 10**9 + 10**9
+        assert world.ask(end_request(prepared(world, "a", family="g"), family="g")) == ENDED
+    else:
+        world.time_ns += (families.KEPT_ONCE_S if why == "once" else families.KEPT_S) * 10**9 + 10**9
+        world.pass_(61)
+    assert last(world) is None
+    world.init("f~a")
+    answer = world.ask(request)
+    assert outcome(answer) == "unknown"
+    assert isinstance(answer, TidelogError)
+    assert "a" in answer.message
+    assert "before you write them again" in answer.message
+    assert last(world) is None
+
+
 def test_what_was_committed_before_later_commits_is_not_told_as_aborted() -> None:
     world = World()
     first = prepared(world, "a")
@@ -326,9 +393,10 @@ def test_one_that_is_not_open_keeps_all_from_being_committed(why: str) -> None:
         case _:
             raise AssertionError(why)
     answer = world.ask(end_request(good, bad))
-    assert code(answer) is Code.TRANSACTION_ABORTED
+    assert code(answer) is (Code.TRANSACTION_COMMITTED if why == "committed" else Code.TRANSACTION_ABORTED)
     assert isinstance(answer, TidelogError)
     assert bad.name in answer.message
+    assert ("Write them again" in answer.message) is (why != "committed")
     assert last(world) is None
     assert good.refused(good.end_request()) is Code.TRANSACTION_ABORTED
     assert world.ask(end_request(prepared(world, "good"))) == ENDED, "the number is free still"
