@@ -250,9 +250,9 @@ class Families:
             if was_committed:
                 return True
             self._abort(end.members, Outcome.ABORTED)
-            if was_committed is False and (committed := self._committed_one(end.members)) is not None:
-                raise transaction_refusals.committed_before(committed.transactional_id)
             if end.sequence < family.sequence:
+                if was_committed is False and (committed := self._committed_one(end.members)) is not None:
+                    raise transaction_refusals.committed_before(committed.transactional_id)
                 raise transaction_refusals.stale_sequence(
                     end.family, end.sequence, family.sequence, is_known=was_committed is not None
                 )

@@ -258,7 +258,11 @@ def test_what_is_committed_with_others_than_these_is_not_told_as_not_committed(s
     a, late = prepared(world, "a"), prepared(world, "b")
     assert world.ask(end_request(a, sequence=5, others=False)) == ENDED
     assert world.ask(end_request(prepared(world, "c"), sequence=6, others=False)) == ENDED
-    assert code(world.ask(end_request(a, late, sequence=sequence))) is Code.TRANSACTION_COMMITTED
+    answer = world.ask(end_request(a, late, sequence=sequence))
+    if sequence == 6:
+        assert answer == SUPERSEDED, "the number is committed, so nothing is written again"
+    else:
+        assert code(answer) is Code.TRANSACTION_COMMITTED
     assert late.refused(late.end_request()) is Code.TRANSACTION_ABORTED
 
 
