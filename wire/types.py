@@ -252,7 +252,8 @@ class LeaderReport:
     refused: bool = False
     """A 503 is the only ground: the leader is to be probed, and this report is no witness."""
     unopened: bool = False
-    """The leader has never answered this replica in this LeaderEpoch: it may not serve yet."""
+    """The leader has never answered this replica in this LeaderEpoch and this life of the replica's process: it may not
+    serve yet."""
 
 
 class RoleProgress(NamedTuple):

@@ -23,7 +23,7 @@ next call goes on with them, as soon as the event loop has done other work:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -38,13 +38,28 @@ from metadata.controller.liveness import Liveness
 from metadata.controller.metadata_settings import MetadataSettings
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import LOOKS
-from wire.types import BrokerId, Incarnation, LeaderEpoch, LeaderReport, PartitionKey
+from wire.types import (
+    ALL_TAKEN_UP,
+    BrokerId,
+    Incarnation,
+    LeaderEpoch,
+    LeaderReport,
+    PartitionKey,
+    RoleProgress,
+)
 
 DECISION_RETRY_S = 0.5
 """A decision that has not shown in the state by then is taken anew."""
 
 MAX_ELECTIONS = 1000
 """Limit of elections in one command, which must not be too large for Raft; more go into further ones."""
+
+OPENING_LIMIT_S = 30.0
+"""A leader that has answered none of its followers is waited for at most so long, while its broker takes up roles."""
+
+STEPS_OF_ROLE: Final = 3
+"""Steps of a replica until it serves: its log is opened, prepared, and the role begins. All later ones follow from a
+step that is pending, and come before the first ones of other replicas."""
 
 AT_ONCE: Final = 500
 """Limit of the partitions that a call decides on: some 5 ms."""
@@ -63,7 +78,13 @@ class _Suspicion:
     refused: set[BrokerId] = field(default_factory=set)
     """Witnesses with no other ground than a 503."""
     opened: bool = False
-    """The leader has answered one of them in this LeaderEpoch."""
+    """The leader has answered one of them in this LeaderEpoch, as far as its process remembers."""
+    waited_since: float | None = None
+    """When enough witnesses first reported a leader that may be opening; None: they never did."""
+    roles_then: RoleProgress = ALL_TAKEN_UP
+    """How far its broker was at that time."""
+    is_noted: bool = False
+    """The log says that it is waited for."""
 
 
 class Failover:
@@ -84,6 +105,8 @@ class Failover:
         """The controller epoch of this broker; 0 while it is not the controller."""
         self._suspicions: dict[PartitionKey, _Suspicion] = {}
         self._electing: dict[PartitionKey, tuple[LeaderEpoch, float]] = {}
+        self._noted: dict[BrokerId, float] = {}
+        """When the log last said that leaders on a broker are waited for."""
         self._dying: dict[tuple[BrokerId, Incarnation], float] = {}
         """Incarnations that a proposed command declares dead, and until when its outcome is waited for."""
         self._cut_off: Collection[BrokerId] = ()
@@ -110,6 +133,7 @@ class Failover:
         self.controller_epoch = 0
         self._suspicions.clear()
         self._electing.clear()
+        self._noted.clear()
         self._dying.clear()
         self._cut_off, self._replaced = (), {}
         self._leaderless.clear()
@@ -194,8 +218,10 @@ class Failover:
     # is refused and gone, one report elects. If it answers, or is silent for `probe_timeout_s`, more than (|ISR| - 1)
     # / 2 distinct members of the ISR within `witness_window_s` elect. Reports of another epoch, from outside the ISR,
     # or with no other ground than a 503 do not count. A leader that has answered no witness in this LeaderEpoch is
-    # waited for while its broker answers probes and goes on taking up roles: it may be one of thousands that open.
-    # Hazard: Stale witnesses; one broken link; leaderships that move from a busy broker to another one, and so on.
+    # waited for while its broker answers probes and goes on taking up roles: it may be one of thousands that open. The
+    # wait ends when the roles that were pending at its beginning must have ended, and after `OPENING_LIMIT_S`.
+    # Hazard: Stale witnesses; one broken link; leaderships that move from a busy broker to another one, and so on; one
+    # leader that hangs on a broker that opens others.
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:
         """Elects where the leader's probe was refused, or enough witnesses report it. `keys`: only these suspicions;
         None: those that were looked at longest ago."""
@@ -203,6 +229,7 @@ class Failover:
             return []
         refused: list[tuple[PartitionKey, Partition]] = []
         outvoted: list[tuple[PartitionKey, Partition]] = []
+        waiting: dict[BrokerId, list[tuple[PartitionKey, _Suspicion]]] = {}
         for key in [*islice(self._suspicions, AT_ONCE)] if keys is None else dict.fromkeys(keys):
             suspicion = self._suspicions.pop(key)
             partition = self._state.partition(key)
@@ -218,22 +245,56 @@ class Failover:
             self._suspicions[key] = suspicion  # behind all others
             if self._liveness.is_gone(suspicion.leader, now) and self._liveness.is_trusted(now):
                 refused.append((key, partition))
-            elif (
-                2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1
-                and (
-                    self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
-                    or now - suspicion.asked_at >= self._settings.probe_timeout_s
-                )
-                and (suspicion.opened or not self._liveness.takes_up_roles(suspicion.leader, now))
+            elif 2 * len(fresh.keys() - suspicion.refused) > len(partition.isr) - 1 and (
+                self._liveness.heard_since(suspicion.leader, suspicion.asked_at)
+                or now - suspicion.asked_at >= self._settings.probe_timeout_s
             ):
-                outvoted.append((key, partition))
+                if not self._may_be_opening(suspicion, now):
+                    outvoted.append((key, partition))
+                elif not suspicion.is_noted and self._has_waited_long(suspicion, now):
+                    waiting.setdefault(suspicion.leader, []).append((key, suspicion))
         effects = [
             *self._elect(refused, now, "no process listens where the leader should"),
             *self._elect(outvoted, now, "most of the ISR report the leader"),
         ]
         if keys is None:
             self._has_more_witnesses = bool(effects) and len(self._suspicions) > AT_ONCE
-        return effects
+        return [*effects, *self._waits_noted(waiting, now)]
+
+    # Keeps R27.
+    def _may_be_opening(self, suspicion: _Suspicion, now: float) -> bool:
+        """Whether a leader that enough witnesses report is waited for. The progress of its broker is that of all its
+        partitions, and says nothing about this one once the steps that stood before it have ended."""
+        if suspicion.opened or not self._liveness.takes_up_roles(suspicion.leader, now):
+            return False
+        roles = self._liveness.roles(suspicion.leader)
+        if suspicion.waited_since is None:
+            suspicion.waited_since, suspicion.roles_then = now, roles
+        ended = roles.done - suspicion.roles_then.done
+        at_most = STEPS_OF_ROLE * suspicion.roles_then.pending
+        return ended < at_most and now - suspicion.waited_since < OPENING_LIMIT_S
+
+    def _has_waited_long(self, suspicion: _Suspicion, now: float) -> bool:
+        return suspicion.waited_since is not None and now - suspicion.waited_since >= self._settings.witness_window_s
+
+    def _waits_noted(
+        self, waiting: Mapping[BrokerId, list[tuple[PartitionKey, _Suspicion]]], now: float
+    ) -> Iterator[Note]:
+        """Yields a line for each leader's broker, at most one per `witness_window_s`: thousands may open together."""
+        window = self._settings.witness_window_s
+        for broker, suspicions in waiting.items():
+            if now - self._noted.get(broker, -inf) < window:
+                continue
+            self._noted[broker] = now
+            for _, suspicion in suspicions:
+                suspicion.is_noted = True
+            pending = self._liveness.roles(broker).pending
+            yield Note(
+                f"waiting for broker {broker} to open {len(suspicions)} partitions that it leads"
+                f" ({_named([key for key, _ in suspicions])}): most of the ISR have reported it for {window:g} s."
+                f" It has {pending} steps towards roles left; others are elected after {OPENING_LIMIT_S:g} s",
+                is_warning=True,
+            )
 
     def declare_dead(self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float) -> list[Effect]:
         """Declares these incarnations dead, unless a command that does is on its way."""
@@ -300,7 +361,7 @@ class Failover:
         return partition.leader is None or partition.leader in self._replaced
 
     def _elect(self, partitions: list[tuple[PartitionKey, Partition]], now: float, why: str) -> list[Effect]:
-        items = []
+        items, keys = [], []
         for key, partition in partitions:
             epoch, until = self._electing.get(key, (LeaderEpoch(0), -inf))
             if epoch == partition.leader_epoch and now < until:
@@ -310,11 +371,11 @@ class Failover:
                 continue
             self._electing[key] = (partition.leader_epoch, now + DECISION_RETRY_S)
             items.append(pb.Election(partition=ref_of(key), leader_epoch=partition.leader_epoch))
+            keys.append(key)
         if not items:
             return []
-        named = ", ".join(f"{item.partition.stream}/{item.partition.partition}" for item in items[:5])
         return [
-            Note(f"moving the leadership of {len(items)} partitions ({named}{', …' if len(items) > 5 else ''}): {why}"),
+            Note(f"moving the leadership of {len(items)} partitions ({_named(keys)}): {why}"),
             *(
                 self._propose(
                     pb.Command(
@@ -326,3 +387,7 @@ class Failover:
                 for first in range(0, len(items), MAX_ELECTIONS)
             ),
         ]
+
+
+def _named(keys: Sequence[PartitionKey]) -> str:
+    return ", ".join(f"{key.stream}/{key.partition}" for key in keys[:5]) + (", …" if len(keys) > 5 else "")

@@ -42,7 +42,8 @@ from metadata.controller.metadata_settings import MetadataSettings
 from wire.types import ALL_TAKEN_UP, BrokerId, Generation, Incarnation, RoleProgress
 
 ROLES_PATIENCE_S = 3.0
-"""A broker that has ended no step towards a role for so long does not go on: one of a replica takes milliseconds."""
+"""A broker that has roles to take up, and has ended no step towards any of them for so long, does not go on: one step
+takes milliseconds. That another one goes on says nothing about a certain partition."""
 MAX_OUTSTANDING = 4096
 """Probes without an answer that are remembered; the oldest are forgotten, which counts as silence."""
 
@@ -83,7 +84,8 @@ class _Watch:
     begun: Generation | None = None
     roles: RoleProgress = ALL_TAKEN_UP
     roles_went_on_at: float = -inf
-    """When its newest answer came that had fewer roles to take up, or the first ones."""
+    """When its newest answer came whose count of ended steps differs from that of the answer before, or before which it
+    had no role to take up."""
     refused_at: float | None = None
     """First refusal since its last answer."""
     confirmed: bool = False
@@ -297,6 +299,11 @@ class Liveness:
         """Whether it has roles to take up, and has gone on with that within ROLES_PATIENCE_S, by its answers."""
         watch = self._watches.get(broker)
         return watch is not None and watch.roles.pending > 0 and now - watch.roles_went_on_at < ROLES_PATIENCE_S
+
+    def roles(self, broker: BrokerId) -> RoleProgress:
+        """By its newest answer in this controller epoch."""
+        watch = self._watches.get(broker)
+        return ALL_TAKEN_UP if watch is None else watch.roles
 
     def heard_since(self, broker: BrokerId, time: float) -> bool:
         watch = self._watches.get(broker)

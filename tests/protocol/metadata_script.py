@@ -35,12 +35,13 @@ With the controller's core, whose probes are answered as told:
 
     raft leads|follows [minority]          the status of its Raft node
     peers b c                              voters with a live Raft connection
-    probes b answers|vouches|refuses|silent|behind|untold|both|busy|stuck   how b's probe subject behaves from now on;
+    probes b answers|vouches|refuses|silent|behind|untold|both|busy|opening|stuck
+                                           how b's probe subject behaves from now on;
                                            `vouches`: it answers, over an old connection with the controller's NATS
                                            server; `untold`: it has applied all, and its roles have not been told that
                                            they lead; `both`: somebody refuses each probe, and b answers it;
-                                           `busy`: it answers, and takes up roles; `stuck`: it has roles to take up, and
-                                           does not go on
+                                           `busy`: it answers, and takes up roles; `opening`: thousands of them;
+                                           `stuck`: it has roles to take up, and does not go on
     connection lost|made                   the controller's NATS connection
     public-connection lost|made            that over which clients ask it
     peer-lost b                            b's Raft connection closes
@@ -106,6 +107,8 @@ from wire.types import (
     Room,
     StreamName,
 )
+
+_PROBED = ("answers", "vouches", "refuses", "silent", "behind", "untold", "both", "busy", "opening", "stuck")
 
 
 class MetadataScript:
@@ -542,9 +545,9 @@ class MetadataScript:
             case "untold":
                 generation, begun = Generation(self.cluster.state.generation), Generation(1)
                 self._perform(self.core.on_probe_answer(broker, number, generation, self._now, begun=begun))
-            case "busy" | "stuck" as how:
+            case "busy" | "opening" | "stuck" as how:
                 generation = Generation(self.cluster.state.generation)
-                roles = RoleProgress(pending=9, done=number if how == "busy" else 0)
+                roles = RoleProgress(pending=9_000 if how == "opening" else 9, done=0 if how == "stuck" else number)
                 self._perform(self.core.on_probe_answer(broker, number, generation, self._now, roles=roles))
             case "refuses":
                 self._perform(self.core.on_no_responders(broker, number, self._now))
@@ -588,7 +591,7 @@ class MetadataScript:
 
     def _probes(self, command: Command) -> None:
         *brokers, how = command.words
-        if how not in ("answers", "vouches", "refuses", "silent", "behind", "untold", "both", "busy", "stuck"):
+        if how not in _PROBED:
             raise ScriptError(f"a probe is not answered with {how}")
         self._behaviour.update(dict.fromkeys(brokers, how))
 

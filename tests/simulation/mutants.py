@@ -2105,12 +2105,36 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             "a leader is deposed while its broker opens thousands of others",
             (
                 Failover.count_witnesses,
-                " and (suspicion.opened or not self._liveness.takes_up_roles(suspicion.leader, now))",
-                "",
+                "not self._may_be_opening(suspicion, now)",
+                "True",
             ),
             rules=("R27",),
         ),
         "metadata/a_leader_that_opens_is_waited_for",
+    ),
+    (
+        _mutant(
+            "a leader that hangs is waited for while its broker opens others",
+            (Failover._may_be_opening, "ended < at_most", "True"),
+            rules=("R27",),
+        ),
+        "metadata/a_leader_that_hangs_beside_others_is_replaced",
+    ),
+    (
+        _mutant(
+            "a leader that opens is waited for without limit",
+            (Failover._may_be_opening, " and now - suspicion.waited_since < OPENING_LIMIT_S", ""),
+            rules=("R27",),
+        ),
+        "metadata/a_leader_that_opens_is_waited_for_no_longer_than_30_s",
+    ),
+    (
+        _mutant(
+            "the log does not say that a leader is waited for",
+            (Failover.count_witnesses, "elif not suspicion.is_noted", "elif False"),
+            rules=("R27",),
+        ),
+        "metadata/a_leader_that_opens_is_waited_for_no_longer_than_30_s",
     ),
     (
         _mutant(
