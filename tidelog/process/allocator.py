@@ -3,7 +3,6 @@ collector of cycles looks only at objects newer than the start.
 
 A broker takes and frees buffers of some MiB all the time: chunks, joined columns, answers. By default glibc maps such
 a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
-a buffer anew each time, or gives the top of its heap back, and the kernel clears every page of it when it is touched
 next, which takes longer than all other work on the bytes. At most `KEPT_BYTES` more than are in use are kept instead.
 
 A client that reads takes and frees such buffers too. Its process belongs to its user, and its settings are left alone:
@@ -26,7 +25,9 @@ COLLECTED_FROM = 10_000
 """Number of new objects. Going through so many takes less than a millisecond."""
 
 KEPT_FROM = 20_000
-"""Number of objects that survive a full collection."""
+"""Number of objects by which the survivors of a full collection must exceed those in work, to be kept unsearched."""
+IN_WORK_AT_MOST = 100_000
+"""Number of objects that are taken for work, not for growth, if so many survived before. Searching them takes 10 ms."""
 _GENERATIONS = (0, 0)
 """Collections of a generation before one that takes in the next, too: a full one goes through some 40,000 objects."""
 _OLDEST = 2
@@ -66,16 +67,40 @@ def collect_only_what_comes() -> None:
     of its time.
 
     A broker that gets ten thousand partitions keeps millions of objects more, and a search through all of them would
-    stop it for part of a second. So the generations are small, and of a full collection that KEPT_FROM objects or more
-    survive, the survivors are not searched again either: the next one goes through those that were made since. What
-    was alive then and later dies in a cycle is lost; that is little beside what is kept, since all work that does not
-    grow the process leaves fewer survivors."""
+    stop it for part of a second. So the generations are small, and survivors that show growth are not searched again
+    either: see `_Survivors`."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_FROM, *_GENERATIONS)
-    gc.callbacks.append(_keep_survivors)
+    gc.callbacks.append(_Survivors())
 
 
-def _keep_survivors(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop" and info["generation"] == _OLDEST and len(gc.get_objects(_OLDEST)) >= KEPT_FROM:
-        gc.freeze()
+class _Survivors:
+    """Freezes the survivors of full collections, as the collector calls it.
+
+    Requests in work survive too, and one that dies later in a cycle would be lost if it were frozen. So survivors are
+    frozen only if they are KEPT_FROM more than those of the last time, which may all have been in work, up to
+    IN_WORK_AT_MOST. Work that swells and ebbs, or is larger, still loses some each time. When twice as much is frozen
+    as was found alive by a search through everything, there is another such search: what is lost is never more than
+    what is alive, and such a search comes the more rarely, the longer it takes."""
+
+    def __init__(self) -> None:
+        self._in_work = 0
+        self._alive = gc.get_freeze_count()
+        """Frozen after the last search through everything."""
+        self._searches_all = False
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase != "stop" or info["generation"] != _OLDEST:
+            return
+        if self._searches_all:
+            gc.freeze()
+            self._searches_all, self._alive = False, gc.get_freeze_count()
+            return
+        survivors = len(gc.get_objects(_OLDEST))
+        if survivors >= KEPT_FROM + self._in_work:
+            gc.freeze()
+            self._in_work = min(survivors, IN_WORK_AT_MOST)
+            if gc.get_freeze_count() >= 2 * self._alive + KEPT_FROM:
+                gc.unfreeze()  # the next full collection goes through them
+                self._searches_all = True
