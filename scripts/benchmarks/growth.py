@@ -15,7 +15,8 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 import nats
 import nats.errors
@@ -48,6 +49,8 @@ IDLE_AT_MOST = {1: 0.7, 100: 2.0, 1_000: 4.0}
 """Targets, by number of partitions, in percent of one core; with more partitions the target is 10."""
 ASK_EVERY = 0.5
 """Seconds from one look at the status to the next, while partitions are made."""
+ANSWER_LIMIT = 5.0
+"""Seconds, the least that a question for the status counts that has failed: nats-py's limit of a JetStream request."""
 PUBLISHERS = 256
 """Partitions that are asked at the same time whether they serve."""
 PUBLISH_TIMEOUT = 1.0
@@ -172,13 +175,13 @@ async def _measure(run: Run, system: Tidelog | JetStream, what: str, count: int,
     names = _subjects(what, count)
     await system.create("first")  # a fresh cluster may still be electing the leader that creates streams
     first_epoch = await _epoch(system)
-    async with _answers(system) as slowest:
+    async with _answers(system) as answers:
         with _limit("created", CREATE_LIMIT) as spent:
             async with asyncio.timeout(CREATE_LIMIT):
                 await _create(system, what, names)
                 await _acknowledged(system, names)
         add("created", spent())
-    add("status", max(slowest))
+    add("status", answers.slowest)
     if first_epoch is not None:
         add("epochs", float(await _epoch(system) or 0) - first_epoch + 1)
 
@@ -190,7 +193,7 @@ async def _measure(run: Run, system: Tidelog | JetStream, what: str, count: int,
     with _limit("led again after a kill -9", FAILOVER_LIMIT) as spent:
         async with asyncio.timeout(FAILOVER_LIMIT):
             system.kill(victim)
-            await _acknowledged(system, names)
+            await _acknowledged(system, names, without=victim)
     add("killed", spent())
     system.restart(victim)
 
@@ -245,12 +248,13 @@ async def _create(system: System, what: str, names: Sequence[str]) -> None:
     await asyncio.gather(*map(add, names))
 
 
-async def _acknowledged(system: System, names: Sequence[str]) -> None:
-    """Returns when each subject has acknowledged a record."""
+async def _acknowledged(system: Tidelog | JetStream, names: Sequence[str], *, without: str = "") -> None:
+    """Returns when each subject has acknowledged a record. `without`: a server that has been killed; the cost to find
+    another one is in no figure."""
     left = list(reversed(names))
     pause = max(0.01, min(PUBLISHERS, len(names)) / RETRIES_A_SECOND)
     connection = await nats.connect(
-        list(system.urls), max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_expected
+        system.urls_without(without), max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_expected
     )
 
     async def ask() -> None:
@@ -279,25 +283,38 @@ async def _expected(_: Exception) -> None:
     """Errors of a connection while servers end and start."""
 
 
+@dataclass
+class _Answers:
+    """Of a system to the question for its status."""
+
+    slowest: float = 0.0
+    """In seconds. A question that is open at the end counts by its age, and one that fails as ANSWER_LIMIT at least."""
+
+
 @asynccontextmanager
-async def _answers(system: System) -> AsyncIterator[list[float]]:
-    """Seconds of each answer to a question for the status, from the beginning of the block to its end."""
-    taken: list[float] = []
+async def _answers(system: System) -> AsyncIterator[_Answers]:
+    """Asks from the beginning of the block to its end."""
+    answers = _Answers()
 
     async def ask() -> None:
         while True:
-            began = time.perf_counter()
-            with suppress(TidelogError, nats.errors.Error, nats.js.errors.Error, TimeoutError):
+            began, at_least = time.perf_counter(), 0.0
+            try:
                 if isinstance(system, Tidelog):
                     await system.client.cluster_status()
                 elif isinstance(system, JetStream):
                     await system.connection.jetstream().account_info()
-            taken.append(time.perf_counter() - began)
+            except (TidelogError, nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
+                tell(f"    {system.name}: no status: {error!r}")
+                at_least = ANSWER_LIMIT
+            finally:
+                answers.slowest = max(answers.slowest, time.perf_counter() - began, at_least)
             await asyncio.sleep(ASK_EVERY)
 
     asking = asyncio.create_task(ask())
+    await asyncio.sleep(0)  # the first question is asked before the block begins
     try:
-        yield taken
+        yield answers
     finally:
         asking.cancel()
         await asyncio.wait([asking])

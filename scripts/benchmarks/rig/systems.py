@@ -183,6 +183,10 @@ class Tidelog:
     def urls(self) -> Sequence[str]:
         return (self._cluster.nats_url,)
 
+    def urls_without(self, name: str) -> list[str]:  # noqa: ARG002 - clients connect to no broker
+        """Of the servers that clients connect to and that run on when that one is killed."""
+        return [self._cluster.nats_url]
+
     async def add(self, stream: str, partitions: int = 1) -> None:
         config = {"durability": self._durability.value, "min_isr": 2}
         await self.client.create_stream(stream, partitions=partitions, replication_factor=REPLICAS, config=config)
@@ -302,6 +306,10 @@ class JetStream:
     @property
     def urls(self) -> Sequence[str]:
         return [server.url for server in self._servers.values()]
+
+    def urls_without(self, name: str) -> list[str]:
+        """Of the servers that run on when that one is killed."""
+        return [server.url for other, server in self._servers.items() if other != name]
 
     async def add(self, stream: str, partitions: int = 1) -> None:
         self._partitions[stream] = partitions

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import zipfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from scripts.benchmarks import growth
 from scripts.benchmarks.bench import DOCS, WORKLOADS
 from scripts.benchmarks.plain import STEP, Search
 from scripts.benchmarks.rig import kafka, picture
@@ -17,7 +21,7 @@ from scripts.benchmarks.rig.comparison import Comparison, Figure, percentile
 from scripts.benchmarks.rig.fast_batches import FLOW, OUTSTANDING, BatchFailed, FastBatch, payloads
 from scripts.benchmarks.rig.publisher import Sent
 from scripts.benchmarks.rig.running import Burst, Run
-from scripts.benchmarks.rig.systems import Durability
+from scripts.benchmarks.rig.systems import Durability, JetStream, Tidelog
 
 LESS = Figure(key="x/less", what="less", unit="ms", less_is_better=True)
 MORE = Figure(key="x/more", what="more", unit="records/s")
@@ -293,3 +297,42 @@ def test_a_node_runs_all_jars_of_the_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("JAVA_HOME", "/java")
     command = kafka.java_command(tmp_path, kafka.SERVER, "k1.properties")
     assert command == ["/java/bin/java", *kafka.HEAP, "-cp", f"{tmp_path}/*", "kafka.Kafka", "k1.properties"]
+
+
+# ---- growth --------------------------------------------------------------------------------------------------------
+
+
+class _Status:
+    """A Tidelog cluster of which only the status is asked."""
+
+    def __init__(self, answer: Callable[[], Awaitable[object]]) -> None:
+        self.system = Tidelog.__new__(Tidelog)
+        self.system.client = cast(Any, SimpleNamespace(cluster_status=answer))
+
+    async def slowest(self, meanwhile: float) -> float:
+        async with growth._answers(self.system) as answers:
+            await asyncio.sleep(meanwhile)
+        return answers.slowest
+
+
+async def test_a_status_that_is_still_asked_for_at_the_end_counts_by_its_age() -> None:
+    assert await _Status(asyncio.Event().wait).slowest(0.05) >= 0.05
+    assert await _Status(asyncio.Event().wait).slowest(0.0) > 0
+
+
+async def test_a_status_that_fails_at_once_is_no_fast_answer() -> None:
+    async def fails() -> None:
+        raise TimeoutError
+
+    assert await _Status(fails).slowest(0.01) >= growth.ANSWER_LIMIT
+
+
+async def test_a_status_that_was_answered_counts_by_its_time() -> None:
+    assert 0 < await _Status(lambda: asyncio.sleep(0)).slowest(0.01) < growth.ANSWER_LIMIT
+
+
+def test_after_a_kill_jetstream_is_asked_by_a_connection_to_another_server() -> None:
+    system = JetStream.__new__(JetStream)
+    system._servers = {name: cast(Any, SimpleNamespace(url=f"nats://{name}")) for name in "abc"}
+    assert system.urls_without("b") == ["nats://a", "nats://c"]
+    assert system.urls_without("") == system.urls
