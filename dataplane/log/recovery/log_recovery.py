@@ -148,6 +148,9 @@ class Recovery:
         if self.files.is_directory(self.directory):
             # The process that created or renamed these files may have died before the names were durable.
             self.files.sync_directory(self.directory)
+            if not self.files.names(self.directory):
+                # Or before the name of this folder was: it gets files only after that.
+                self.files.sync_directory(self.directory.parent)
         else:
             self.files.make_directory(self.directory)
         self._find_segments()
