@@ -189,6 +189,7 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
     try:
         leader, follower = await in_sync(a, b, 1, client)
         leader.core.on_fetch = lambda *_: []  # type: ignore[attr-defined]
+        leader.core.on_parked = lambda *_: False  # type: ignore[attr-defined]
         asking = asyncio.create_task(ask(client, B, timeout=30, offset=1, max_wait_ms=60_000))
         assert refusal(await asking).code is Code.UNAVAILABLE
         # For good: it refuses for a moment, too, each time that it asks where the logs part.
