@@ -219,7 +219,8 @@ class Failover:
     # / 2 distinct members of the ISR within `witness_window_s` elect. Reports of another epoch, from outside the ISR,
     # or with no other ground than a 503 do not count. A leader that has answered no witness in this LeaderEpoch is
     # waited for while its broker answers probes and goes on taking up roles: it may be one of thousands that open. The
-    # wait ends when the roles that were pending at its beginning must have ended, and after `OPENING_LIMIT_S`.
+    # wait ends when its broker has ended three times as many steps of any roles as were pending at its beginning, and
+    # after `OPENING_LIMIT_S`.
     # Hazard: Stale witnesses; one broken link; leaderships that move from a busy broker to another one, and so on; one
     # leader that hangs on a broker that opens others.
     def count_witnesses(self, now: float, keys: Collection[PartitionKey] | None = None) -> list[Effect]:

@@ -392,8 +392,9 @@ class Families:
 
     # R81: A commit of a family that comes behind a later one, or finds its transactions not open, and an abort of
     # prepared transactions are answered by what is known of them: they were committed, they were not, or that is not
-    # known any more. The last of these is never told as "not committed", and what is committed neither, whatever the
-    # number.
+    # known any more. What is among the commits that its family keeps is never told as "not committed", whatever the
+    # number. What is not kept counts as not committed under a number from the first kept one on: so a family that was
+    # forgotten and begun anew with smaller numbers, or a repetition under another number, may get a wrong answer.
     # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
     def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family | None) -> bool | None:
         """Returns whether the members of `end` were committed, not all of which are open if its sequence is above the
