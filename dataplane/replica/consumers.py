@@ -93,8 +93,8 @@ class Consumers:
     # R34: Consumers see what lies below the HW of the replica that they ask, and below its last stable offset (R50). A
     # position above waits for `max_wait_ms`; one below the log start is refused. If the epoch of the consumer's last
     # record ended below its position, the answer is LOG_TRUNCATED. A follower serves while it is in the ISR and its
-    # last good fetch is younger than `follower_read_max_age`. A replica that is asked by name refuses without a lease
-    # (R29).
+    # last fetch that was answered well left less than `follower_read_max_age` ago. A replica that is asked by name
+    # refuses without a lease (R29).
     # Hazard: Records are read that are not committed; consumers are told for ever that nothing is new.
     def on_fetch(self, fetch: ConsumerFetch, log: Readable, now: float) -> list[ConsumerEffect]:
         """Committed batches from `fetch.offset` on, now or when there are some."""

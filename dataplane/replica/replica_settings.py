@@ -65,7 +65,8 @@ class ReplicaSettings:
     max_fetch_wait: float = 60.0
     """A long poll ends after so long, whatever it asks for."""
     follower_read_max_age: float = 3.0
-    """A follower serves consumers while its last good fetch in this LeaderEpoch is not older than this (R34)."""
+    """Seconds since a fetch left, in this LeaderEpoch, that was answered well: so long a follower serves consumers
+    (R34)."""
 
     def __post_init__(self) -> None:
         if not self.replica_max_idle_wait < self.replica_max_leader_timeout:

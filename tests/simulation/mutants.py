@@ -2236,7 +2236,7 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
         _mutant(
             "a commit that is sent again is taken for another one",
             (Families._was_committed, "if any(each.digest == digest and", "if any(False and"),
-            (Families._was_committed, "was_committed = self._are_committed(end.members)", "was_committed = False"),
+            (Families._was_committed, "return self._are_committed(end.members)", "return False"),
             rules=("R79",),
         ),
         "transactions/a_family",
@@ -2256,6 +2256,14 @@ TOLD: tuple[tuple[Mutant, str], ...] = (
             rules=("R82",),
         ),
         "replication/a_follower_holds_what_its_leader_has_removed",
+    ),
+    (
+        _mutant(
+            "a follower serves consumers by an old answer that it takes late",
+            (Follower.on_answer, "self._fetcher.sent_at", "now"),
+            rules=("R34", "R82"),
+        ),
+        "replication/a_stopped_follower_holds_an_old_answer",
     ),
     (
         _mutant(

@@ -90,6 +90,8 @@ class Fetcher:
         """It grows with every fetch that is given up, so that slow answers come through."""
         self.refused_batch = ""
         """Why the last answer was refused; the next fetch reports it to the leader."""
+        self.sent_at = -math.inf
+        """When the last fetch for records left."""
         self._replica = replica
         self._contact = contact
         self._bad_answers = bad_answers
@@ -101,6 +103,7 @@ class Fetcher:
         if replica.is_asleep:
             self._contact.on_late_tick(now)  # the leader was not asked for anything meanwhile
         self._sequence += 1
+        self.sent_at = now
         replica.was_notified = False
         self._contact.no_responders = False
         replica.enter(Fetching(self._sequence, replica.log_end_offset, now + self.timeout.pause_s()), now)
@@ -330,7 +333,7 @@ class Follower:
             return []
         self._contact.on_good_answer(now)
         self._fetcher.on_good_answer()
-        self._reads.fetched_at = now
+        self._reads.fetched_at = max(self._reads.fetched_at, self._fetcher.sent_at)
         self.stopped = None
         has_risen = answer.log_start > replica.first_record
         replica.withheld_below = max(replica.withheld_below, answer.log_start)

@@ -2,7 +2,8 @@
 
 They are served, below this replica's HW and by the transactions of its own log, only by a member of the ISR that is
 fetching, and whose last good fetch in this LeaderEpoch is fresh: its records are committed whenever that was, but a
-replica that has lost the leader would keep its consumers waiting for records that others have.
+replica that has lost the leader would keep its consumers waiting for records that others have. A fetch is as old as its
+departure: the process may have been stopped between the answer's arrival and now.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from wire.types import Offset
 class FollowerReads:
     def __init__(self, replica: Followership, epochs: LeaderEpochCache, settings: ReplicaSettings) -> None:
         self.fetched_at = -math.inf
-        """Time of the last good answer to a fetch in this LeaderEpoch, and since the log was cut."""
+        """When the last fetch left that was answered well in this LeaderEpoch, and since the log was cut."""
         self._replica = replica
         self._settings = settings
         self._consumers = Consumers(epochs, settings, leads=False)
@@ -61,7 +62,7 @@ class FollowerReads:
         elif self.fetched_at == -math.inf:
             why = f"has not fetched in LeaderEpoch {replica.leader_epoch} yet"
         elif now >= self.fetched_at + self._settings.follower_read_max_age:
-            why = f"has not heard from its leader for {now - self.fetched_at:.1f} s"
+            why = f"has no good answer from its leader to what it asked in the last {now - self.fetched_at:.1f} s"
         else:
             return None
         return TidelogError(

@@ -7,7 +7,8 @@ one any more, but those who have fetched it before.
 
     start      the first offset that the leader serves
     settled    the newest start that every follower has reported to go by, or that is so old that no follower serves
-               consumers without knowing it: it does so only for `follower_read_max_age` after a good answer
+               consumers without knowing it: it does so only for `follower_read_max_age` after it sent a fetch that was
+               answered without it
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class SettledStart:
         self._since = 0.0
         settings = state.settings
         self._age = settings.follower_read_max_age + settings.replica_fetch_timeout
-        """Seconds: an answer that was sent before may be taken for as long as a fetch waits for it."""
+        """Seconds. A fetch that was answered before left earlier; the rest is for clocks that run at other rates."""
 
     # R82: A follower serves consumers nothing below the highest log start that a leader has reported to it; the log
     # start comes with the answers to its fetches until it reports it. Readers of keys go on past records that were
     # removed when the leader's log start is settled: every follower knows it, or serves nobody without knowing it.
     # Hazard: A member that reads from a follower is given a record that the leader has removed, when others have gone
     # on to later records of its key.
-    # Not covered: What a member has fetched before. A replica that was restarted, or stopped with an answer of its
-    # leader in hand, and then serves or leads, may serve what it holds.
+    # Not covered: What a member has fetched before. A replica that leads before it knows the log start of the leader
+    # before it, because it was restarted or stood still, may serve what it holds.
     def at(self, now: float) -> Offset:
         """Returns the settled start. To be asked again: time passes, and followers report."""
         start = self._state.first_record

@@ -106,6 +106,8 @@ class Given:
     """One for each time at which the member began to read the partition."""
     missed: int
     """Records that it was told to have missed in this reading, up to now."""
+    since: float
+    """When the member was assigned the partition, before it asked where to begin."""
     is_from_newest: bool = False
     """This reading began at the newest record, since nothing was committed and the group starts there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd, inf
 from typing import TYPE_CHECKING, Final
 
 from dataplane.broker.following.follower_driver import FollowerDriver
@@ -55,7 +56,7 @@ class OnlyDeletedRecordsAreSkipped(Invariant):
     """To members of a group: over all members, each record of a partition comes that was not deleted before; and a
     member is told how many it has missed. A group that starts at the newest record starts there anew, in a partition
     whose first member has gone before anything was committed: of a partition that a repartition has made, before
-    anything was in the whole stream."""
+    anything was in the partitions that its keys come from (R65)."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -66,9 +67,12 @@ class OnlyDeletedRecordsAreSkipped(Invariant):
         self._readings: set[object] = set()
         self._committed: dict[PartitionKey, int] = {}
         """The lowest offset of which a member was told that it is committed."""
+        self._committed_since: dict[PartitionKey, float] = {}
+        """When a member was told so at first."""
 
     def on_read_to(self, key: PartitionKey, offset: int) -> None:
         self._committed[key] = min(offset, self._committed.get(key, offset))
+        self._committed_since.setdefault(key, self.world.now)
 
     def on_given(self, given: Given) -> None:
         key, history = given.key, self.history.history(given.key)
@@ -97,10 +101,27 @@ class OnlyDeletedRecordsAreSkipped(Invariant):
         """Whether something was committed before this reading began. What it has committed itself, before it was given
         anything, is where it began."""
         key, own = given.key, self._committed.get(given.key)
-        if key.partition_incarnation > key.stream_incarnation:
-            life = {each for each in self._committed if each.stream_incarnation == key.stream_incarnation}
-            return bool(life - {key}) or (own is not None and own < given.began)
-        return own is not None and own < given.began
+        if own is not None and own < given.began:
+            return True
+        return any(self._committed_since.get(origin, inf) <= given.since for origin in self._origins(key))
+
+    def _origins(self, key: PartitionKey) -> list[PartitionKey]:
+        """The partitions that had records of its keys before a repartition made it, as far as they exist."""
+        stream = self.raft.truth.streams.get(key.stream)
+        if stream is None or not stream.incarnation == key.stream_incarnation < key.partition_incarnation:
+            return []
+        made = next((one for one in stream.layouts if one.generation > key.partition_incarnation), None)
+        if made is None:
+            return []
+        numbers = {
+            number
+            for one in stream.layouts
+            if one.generation < made.generation
+            for number in range(one.partitions)
+            if (number - key.partition) % gcd(one.partitions, made.partitions) == 0
+        }
+        partitions = [other for other, _ in self.raft.truth.partitions() if other.stream == key.stream]
+        return [other for other in partitions if other.partition in numbers and other != key]
 
 
 class WhatIsSettledIsServedByNobody(Invariant):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.simulation.users.clients import Workload
     from tidelog.client.base.records import Batch, Receipt
     from tidelog.client.consumer.fetcher import PartitionFetcher
+    from tidelog.client.consumer.subscription_state import AssignedPartition, AssignedStream
+    from wire.internal_records.group_records import StreamPartition
     from wire.protobuf.groups_pb2 import CommitRequest
     from wire.subjects import Subjects
 
@@ -144,6 +146,7 @@ class KeyReader:
         self._goes_on.set()
         self._came_to: dict[PartitionKey, tuple[PartitionFetcher, int]] = {}
         """The fetcher whose batch was given last, and its end."""
+        self._assigned_at: dict[AssignedPartition, float] = {}
         with self.process.running():
             self.connection = SimConnection(readers.nats, self.process, self.name)
             self.client = Client(self.connection, readers.subjects, server="nats://simulated", name=self.name)
@@ -163,6 +166,7 @@ class KeyReader:
             )
             consumer._session.clock = consumer._stopwatch = self.process.time
             self.consumer = consumer
+            self._look_at_assignments(consumer)
             try:
                 await consumer.start()
                 self._look_at_commits(consumer)
@@ -179,6 +183,17 @@ class KeyReader:
             except TidelogError as error:
                 self.readers.world.say(f"{self.name} is not closed: {error}")
             await asyncio.sleep(0.1)
+
+    def _look_at_assignments(self, consumer: GroupConsumer[bytes, bytes]) -> None:
+        state = consumer._partitions.state
+        assign = state.assign
+
+        def looked_at(of: StreamPartition, stream: AssignedStream | None = None) -> AssignedPartition:
+            assigned = assign(of, stream)
+            self._assigned_at[assigned] = self.readers.world.now
+            return assigned
+
+        state.assign = looked_at  # type: ignore[method-assign]
 
     def _look_at_commits(self, consumer: GroupConsumer[bytes, bytes]) -> None:
         commits = consumer._commits
@@ -218,7 +233,8 @@ class KeyReader:
         self._came_to[place] = fetcher, end
         is_from_newest = fetcher._start is Anchor.LATEST
         began = max(began, came_to)
-        invariants.given(Given(self.name, place, first, end, began, fetcher, assigned.missed, is_from_newest))
+        since = self._assigned_at[assigned]
+        invariants.given(Given(self.name, place, first, end, began, fetcher, assigned.missed, since, is_from_newest))
         settled = invariants.history.history(place).settled_to
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None and is_keyed(key) and value is not None:

@@ -392,9 +392,9 @@ class Families:
 
     # R81: A commit of a family that comes behind a later one, or finds its transactions not open, and an abort of
     # prepared transactions are answered by what is known of them: they were committed, they were not, or that is not
-    # known any more. What is among the commits that its family keeps is never told as "not committed", whatever the
-    # number. What is not kept counts as not committed under a number from the first kept one on: so a family that was
-    # forgotten and begun anew with smaller numbers, or a repetition under another number, may get a wrong answer.
+    # known any more. The digests that a family keeps prove what was committed, and its numbers prove nothing: a family
+    # that was forgotten may have begun anew with smaller ones. Only a member that is known as not committed proves that
+    # these were not.
     # Hazard: A program whose commit was carried out, and not answered, writes the same records again.
     def _was_committed(self, end: FamilyEnd, digest: bytes, family: Family | None) -> bool | None:
         """Returns whether the members of `end` were committed, not all of which are open if its sequence is above the
@@ -402,8 +402,7 @@ class Families:
         kept = () if family is None else family.kept()
         if any(each.digest == digest and (end.members or each.sequence == end.sequence) for each in kept):
             return True
-        was_committed = self._are_committed(end.members)
-        return False if was_committed is None and kept and end.sequence >= kept[0].sequence else was_committed
+        return self._are_committed(end.members)
 
     # Keeps R81.
     def _not_open_refusal(

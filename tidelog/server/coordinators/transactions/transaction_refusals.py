@@ -104,9 +104,9 @@ def unknown_commit(family: str, transactional_id: str, why: str) -> TidelogError
     """The refusal of a commit of which nothing is known any more."""
     return TidelogError(
         Code.STALE_COMMIT,
-        f"whether these transactions were committed before is not known: no commit of family {family!r} is known, which"
-        f" is forgotten where it is not used for long, and that of {transactional_id!r} cannot be committed now, for"
-        f" {why}. Look what is there before you write them again",
+        f"whether these transactions were committed before is not known: they are not among the last commits of family"
+        f" {family!r} that its coordinator keeps, and that of {transactional_id!r} cannot be committed now, for {why}."
+        " Look what is there before you write them again",
         [OUTCOME.of("unknown")],
     )
 

@@ -234,7 +234,7 @@ def test_a_commit_that_comes_again_behind_later_ones_is_told_as_committed_while_
     other = end_request(prepared(world, "a"), sequence=1)
     world.init("f~a")
     world.init("f~a")
-    assert outcome(world.ask(other)) == "not_written", "others were committed with that number"
+    assert outcome(world.ask(other)) == "unknown", "others have that number, and these may have had another one"
     assert world.ask(end_request(prepared(world, "a"), sequence=sequence + 1)) == ENDED
     assert outcome(world.ask(first)) == "unknown"
     assert outcome(world.ask(other)) == "unknown"
@@ -310,6 +310,30 @@ def test_a_commit_of_a_family_that_is_forgotten_is_not_told_as_not_committed(
     assert "a" in answer.message
     assert "before you write them again" in answer.message
     assert last(world) is None
+
+
+def test_a_family_that_begins_anew_with_a_smaller_number_denies_no_commit_of_the_forgotten_one() -> None:
+    world = World()
+    request = end_request(prepared(world, "a"), sequence=3)
+    assert world.ask(request) == ENDED
+    world.pass_(1)
+    world.time_ns += families.KEPT_S * 10**9 + 10**9
+    world.pass_(61)
+    assert last(world) is None
+    assert world.ask(end_request(prepared(world, "a"), sequence=2)) == ENDED
+    assert outcome(world.ask(request)) == "unknown"
+    assert last(world) == 2
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 5, 9, 11])
+def test_a_commit_that_is_not_kept_any_more_is_denied_under_no_number(sequence: int) -> None:
+    world = World()
+    first = prepared(world, "a")
+    assert world.ask(end_request(first, sequence=1)) == ENDED
+    for later in range(2, EARLIER_KEPT + 3):
+        assert world.ask(end_request(prepared(world, "a"), sequence=later)) == ENDED
+    assert outcome(world.ask(end_request(first, sequence=sequence))) == "unknown"
+    assert last(world) == EARLIER_KEPT + 2
 
 
 def test_what_was_committed_before_later_commits_is_not_told_as_aborted() -> None:
