@@ -11,7 +11,7 @@ def check(state: SubscriptionState) -> None:
     """Raises AssertionError."""
     for of, assigned in state.partitions.items():
         assert assigned.of == of
-        assert assigned.phase is not Phase.GONE
+        assert assigned.phase is not Phase.DROPPED
         _check_positions(assigned)
     for stream in state.streams:
         for number, assigned in stream.partitions.items():

@@ -12,8 +12,10 @@ Nothing is decided before its own BeginControllerEpoch is applied: until then th
 of an earlier controller. Every decision carries the controller epoch, so that one which is queued on a deposed leader
 is refused when it arrives.
 
-`failover` replaces failed leaders, `rebalancing` moves leaderships away from brokers that cannot do a leader's work,
-`repartitioning` drives the repartitions of streams, and `requests` decides requests of operators and clients.
+`failover` replaces failed leaders, `leader_rebalancing` moves leaderships away from brokers that cannot do a leader's
+work, `repartitions` drives the repartitions of streams, and `admin_requests` decides requests of operators and clients.
+A slow follower is taken out of the ISR by its leader (`dataplane.replica.leader.isr_keeper`); a dead one is, by
+`failover`.
 """
 
 from __future__ import annotations

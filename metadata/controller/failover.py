@@ -10,7 +10,7 @@ A partition without a leader, of which some members are back and others on their
 `election_wait`, from the moment at which this controller first sees it so. Then one of those that are back leads.
 
 A decision that is refused or lost is taken anew from the state that is applied then, at the latest `DECISION_RETRY_S`
-later; one of very many, that long after the last of them.
+later; where one event led to very many decisions, that long after the last of them.
 
 No call decides on more than AT_ONCE partitions, however many have failed. `has_more` says that some are left, and the
 next call goes on with them, as soon as the event loop has done other work:

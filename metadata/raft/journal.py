@@ -203,7 +203,7 @@ class Journal:
             self._sequence, records = batch
             self._replay(records)
             last, position = position, position + _BATCH.size + len(records)
-        self._refuse_damage(data, position, has_snapshot=has_snapshot)
+        self._refuse_unless_torn(data, position, has_snapshot=has_snapshot)
         if position == len(FILE_MAGIC):
             self._sequence = self._begins_after  # nothing was ever synced in this file
         if self._sequence < self._marked:
@@ -236,9 +236,9 @@ class Journal:
             "directory elsewhere, or move the file away if this voter may start empty."
         )
 
-    def _refuse_damage(self, data: bytes, position: int, *, has_snapshot: bool) -> None:
-        """Tell damage of synced batches from the torn end of an unsynced one. A file that a compaction wrote got its
-        name when it was synced, so its first batch is never torn."""
+    def _refuse_unless_torn(self, data: bytes, position: int, *, has_snapshot: bool) -> None:
+        """Tells damage of synced batches from the torn end of an unsynced one, which is no error. A file that a
+        compaction wrote got its name when it was synced, so its first batch is never torn."""
         if position == len(data):
             return
         candidate = data.find(BATCH_MAGIC, position + 1)

@@ -109,10 +109,12 @@ class RepartitionAdmin:
         if not request.dry_run:
             outcome = await self._commit(command)
             outcome.raise_for_refusal()
-            await self._cut_over(request.name, outcome.value)
+            await self._until_cut_over(request.name, outcome.value)
         return {"plan": plan, "status": self.status(request.name)}
 
-    async def _cut_over(self, name: str, version: int) -> None:
+    async def _until_cut_over(self, name: str, version: int) -> None:
+        """The controller proposes the cutover: see `metadata.controller.repartitions`."""
+
         def is_over() -> bool:
             stream = find_stream(self._context.state, name)
             return stream.partitioning_version >= version or stream.repartition is None

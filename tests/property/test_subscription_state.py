@@ -218,7 +218,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def _lose(self, partition: int) -> None:
         before = self.assigned[partition]
         self.state.drop(before)
-        assert before.phase is Phase.GONE
+        assert before.phase is Phase.DROPPED
         assert before.of not in self.state.positions
         assert before not in self.state.streams[0].limited | self.state.streams[1].limited
         self.state.add(before, Answer((batch(before.fetched_to, 1),), before.fetched_to + 1))  # comes too late

@@ -187,7 +187,7 @@ def _described(assigned: AssignedPartition) -> str:
     limit = (
         "" if assigned.limit is None else f", up to {assigned.limit.offset} before {_sources(assigned.limit.sources)}"
     )
-    flags = [name for name in ("paused", "missing") if getattr(assigned, f"is_{name}")]
+    flags = [name for name in ("paused", "removed") if getattr(assigned, f"is_{name}")]
     return f"{assigned.number} {assigned.phase.value}{at}{committed}{limit}{''.join(f', {flag}' for flag in flags)}"
 
 

@@ -3,7 +3,7 @@
 Nothing is done per message while a run is uniform: lengths and payloads go into the open batch as columns. Messages of
 mixed sizes, with and without headers, are joined to columns a chunk at a time. Only four kinds of message are looked
 at one by one: envelopes (they carry a key and an ack inbox), messages that are too large, and those of a chunk in which
-a header asks for something, or a block of headers is none or has too many. Message ids alone, each new, are
+a header asks for something, or a header block is malformed or has too many headers. Message ids alone, each new, are
 taken in columns. A message that begins with the envelope's magic and does not decode is dropped, counted and logged,
 never stored as a plain payload; so is one whose headers no reader could read.
 

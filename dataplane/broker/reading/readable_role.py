@@ -23,7 +23,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dataplane.broker.roles.broker_context import BrokerContext
 from dataplane.broker.roles.counters import Counters, counter
@@ -55,9 +55,6 @@ from wire.partition_messages.replication import (
 )
 from wire.protobuf.tidelog_pb2 import FetchRequest
 from wire.types import BrokerId, Buffer, LeaderEpoch, Offset, PartitionKey
-
-if TYPE_CHECKING:
-    from dataplane.broker.roles.broker_context import BrokerContext
 
 MAX_SERVED_BYTES: Final = 16 << 20
 """Bytes of answers, each counted with ANSWER_COST."""

@@ -43,10 +43,11 @@ from wire.types import (
 
 
 class LedPartition(Protocol):
-    """A partition that this broker leads, for coordinators in the same process (`tidelog.server.coordinator`).
+    """A partition that this broker leads, for coordinators in the same process.
 
-    A coordinator reads what is committed and appends, beside the leader and without a message. Its LeaderEpoch is the
-    leader's: what it appends is stored by no other leader, and after `on_end` nothing is.
+    `tidelog.server.coordinators.driver.coordinator` drives them. A coordinator reads what is committed and appends,
+    beside the leader and without a message. Its LeaderEpoch is the leader's: what it appends is stored by no other
+    leader, and after `on_end` nothing is.
     """
 
     @property
@@ -165,7 +166,7 @@ class BrokerContext:
     checkpoints: Syncer
     """For the periodic checkpoints and syncs, so that nothing else waits for a log that hangs in one of them."""
     decoders: Executor
-    """One thread, for clients' batches that take long to decode: see `dataplane.broker.leading.append_queue`."""
+    """One thread, for clients' batches that take long to decode: see `dataplane.broker.leading.append_requests`."""
     readers: Executor
     """For cold reads: however many there are, a change of role does not stand behind them."""
     housekeeping: Executor

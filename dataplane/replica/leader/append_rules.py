@@ -442,7 +442,7 @@ class AppendRules:
         is_repeated = len(repeated) == sent.record_count
         if is_repeated and sent.producer_id == NO_PRODUCER:
             return _originals(repeated, end)
-        # A batch of one producer that was sent again by another call: its place is taken by itself.
+        # A producer's batch that has repetitions only is stored without records, so that its sequences are taken.
         error = self._repetitions.refuse(len(ids) - len(repeated), now) if ids else None
         if error is not None:
             return Refuse(error)

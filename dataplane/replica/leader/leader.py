@@ -7,10 +7,10 @@ to its parts, which share one `Leadership`:
     admission       whether publishes are taken now; `append_rules` decides about each of them
     commits         the high watermark, the secondary watermark, the publishes that wait for them
     data_waiters    answers to fetches, data waiters, notifications
-    isr_keeping     which replicas are dropped from the ISR and which join it
+    isr_keeper      which replicas are dropped from the ISR and which join it
     draining        a planned move of leadership
-    pausing         a pause of the partition
-    cutover         where the layout before the newest one ends here
+    pauses          of the partition: class `Pausing`, below
+    cutovers        where the layout before the newest one ends here: class `Cutovers`, below
     consumers       consumers that read here
 
 Invariants, beside those of the parts
@@ -106,7 +106,7 @@ class Pausing:
         """Some came in this pause."""
 
     def on_append(self, now: float, out: list[LeaderEffect]) -> None:
-        """Before the records count: until now those that had everything were caught up."""
+        """To be called before the log end moves: followers that had everything until now were caught up until now."""
         self._active_at = now
         if self._state.view.paused:
             self.excuse_sleepers(now)

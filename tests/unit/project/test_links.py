@@ -84,3 +84,37 @@ def test_source_files_that_are_named_exist(page: Path) -> None:
     )
     absent = [file for file in named if not (ROOT / file).exists()]
     assert not absent, absent
+
+
+def test_the_map_of_the_design_names_modules_that_are_in_their_rooms() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+/)`.*?\|(.*)\|$", text, re.MULTILINE)
+    named = [f"{room}{module}" for room, row in rows for module in re.findall(r"`(\w+\.(?:py|proto))`", row)]
+    absent = [path for path in named if not (ROOT / path).exists()]
+    assert not absent, absent
+
+
+def is_named(name: str) -> bool:
+    """Whether a dotted name is a module or a package, or what one has: a class, a method."""
+    place = name.split(".")
+    for length in range(len(place), 0, -1):
+        path, rest = ROOT.joinpath(*place[:length]), place[length:]
+        modules = [*path.glob("*.py")] if path.is_dir() else [path.with_suffix(".py")]
+        if modules and modules[0].exists():
+            text = "".join(module.read_text() for module in modules)
+            return all(re.search(rf"\b{part}\b", text) for part in rest)
+    return False
+
+
+def test_names_of_modules_in_the_code_lead_somewhere() -> None:
+    assert is_named("wire.errors.TidelogError.message")
+    assert not is_named("wire.errors.NoSuchError")
+    pattern = re.compile(rf"`((?:{'|'.join(PRODUCT)})(?:\.(?!py`)\w+)+)`")
+    absent = [
+        f"{module.relative_to(ROOT)}: {name}"
+        for package in PRODUCT
+        for module in (ROOT / package).rglob("*.py")
+        for name in pattern.findall(module.read_text())
+        if not is_named(name)
+    ]
+    assert not absent, absent

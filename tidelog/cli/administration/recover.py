@@ -32,7 +32,7 @@ def recover(data_dir: Path, accept_loss: bool) -> None:
     from metadata.cluster import cluster_recovery
     from metadata.commands.cluster_state import ClusterState
     from metadata.raft import RaftError
-    from metadata.raft.recovery import begin_anew, read
+    from metadata.raft.new_beginning import begin_anew, read
     from wire.errors import CorruptData
 
     directory = data_dir.absolute() / "raft"

@@ -69,7 +69,8 @@ VERSION_TIMEOUT = 5.0
 _LOOK_AGAIN = 0.1
 _LAST_LOOK = 2.0
 """Seconds for a look at the metadata before reading ends."""
-_GONE = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+_MAY_BE_REMOVED = (Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+"""Refusals of a partition that a repartition may have removed. UNKNOWN_STREAM says so of the whole stream."""
 
 
 def set_sources(sources: FollowerSources, rack: str | None, layout: StreamMetadata, known: PartitionMetadata) -> None:
@@ -404,7 +405,7 @@ class StreamReading:
                 self._state.add(assigned, answer)
                 self.progress.set()
         except TidelogError as error:
-            if error.code in _GONE:
+            if error.code in _MAY_BE_REMOVED:
                 # This ends the task, if the partition is gone and the stream is not.
                 await self._look_once(_LAST_LOOK)
             self._fail(error, assigned)

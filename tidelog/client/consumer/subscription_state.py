@@ -4,14 +4,14 @@ The idea is that of aiokafka's `subscription_state.py`. A plain consumer, a memb
 on them have one `SubscriptionState`. It is pure: drivers (`StreamReading`, `GroupPartitions`) fetch, look offsets up,
 call the program's functions and commit, and report the outcome here.
 
-    assign ──> BEGINNING ── begin(position) ──> READING ── revoke ──> LEAVING ── drop ──> GONE
+    assign ──> BEGINNING ── begin(position) ──> READING ── revoke ──> LEAVING ── drop ──> DROPPED
                                                    └── revoke, with records in hand ──> REVOKED ── finish, leave ──┘
 
     BEGINNING   where the partition begins is being looked up
     READING     answers are fetched ahead, and their records are handed out in order
     REVOKED     the group takes it away, and the program works on records of it: its next call finishes them
     LEAVING     nothing more is handed out; on_revoked is called, and what is finished is committed
-    GONE        the state has it no more. If it is assigned again, that is another record: code that waits keeps the
+    DROPPED     the state has it no more. If it is assigned again, that is another record: code that waits keeps the
                 record, and sees by its phase that the partition has gone meanwhile
 
 A partition may be dropped in each phase. `assign` and `drop` are the only places where one comes and goes.
@@ -67,7 +67,7 @@ class Phase(Enum):
     READING = "reading"
     REVOKED = "revoked"
     LEAVING = "leaving"
-    GONE = "gone"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class AssignedPartition:
     """on_assigned was called, and neither on_revoked nor on_lost since."""
     is_reported: bool = False
     """The log has why the partition cannot be read on."""
-    is_missing: bool = False
+    is_removed: bool = False
     """The metadata do not have the partition any more; it is not fetched."""
     is_paused: bool = False
 
@@ -191,7 +191,7 @@ class AssignedPartition:
     @property
     def is_read(self) -> bool:
         """Its position is known, and it is not gone."""
-        return self._position is not None and self.phase is not Phase.GONE
+        return self._position is not None and self.phase is not Phase.DROPPED
 
     @property
     def is_leaving(self) -> bool:
@@ -437,7 +437,7 @@ class SubscriptionState:
         position, stream = fetcher.position, assigned.stream
         assert position is not None
         assert stream is not None
-        assert assigned.phase not in (Phase.LEAVING, Phase.GONE)
+        assert assigned.phase not in (Phase.LEAVING, Phase.DROPPED)
         self.withhold(assigned)
         assigned._in_hand = assigned._taken = None
         assigned._position = assigned.fetched_to = position
@@ -473,11 +473,11 @@ class SubscriptionState:
 
     def drop(self, assigned: AssignedPartition) -> None:
         """The partition is gone."""
-        if assigned.phase is Phase.GONE:
+        if assigned.phase is Phase.DROPPED:
             return
         self._note_uncommitted(assigned)
         self.withhold(assigned)
-        assigned.phase = Phase.GONE
+        assigned.phase = Phase.DROPPED
         del self.partitions[assigned.of]
         self.failures.pop(assigned, None)
         if self._current is assigned:
@@ -519,7 +519,7 @@ class SubscriptionState:
         """The next answer of the partition has come."""
         stream = assigned.stream
         assert stream is not None
-        if assigned.phase in (Phase.LEAVING, Phase.GONE):
+        if assigned.phase in (Phase.LEAVING, Phase.DROPPED):
             return
         fetched = FetchedAnswer(stream.name, assigned.number, assigned.fetched_to, answer, self._read)
         assigned.fetched_to = answer.end
@@ -637,16 +637,16 @@ class SubscriptionState:
             incarnation = stream.incarnation_of(assigned.number)
             if incarnation is None:
                 # Its last record was removed, and keys are not spread over it any more.
-                if has_changed and not assigned.is_missing:
-                    assigned.is_missing = True
+                if has_changed and not assigned.is_removed:
+                    assigned.is_removed = True
                     effects.append(Stop(assigned))
             elif incarnation != assigned.incarnation:
                 effects.append(MadeAnew(assigned))
                 if stream.follows:
                     self.drop(assigned)
                     effects.append(Stop(assigned))
-            elif has_changed and assigned.is_missing:
-                assigned.is_missing = False
+            elif has_changed and assigned.is_removed:
+                assigned.is_removed = False
                 if assigned.phase is not Phase.LEAVING:
                     effects.append(Resume(assigned))
         if has_changed:

@@ -88,7 +88,7 @@ class GroupCommits:
         return {
             assigned.of: Mark(assigned.finished, assigned.incarnation)
             for assigned in wanted
-            if assigned.is_read and not assigned.is_missing and assigned.finished is not None
+            if assigned.is_read and not assigned.is_removed and assigned.finished is not None
             if again or assigned.finished != assigned.committed
         }
 
@@ -106,7 +106,7 @@ class GroupCommits:
     def settle(self, marks: Mapping[StreamPartition, Mark], claim: Claim) -> None:
         """The group's coordinator has these offsets as a part of a transaction; they were taken in `claim`. Raises
         NotAssigned where a partition has gone since: another member may have been ahead of them."""
-        gone = {of for of in marks if of not in claim or claim[of].phase is Phase.GONE}
+        gone = {of for of in marks if of not in claim or claim[of].phase is Phase.DROPPED}
         if gone:
             raise _taken_away(gone)
         for of, mark in marks.items():

@@ -1,12 +1,13 @@
-"""Reads, for a member of a group, partitions that come and go. `SubscriptionState` has the phases of each.
+"""Reads, for a member of a group, partitions that come and go. `SubscriptionState` has the phases of each, and decides
+that a partition was removed from its stream (`SubscriptionState.learn`).
 
     assigned   on_assigned; committed offsets are asked for; each partition is begun by itself, so that none waits for
                another that has no leader at the moment
     revoked    nothing more is handed out; at once, or at the program's next call if it has records of the partition
                in hand: on_revoked, a commit, and the session reports to the coordinator that it is given up
     lost       dropped at once, on_lost
-    made anew  lost, and assigned again. The coordinator takes such a partition away, but not if it sees neither that it
-               was removed nor that it was missing, as after a failover: it assigns numbers
+    made anew  lost, and assigned again. The coordinator assigns numbers: it takes such a partition away, unless it saw
+               neither its removal nor the time without it, as after a failover of the coordinator
 
 No listener is called for a partition that goes before its on_assigned. There is one `StreamReading` for each
 incarnation of a stream of which the member has partitions.
@@ -45,8 +46,8 @@ from wire.types import StreamName
 
 _log = logging.getLogger(__name__)
 
-GONE = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
-"""The coordinator is about to take such a partition away."""
+TAKEN_AWAY_SOON = (Code.UNKNOWN_STREAM, Code.WRONG_INCARNATION, Code.PARTITION_RETIRED)
+"""Refusals of a partition that the coordinator is about to take away."""
 _AGAIN = 0.5
 """Seconds until a partition that cannot be begun is tried again."""
 _OFFSETS_TIMEOUT = 10.0
@@ -127,7 +128,7 @@ class GroupPartitions:
         self.listeners.raise_raised()
         for one, error in self.state.failures.items():
             is_begun = isinstance(one, AssignedStream) or one.phase is not Phase.BEGINNING
-            if not (is_begun and isinstance(error, TidelogError) and error.code in GONE):
+            if not (is_begun and isinstance(error, TidelogError) and error.code in TAKEN_AWAY_SOON):
                 raise error from None
             if not one.is_reported:
                 one.is_reported = True
@@ -172,7 +173,7 @@ class GroupPartitions:
             try:
                 await self._readings[_life_of(assigned)].seek(assigned, position)
             except Closed:  # with the last partition of a stream, its reading is closed
-                if assigned.phase is not Phase.GONE:
+                if assigned.phase is not Phase.DROPPED:
                     raise
                 raise bad(f"{assigned.of} is not read any more; it was taken away while seek waited") from None
             assigned.settled = assigned.position
@@ -255,10 +256,10 @@ class GroupPartitions:
                     break
                 why = "the stream has another life"  # the coordinator is about to take the partition away
             except TidelogError as error:
-                if not error.retriable and error.code not in GONE:
+                if not error.retriable and error.code not in TAKEN_AWAY_SOON:
                     self._fail(assigned, error)
                     break
-                why, has_gone = error.message, error.code in GONE
+                why, has_gone = error.message, error.code in TAKEN_AWAY_SOON
             if why != reported:
                 _log.warning("%s cannot be begun at present: %s", of, why)
                 reported = why

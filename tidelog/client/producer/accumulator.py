@@ -64,9 +64,9 @@ Invariants:
     (`tidelog.client.producer.layout_routes`). A transaction cannot go on elsewhere: its batches fail.
 
 An answer can fail to come: the message reached a process that was killed afterwards. So when the oldest batch has
-waited `probe_after` a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer epoch than the one
-the batch was sent under resends, the same epoch means that the leader is at work and is waited for. After
-`resend_after` without an answer everything is sent again anyway (NATS delivers at most once).
+waited for the probe interval of the link, a probe asks the leader for its LeaderEpoch: 503 takes the link down, a newer
+epoch than the one the batch was sent under resends, the same epoch means that the leader is at work and is waited for.
+After `_resend_after` without an answer everything is sent again anyway (NATS delivers at most once).
 
 Pure: `now` is monotonic seconds, effects are returned. The driver calls `next_send` until it returns None after each
 event.
@@ -93,9 +93,9 @@ MAX_SEQUENCE = (1 << 31) - 1
 
 _OF_LAYOUTS = (Code.STALE_PARTITIONING, Code.PARTITION_DRAINING, Code.PARTITION_RETIRED)
 _CLOCKS_APART = 3600.0
+"""Seconds. The clocks of leaders of one partition differ by less; a leader's time is believed only then."""
 _RESEND_AFTER = 2.0
 """Seconds after which a batch without an answer is sent again for the first time."""
-"""Seconds. The clocks of leaders of one partition differ by less; a leader's time is believed only then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Settled:
     """The result of the requests taken. Nothing of it may leave before `records` are committed."""
 
     records: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    """Key and value, None to delete; to be appended as one batch, by this LeaderEpoch alone. Empty: nothing has
+    """Key and value, None to delete; to be appended in one go, by this LeaderEpoch alone. Empty: nothing has
     changed, and the answers need a valid lease."""
     answers: list[tuple[object, Answer]] = field(default_factory=list)
     """Answers with the tokens of their requests. Those that change nothing may have been made in several

@@ -6,7 +6,7 @@ LeaderEpoch. Its coordinator (`tidelog.server.coordinators.driver.coordinator`) 
     records of the partition ──replay──> shard <──take── requests of members, of owners of cursors, of the controller
                                            │ settle
                                            v
-                    records, which are appended as one batch ──committed──> answers to all requests
+                    records, which are appended as batches ──committed──> answers to all requests
 
 `settle` carries out the requests taken since the last call, computes assignments once for all of them, and changes
 the state at once. The next `settle` follows when the records are committed; where that fails the whole shard is given

@@ -295,7 +295,7 @@ async def test_a_partition_that_was_said_to_be_gone_is_read_on(cluster: Cluster)
         partitions = broker.streams["three"]["partitions"]
         gone = partitions.pop()
         broker.streams["three"]["routing_generation"] += 1
-        await until(lambda: consumer._assigned[2].is_missing)
+        await until(lambda: consumer._assigned[2].is_removed)
         seed(broker, 2, 2)
         partitions.append(gone)
         broker.streams["three"]["routing_generation"] += 1
@@ -314,7 +314,7 @@ async def test_a_partition_that_was_said_to_be_gone_keeps_what_is_done_about_gap
         partitions = broker.streams["three"]["partitions"]
         gone = partitions.pop()
         broker.streams["three"]["routing_generation"] += 1
-        await until(lambda: consumer._assigned[2].is_missing)
+        await until(lambda: consumer._assigned[2].is_removed)
         seed(broker, 2, 3)
         broker.logs["three", 2].start = 4
         partitions.append(gone)

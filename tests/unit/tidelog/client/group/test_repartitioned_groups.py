@@ -403,7 +403,7 @@ async def test_what_is_gone_keeps_nothing_else_from_being_committed(world: World
         await take(consumer, 10)
         world.broker.repartition("s", 1)
         world.broker.streams["s"]["partitions"].pop()
-        await until(lambda: any(assigned.is_missing for assigned in consumer._state.partitions.values()))
+        await until(lambda: any(assigned.is_removed for assigned in consumer._state.partitions.values()))
         await consumer.commit()
         assert world.committed == {("s", 0): 5}
 
@@ -507,7 +507,7 @@ async def test_a_partition_that_the_member_has_seen_go_is_begun_anew(
         world.broker.repartition("s", 1)
         world.broker.streams["s"]["partitions"].pop()
         consumer._partitions._readings["s", 10]._refresh()
-        await until(lambda: any(assigned.is_missing for assigned in consumer._state.partitions.values()))
+        await until(lambda: any(assigned.is_removed for assigned in consumer._state.partitions.values()))
         log = world.broker.logs["s", 1]
         log.batches.clear()
         log.start = log.end = 0

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from metadata.raft.engine import RaftEngine
+from metadata.raft.new_beginning import INDEX_STEP, TERM_STEP, begin_anew, read
 from metadata.raft.ports import RaftPorts
-from metadata.raft.recovery import INDEX_STEP, TERM_STEP, begin_anew, read
 from metadata.raft.types import RaftConfig, RaftDamage, RaftStorageError
 from tests.unit.metadata.raft.recorder import Recorder, end
 from wire.security.cluster_secrets import public_secrets
