@@ -11,7 +11,8 @@ in, and has all names of PySyncObj's private parts). The rest are overrides of t
 * Nothing but regular commands is executed (stock unpickles and runs membership and version commands from the log); an
   `apply` or a callback that raises neither stops the log nor applies an entry twice.
 * Before an election a majority must grant a pre-vote: it knows of no leader and lacks no entry that this node has not.
-  So a node that was paused or cut off cannot depose the leader.
+  So a node that was paused or cut off cannot depose the leader. The question carries the term of the voter that asks;
+  one that hears no leader takes over a later term from it.
 * When the leader's connection closes, the followers ask for votes at once, in the order of their addresses,
   FAILOVER_STEP_S apart, so that they do not split the vote.
 * A voter that starts with an empty disk may have forgotten a vote, and what it has confirmed. Until it has
@@ -415,9 +416,12 @@ class RaftEngine(SyncObjInternals):
         """Nothing says that this voter belongs to a group that has ever committed a command."""
         return not (self.journal.joined or self._has_set_aside or self._group or self.journal.has_commands)
 
-    def peer_told(self, node: Node, *, is_new: bool) -> None:
-        """A voter that looks for a leader told whether its disk is empty."""
+    def peer_told(self, node: Node, term: int, *, is_new: bool) -> None:
+        """A voter that looks for a leader told its term, and whether its disk is empty. In a later term it grants no
+        pre-vote to this node, which may be the only one that it would vote for."""
         self._new_peers[node] = is_new
+        if term > self.term and not self.is_leader and not self._hears_leader():
+            self.step_down(term)
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None:
         """A leader was heard. When all it has committed is here, this node may vote from the next term on."""
@@ -467,16 +471,18 @@ class RaftEngine(SyncObjInternals):
         candidate lacks.
         """
         last = self.journal.last
-        heard_recently = self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
         up_to_date = (last_log_term, last_log_index) >= (last.term, last.index)
         return (
             self.own_node is not None
             and term >= self.term
             and up_to_date
             and not self.is_leader
-            and not heard_recently
+            and not self._hears_leader()
             and self.may_vote()
         )
+
+    def _hears_leader(self) -> bool:
+        return bool(self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout)
 
     def on_pre_vote_granted(self, node: Node, term: int) -> None:
         if self._pre_vote is not None and self._pre_vote.term == term:

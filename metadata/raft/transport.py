@@ -8,13 +8,19 @@ Votes and requests for votes are preceded by a sync.
 Received messages are checked for shape, then corrected before the stock code sees them. The letters are those of the
 tests:
 
-    a  a pipelined acknowledgement never moves a follower's next index back; a late request to reset it is dropped
+    a  a pipelined acknowledgement never moves a follower's next index back; a late request to reset it goes back
+       no further than to what the follower has confirmed
     b  a commit index never covers more than the message itself verified
     c  while a snapshot is being received the commit index stays
     g  a snapshot that covers nothing new is not installed
     h  acknowledgements carry their term; others are dropped, a higher one deposes the leader, and an
        old leader is told of the new term
+    l  a question for a pre-vote tells a voter that hears no leader of a later term: the one with the newest log
+       could never ask a voter of a later term for its pre-vote
     m  oversized entries, which stock would pickle, are refused
+    o  a follower that lacks the entry before a message asks for all that follows its commit index, which every leader
+       has. Stock goes back by one entry for each answer, and forward again to the end of the follower's log when the
+       leader has sent a second message meanwhile: under load a follower whose log differs never gets an entry
     -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; PySyncObj's remote
        administration verbs are not registered
 
@@ -160,7 +166,7 @@ class RaftPort(Protocol):
 
     def may_follow(self) -> bool: ...
 
-    def peer_told(self, node: Node, *, is_new: bool) -> None: ...
+    def peer_told(self, node: Node, term: int, *, is_new: bool) -> None: ...
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None: ...
 
@@ -233,7 +239,10 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
     def send(self, node: Node, message: Message) -> bool:
         match message["type"]:
             case "next_node_idx":
-                self._held.append((node, {**message, "term": self._engine.term}))
+                answer = {**message, "term": self._engine.term}
+                if message["reset"]:
+                    answer["next_node_idx"] = self._engine.commit_index + 1
+                self._held.append((node, answer))
                 return True
             case "request_vote" | "response_vote":
                 self._engine.journal.sync()
@@ -301,7 +310,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
                 if self._engine.may_vote():
                     super()._onMessageReceived(node, message)
             case "pre_vote":
-                self._engine.peer_told(node, is_new=message["is_new"])
+                self._engine.peer_told(node, message["term"], is_new=message["is_new"])
                 if self._engine.grants_pre_vote(message["term"], message["last_log_term"], message["last_log_index"]):
                     self._send_now(node, {"type": "pre_vote_granted", "term": message["term"]})
             case "pre_vote_granted":
@@ -362,11 +371,9 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             return
         previous = engine.next_index[node]
         if message["reset"]:
-            if message["next_node_idx"] <= engine.match_index[node]:
-                message["reset"] = False
-            else:
-                message["next_node_idx"] = min(message["next_node_idx"], engine.journal.last.index + 1)
-                engine.send_soon()
+            wanted = min(message["next_node_idx"], engine.journal.last.index + 1)
+            message["next_node_idx"] = max(wanted, engine.match_index[node] + 1)
+            engine.send_soon()
         elif message["success"]:
             # More than the log holds cannot have been acknowledged; stock would count it towards commits to come.
             message["next_node_idx"] = min(message["next_node_idx"], engine.journal.last.index + 1)

@@ -101,11 +101,19 @@ RAFT_MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "(l) a pre-vote is granted under a leader",
-        (RaftEngine.grants_pre_vote, "and not heard_recently", ""),
+        (RaftEngine.grants_pre_vote, "and not self._hears_leader()", ""),
+    ),
+    _mutant(
+        "(l) a question for a pre-vote tells nobody of a later term",
+        (RaftEngine.peer_told, "self.step_down(term)", "pass"),
     ),
     _mutant(
         "(n) what a socket did not take at once is not sent later",
         (FramedConnection._flush, "READ | (WRITE if self._unsent else 0)", "READ"),
+    ),
+    _mutant(
+        "(o) a follower whose log differs goes back by one entry, or to its end",
+        (HardenedTransport.send, 'answer["next_node_idx"] = self._engine.commit_index + 1', "pass"),
     ),
     _mutant(
         "a vote leaves before it is on disk",

@@ -336,7 +336,8 @@ class Voter:
         self.disk.kill_process()
         self.cluster.network.process_died(self.host, with_machine=with_machine)
         after, self.restart_after = self.restart_after, None
-        if after is not None or self.fails_to_start:
+        # A node that was asked to stop may have been paused until the calm began.
+        if after is not None or self.fails_to_start or self.cluster.is_calm:
             self.fails_to_start = ""
             self.cluster.start_later(self, 1.0 if after is None else after)
         return True

@@ -58,7 +58,7 @@ def test_a_seed_holds(seed: int) -> None:
     assert run(seed).broken is None, replay(seed)
 
 
-@pytest.mark.parametrize("seed", [360, 387])
+@pytest.mark.parametrize("seed", [52, 73, 360, 387])
 def test_a_seed_that_was_broken_holds(seed: int) -> None:
     assert run(seed).broken is None, replay(seed)
 
@@ -68,6 +68,10 @@ def test_a_voter_loses_its_files_only_where_the_others_that_have_synchronised_ar
     held = run(489)
     assert held.broken is None, replay(489)
     assert "bit flip" not in held.faults
+
+
+def test_a_voter_that_is_asked_to_stop_while_it_is_paused_starts_again_in_the_calm() -> None:
+    assert run(86).broken is None, replay(86)
 
 
 def test_without_faults_all_is_acknowledged() -> None:

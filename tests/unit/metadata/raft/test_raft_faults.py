@@ -192,11 +192,13 @@ def test_a_pipelined_acknowledgement_does_not_move_next_index_back(bench: Bench)
     assert bench.engine.match_index[bench.peer] == first
 
 
-def test_a_late_reset_below_acknowledged_entries_is_dropped(bench: Bench) -> None:
+def test_a_late_reset_goes_back_to_the_acknowledged_entries_at_most(bench: Bench) -> None:
     bench.lead()
-    before = bench.engine.next_index[bench.peer]
-    bench.acknowledge(bench.peer, bench.last_index, term=bench.engine.term, reset=True)
-    assert bench.engine.next_index[bench.peer] == before
+    acknowledged = bench.last_index
+    bench.engine.submit(REGULAR, b"sent", lambda *_: None)
+    bench.engine.tick()
+    bench.acknowledge(bench.peer, acknowledged - 1, term=bench.engine.term, reset=True)
+    assert bench.engine.next_index[bench.peer] == acknowledged + 1
 
 
 def test_a_a_peer_whose_disk_was_emptied_can_reset_after_it_connects_again(bench: Bench) -> None:
@@ -222,6 +224,20 @@ def test_b_an_unverified_tail_is_not_committed(bench: Bench) -> None:
     bench.engine.tick()
     assert bench.engine.commit_index == 4
     assert bench.machine.commands == [b"e2", b"e3", b"e4"]
+
+
+def test_o_a_follower_whose_log_differs_asks_for_what_follows_its_commit_index(bench: Bench) -> None:
+    """However many messages were on their way: the last answer is the one that its leader goes by."""
+    bench.numbered(2, 20, commit=5, previous_term=0)
+    bench.engine.tick()
+    bench.wires[bench.other].sent.clear()
+    for previous in (20, 23, 26):
+        bench.entries(bench.other, term=3, previous=previous, previous_term=2, commands=[b"1", b"2", b"3"], commit=28)
+    bench.engine.tick()
+    answers = bench.wires[bench.other].of("next_node_idx")
+    assert [(answer["next_node_idx"], answer["reset"], answer["success"]) for answer in answers] == [
+        (6, True, False)
+    ] * 3
 
 
 # ---------------------------------------------------------------------------- c, d, e, f, g, j: snapshots
@@ -467,6 +483,20 @@ def test_l_a_pre_vote_is_refused_to_a_candidate_that_lacks_entries(bench: Bench)
     bench.engine._leader_heard_at = 0.0
     assert not pre_vote(bench, term=1, last_index=8, last_term=1)
     assert pre_vote(bench, term=1, last_index=9, last_term=1)
+
+
+def test_l_a_voter_that_hears_no_leader_learns_of_a_later_term_from_a_question_for_a_pre_vote(bench: Bench) -> None:
+    """The one that asks has run for leader in vain, lacks entries, and would grant this node nothing in its own term:
+    where the third voter is gone, nobody could be elected."""
+    bench.numbered(2, 9, commit=1, previous_term=0)
+    assert not pre_vote(bench, term=7, last_index=8, last_term=1)
+    assert bench.engine.term == 1, "it hears a leader"
+    bench.engine._leader_heard_at = -inf
+    assert not pre_vote(bench, term=7, last_index=8, last_term=1)
+    assert bench.engine.term == 7
+    bench.engine.election_deadline = 0.0
+    bench.engine.tick()
+    assert bench.wires[bench.other].of("pre_vote")[-1]["term"] == 7
 
 
 def test_l_a_late_tick_hears_its_leader_before_it_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
