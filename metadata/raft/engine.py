@@ -420,7 +420,7 @@ class RaftEngine(SyncObjInternals):
         """A voter that looks for a leader told its term, and whether its disk is empty. In a later term it grants no
         pre-vote to this node, which may be the only one that it would vote for."""
         self._new_peers[node] = is_new
-        if term > self.term and not self.is_leader and not self._hears_leader():
+        if term > self.term and self._looks_for_leader():
             self.step_down(term)
 
     def synchronised_up_to(self, leader_commit_index: int, leader: str) -> None:
@@ -472,17 +472,12 @@ class RaftEngine(SyncObjInternals):
         """
         last = self.journal.last
         up_to_date = (last_log_term, last_log_index) >= (last.term, last.index)
-        return (
-            self.own_node is not None
-            and term >= self.term
-            and up_to_date
-            and not self.is_leader
-            and not self._hears_leader()
-            and self.may_vote()
-        )
+        return term >= self.term and up_to_date and self._looks_for_leader()
 
-    def _hears_leader(self) -> bool:
-        return bool(self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout)
+    def _looks_for_leader(self) -> bool:
+        """It may vote, and nobody is heard to lead."""
+        hears_leader = self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
+        return self.own_node is not None and not self.is_leader and not hears_leader and self.may_vote()
 
     def on_pre_vote_granted(self, node: Node, term: int) -> None:
         if self._pre_vote is not None and self._pre_vote.term == term:
