@@ -1,4 +1,4 @@
-"""The two kinds of run: a whole cluster, or the metadata group alone, which is asked for as a scenario is."""
+"""The two kinds of run: a whole cluster, or the metadata group alone, which is asked for as scenarios are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tests.simulation.run import Result
 from tests.simulation.scenarios.catalog import ASKED_SCENARIOS, LATER_SCENARIOS
 
 RAFT_ALONE = "the metadata group alone"
-ASKED: frozenset[str] = frozenset({*ASKED_SCENARIOS, RAFT_ALONE})
+RAFT_FORGETFUL = "a voter of the metadata group forgets"
+ASKED: frozenset[str] = frozenset({*ASKED_SCENARIOS, RAFT_ALONE, RAFT_FORGETFUL})
 """No seed draws them by itself."""
 TO_ASK_FOR: frozenset[str] = frozenset({*LATER_SCENARIOS, *ASKED})
 
@@ -24,6 +25,7 @@ def run(
     cpu_seconds: float = CPU_LIMIT,
 ) -> Result:
     """As `tests.simulation.run.run`."""
-    if scenario == RAFT_ALONE:
-        return raft_run.run(seed, traced=traced, schedule=schedule, cpu_seconds=cpu_seconds)
+    if scenario in (RAFT_ALONE, RAFT_FORGETFUL):
+        forgetful = scenario == RAFT_FORGETFUL
+        return raft_run.run(seed, traced=traced, schedule=schedule, forgetful=forgetful, cpu_seconds=cpu_seconds)
     return cluster_run.run(seed, traced=traced, schedule=schedule, scenario=scenario, cpu_seconds=cpu_seconds)

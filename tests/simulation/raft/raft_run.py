@@ -104,6 +104,23 @@ class RaftPlan:
         )
 
 
+FORGETFUL = ("forgetful under a deposed leader", "forgetful behind its leader")
+"""The faults of runs in which one voter forgets, and that matters."""
+
+
+def draw_forgetful(rng: Random) -> list[Fault]:
+    """One fault, by which one of two steps would lose what was committed, if the voter that forgets took it."""
+    return [
+        Fault(
+            at=0.5 + rng.random() * 0.5,
+            kind=rng.choice(FORGETFUL),
+            broker=LEADER,
+            lasts=0.2 + rng.random() * 0.3,
+            number=rng.randrange(1, 40),
+        )
+    ]
+
+
 def draw(rng: Random, voters: tuple[str, ...], duration: float) -> list[Fault]:
     """Some kinds of fault only, so that runs differ in character."""
     kinds = [kind for kind in WEIGHTS if rng.random() < 0.4] or ["kill"]
@@ -371,17 +388,22 @@ def _summary(message: dict[str, Any]) -> str:
 
 
 class RaftCluster:
-    def __init__(self, world: World, schedule: list[Fault] | None) -> None:
+    def __init__(self, world: World, schedule: list[Fault] | None, *, forgetful: bool) -> None:
         rng = Random(f"shape of Raft {world.seed}")
         self.world = world
-        self.plan = plan = RaftPlan.drawn(rng)
+        plan = RaftPlan.drawn(rng)
+        if forgetful:
+            plan = replace(plan, duration=6.0)
+        self.plan = plan
         self.network = SimNetwork(world)
         self.network.latency = plan.latency
         self.is_calm = False
         self.voters = {f"v{number}": Voter(self, number) for number in range(1, plan.voters + 1)}
         self.hosts = {voter.address: voter.host for voter in self.voters.values()}
         self.safety = RaftSafety(world, {voter.address: voter.disk for voter in self.voters.values()})
-        self.schedule = draw(rng, tuple(self.voters), plan.duration) if schedule is None else schedule
+        if schedule is None:
+            schedule = draw_forgetful(rng) if forgetful else draw(rng, tuple(self.voters), plan.duration)
+        self.schedule = schedule
         self.faults: dict[str, int] = {}
         self.exits: list[str] = []
         """Why nodes have ended their processes."""
@@ -770,6 +792,65 @@ def _forgetful(fault: Fault, _: Voter, cluster: RaftCluster) -> bool:
     return True
 
 
+def _forgetful_behind(fault: Fault, _: Voter, cluster: RaftCluster) -> bool:
+    """A minority is cut off, and lacks what is committed meanwhile. One of the others loses its files. When it listens
+    to leaders again the minority is reached, and elects one that has everything. That one, and whoever else has, are
+    killed when the forgetful voter has heard of it: the rest are a majority, and must elect nobody."""
+    leader, network, world = cluster.leader(), cluster.network, cluster.world
+    if leader.engine is None or not leader.engine.is_leader:
+        return False
+    others, minority = _others(leader, cluster), len(cluster.voters) // 2
+    behind, (forgets, *rest) = others[:minority], others[minority:]
+    links = [(one.host, other.host) for one in behind for other in (leader, forgets, *rest)]
+    mends = []
+    for link in (*links, *((target, source) for source, target in links)):
+        network.cut(*link)
+        mends.append(cluster.lift(cluster.plan.duration, partial(network.mend, *link)))
+
+    def quick() -> None:
+        for voter in (leader, *rest):
+            network.slowness.pop(voter.host, None)
+
+    def lacks(voter: Voter, index: int) -> bool:
+        return voter.engine is not None and voter.engine.journal.last.index < index
+
+    def commits() -> None:
+        engine = leader.engine
+        if cluster.is_calm or engine is None or not engine.is_leader:
+            return
+        committed = engine.commit_index
+        if not all(lacks(voter, committed) for voter in behind):
+            world.after(0.002, commits)
+        elif _lost_files(replace(fault, lasts=0.02), forgets, cluster):
+            world.after(0.02, listens, committed)
+
+    def listens(committed: int) -> None:
+        if cluster.is_calm:
+            return
+        if forgets.engine is None or not forgets.engine.may_follow():
+            world.after(0.02, listens, committed)
+            return
+        for voter in (leader, *rest):
+            network.slowness[voter.host] = max(1.0, 0.02 / network.latency)
+        cluster.lift(cluster.plan.duration, quick)
+        for mend in mends:
+            mend()
+        hears(committed)
+
+    def hears(committed: int) -> None:
+        if cluster.is_calm or not all(lacks(voter, committed) for voter in (forgets, *behind)):
+            return
+        if forgets.engine is None or forgets.engine.leader is None:
+            world.after(0.002, hears, committed)
+            return
+        quick()
+        for voter in (leader, *rest):
+            _kill(replace(fault, lasts=fault.lasts + 1.0), voter, cluster)
+
+    commits()
+    return True
+
+
 _DO: dict[str, Callable[[Fault, Voter, RaftCluster], bool]] = {
     "kill": _kill,
     "power": _power,
@@ -793,6 +874,7 @@ _DO: dict[str, Callable[[Fault, Voter, RaftCluster], bool]] = {
     "older files": _older_files,
     "bit flip": _bit_flip,
     "forgetful under a deposed leader": _forgetful,
+    "forgetful behind its leader": _forgetful_behind,
 }
 
 
@@ -813,14 +895,15 @@ def run(
     *,
     traced: bool = False,
     schedule: list[Fault] | None = None,
+    forgetful: bool = False,
     cpu_seconds: float = CPU_LIMIT,
 ) -> Result:
-    """As `tests.simulation.run.run`."""
+    """As `tests.simulation.run.run`. `forgetful`: the schedule is drawn by `draw_forgetful`."""
     began = time.perf_counter()
     world = World(seed, traced=traced)
     broken: InvariantBroken | None = None
     with inhabited(world), ordered_sets():
-        cluster = RaftCluster(world, schedule)
+        cluster = RaftCluster(world, schedule, forgetful=forgetful)
         try:
             with cpu_limit(cpu_seconds), _small_parts(cluster.plan):
                 cluster.run()

@@ -17,7 +17,7 @@ from tests.simulation.machines.sockets import WINDOW, SimNetwork, SimPoller, Sim
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.raft.raft_node import ip_of
 from tests.simulation.raft.raft_run import run
-from tests.simulation.runs import RAFT_ALONE
+from tests.simulation.runs import RAFT_ALONE, RAFT_FORGETFUL
 from tests.simulation.world import Process, World, inhabited
 
 if TYPE_CHECKING:
@@ -61,6 +61,13 @@ def test_a_seed_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", [52, 73, 360, 387])
 def test_a_seed_that_was_broken_holds(seed: int) -> None:
     assert run(seed).broken is None, replay(seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 7, 11])
+def test_a_seed_in_which_a_voter_forgets_holds(seed: int) -> None:
+    result = run(seed, forgetful=True)
+    assert result.broken is None, f"scripts/simulate --seed {seed} --scenario '{RAFT_FORGETFUL}'"
+    assert result.faults
 
 
 def test_a_voter_loses_its_files_only_where_the_others_that_have_synchronised_are_a_majority() -> None:
@@ -170,10 +177,12 @@ def test_the_system_of_a_killed_process_ends_its_connections_and_a_machine_witho
     [
         ("an acknowledgement leaves before its entries are on disk", {"PersistBeforeSend", "CommitsAreDurable"}),
         ("(l) elections begin without pre-votes", {"ElectionsAreAsked"}),
+        ("a voter has synchronised with the first message of a leader", {"LeaderCompleteness"}),
     ],
 )
 def test_a_mutant_is_caught(name: str, invariants: set[str]) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == f"Raft: {name}")
+    forgetful = mutant.scenario == RAFT_FORGETFUL
     with mutant.applied():
-        found = next(broken for seed in count(1) if (broken := run(seed).broken) is not None)
+        found = next(broken for seed in count(1) if (broken := run(seed, forgetful=forgetful).broken) is not None)
     assert found.invariant in invariants
