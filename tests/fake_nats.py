@@ -202,6 +202,9 @@ class FakeTransport:
     def at_turn_end(self, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(call)
 
+    def after_turn(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(call)
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         assert self.hub is None, "a hub takes no lines apart"
         self.sent.append(("", b"".join(lines), None))

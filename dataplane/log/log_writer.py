@@ -65,7 +65,7 @@ class LogWriter:
                 state.epochs.take_back(state.log_end_offset, epochs)
             raise self._not_written(segment, error) from error
         self._published(segment, headers)
-        self._keep_in_tail(parts, headers)
+        self._keep_in_tail(parts, headers, total)
         state.log_end_offset = headers[-1].end_offset
         if state.derived.record(headers, total):
             state.derived.capture(state.log_end_offset, state.epochs.entries)
@@ -148,11 +148,11 @@ class LogWriter:
         segment.size = size
         segment.allocated = max(segment.allocated, size)
 
-    def _keep_in_tail(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
+    def _keep_in_tail(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader], total: int) -> None:
         tail = self._state.tail
         if len(headers) == 1:
             (header,) = headers
-            tail.add(header.base_offset, header.end_offset, header.size, parts, encrypted=header.is_encrypted)
+            tail.add(header.base_offset, header.end_offset, total, parts, encrypted=header.is_encrypted)
             return
         rest = iter(parts)
         part = memoryview(b"")

@@ -79,7 +79,7 @@ from wire.errors import CorruptData
 from wire.types import LeaderEpoch, LogEnd, Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dataplane.log.derived.log_snapshot import Snapshot
@@ -113,6 +113,9 @@ class PartitionLog:
         state = self._state = LogState(recovery, config, entry)
         self._appending = LogWriter(state)
         self._syncing = LogSync(state)
+        # Called for each batch.
+        self.append = self._appending.append
+        self.sync_small = self._syncing.sync_small
         self._reading = LogReader(state)
         self._capturing = SnapshotWriter(state, self._reading)
         self.swapping = CompactedSegments(state, self._syncing)
@@ -382,10 +385,6 @@ class PartitionLog:
 
     # ---- writing
 
-    def append(self, parts: Sequence[Buffer], headers: Sequence[BatchHeader]) -> None:
-        """See `LogWriter.append`."""
-        self._appending.append(parts, headers)
-
     def put_aside(self) -> bool:
         """See `LogWriter.put_aside`."""
         return self._appending.put_aside()
@@ -401,10 +400,6 @@ class PartitionLog:
     def sync(self) -> Offset:
         """See `LogSync.sync`."""
         return self._syncing.sync()
-
-    def sync_small(self, most_bytes: int) -> Offset | None:
-        """See `LogSync.sync_small`."""
-        return self._syncing.sync_small(most_bytes)
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """See `LogSync.checkpoint_high_watermark`."""
@@ -431,7 +426,10 @@ class PartitionLog:
         `end_offset`; [] when there is none. None: they are not in memory, ask `read_from_disk`. Loop thread, never
         blocks.
         """
-        found = self.read_batches(offset, max_bytes=max_bytes, end_offset=end_offset)
+        end_offset = min(end_offset, self._state.log_end_offset)
+        if offset >= end_offset:
+            return []
+        found = self._state.tail.read(offset, max_bytes, end_offset)
         return None if found is None else found.parts
 
     def read_batches(self, offset: Offset, *, max_bytes: int, end_offset: Offset) -> ReadBatches | None:

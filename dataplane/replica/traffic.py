@@ -44,9 +44,12 @@ class TrafficMeter:
         return self._total.number >= 0
 
     def on_in(self, records: int, size: int, now: float) -> None:
-        for slot in (self._total, self._slot(now)):
-            slot.records_in += records
-            slot.bytes_in += size
+        slots, total = self._slots, self._total
+        slot = slots[-1] if slots and slots[-1].number == now // SLOT_S else self._slot(now)
+        slot.records_in += records
+        slot.bytes_in += size
+        total.records_in += records
+        total.bytes_in += size
 
     def on_out(self, records: int, size: int, now: float) -> None:
         for slot in (self._total, self._slot(now)):

@@ -141,7 +141,7 @@ class AgreedClock:
             return ClockState.APART
         if self._told_at is None or now - self._told_at > self._fresh_s:
             return ClockState.UNKNOWN
-        if abs(self.ahead_ns(now, time_ns)) > self._bound_s * _NS:
+        if abs(time_ns - self._offset_ns - int(now * _NS)) > self._bound_s * _NS:
             return ClockState.OFF
         if now - self._since < self._settle_s:
             return ClockState.SETTLING

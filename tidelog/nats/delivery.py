@@ -137,6 +137,14 @@ def checked_subject(subject: str) -> str:
     return subject
 
 
+def checked_address(subject: str, reply: str) -> str:
+    """Returns both with a blank in between. Raises as `checked_subject`."""
+    address = f"{subject} {reply}"
+    if address.isascii() and address.isprintable() and address.count(" ") == 1 and subject and reply:
+        return address
+    return f"{checked_subject(subject)} {checked_subject(reply)}"
+
+
 def _address(reply: bytes) -> str | None:
     """Returns None for a reply that is no subject: NATS passes on any text that a client gives as one."""
     try:

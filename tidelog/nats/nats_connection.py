@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from nats import errors
 
-from tidelog.nats.delivery import Counters, Guard, Inboxes, checked_subject, decoding, guarded
+from tidelog.nats.delivery import Counters, Guard, Inboxes, checked_address, checked_subject, decoding, guarded
 from tidelog.nats.header_block import encode_headers
 from tidelog.nats.login import NO_LOGIN, LiveLogin, NatsLogin, is_tls_url, split_url
 from tidelog.nats.nats_errors import (
@@ -332,7 +332,7 @@ class NatsConnection:
         size = 0
         for part in parts:
             size += len(part) if type(part) is bytes else size_of(part)
-        address = checked_subject(subject) if reply is None else f"{checked_subject(subject)} {checked_subject(reply)}"
+        address = checked_subject(subject) if reply is None else checked_address(subject, reply)
         if headers:
             block = encode_headers(headers)
             size += len(block)
@@ -351,6 +351,11 @@ class NatsConnection:
         """`call` is called once, before the messages of this turn of the loop leave; what it publishes leaves with
         them. It may not raise."""
         self._outgoing.at_turn_end(call)
+
+    def after_turn(self, call: Callable[[], None]) -> None:
+        """`call` is called once, when the messages of this turn of the loop have left."""
+        if not self._client.reading.afterwards(call):
+            asyncio.get_running_loop().call_soon(call)
 
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """Writes ready-made `PUB …` protocol bytes; otherwise as `publish`."""

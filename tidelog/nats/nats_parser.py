@@ -26,7 +26,8 @@ A chunk is cut in three ways, the quickest that is exact:
     any line     Regular expressions. Small messages behind one for a direct sink, in later chunks too, are taken one
                  after the other, and their lines split at the blanks, as long as they are for direct sinks and just as
                  nats-server writes them: this is the cost of a message between brokers, and of a flood of forged ones.
-                 So are small messages with reply subjects for bulk sinks, a burst of them at a time.
+                 So are small messages with reply subjects for bulk sinks, a burst of them at a time; from the first one
+                 of a chunk on, if the chunk is small and the last message was such a one, too.
 
 Invariants:
     start <= end; buffer[start:end] is received and not yet consumed
@@ -63,6 +64,7 @@ MIN_RUN = 8
 """A uniform run is tried from this many messages on."""
 
 _FIRST_WINDOW = 64
+_FEW_BYTES = 1 << 10  # of a chunk in which a uniform run is not worth looking for
 _MIXED_BURST = 256  # messages taken one by one before a uniform run is tried again
 _SLICE_DIRECTLY = 16 << 10  # payloads from this size on are not worth a second copy of the chunk
 _SMALL = {b"%d" % size: size for size in range(2048)}  # bytes of a small message, as they stand in its line
@@ -143,6 +145,7 @@ class ChunkParser:
         self._lines: dict[bytes, _KnownLine] = {}  # by CRLF and the whole line
         self._line_length = 16  # of the last header line: the next one is likely as long
         self._expects_direct = False  # the last message was for a direct sink
+        self._expects_request = False  # the last message of a bulk sink was a small one with a reply subject
         self._base_size = max(buffer_size, 2 * MIN_READ)
         self._buffer = bytearray(self._base_size)
         self._view = memoryview(self._buffer)
@@ -246,6 +249,12 @@ class ChunkParser:
                     position = self._start = taken_to
                     continue
                 self._expects_direct = False
+            elif self._expects_request and end - position < _FEW_BYTES:
+                taken_to = self._take_requests(position)
+                if taken_to > position:
+                    position = self._start = taken_to
+                    continue
+                self._expects_request = False
             # Never beyond `end`: a whole line could lie there, left by an earlier chunk.
             line = bytes(view[position : min(position + self._line_length, end)])
             known = known_lines.get(_CRLF + line)
@@ -382,6 +391,7 @@ class ChunkParser:
             if reply is None:
                 self._remember(line, sink, header_size, total)
             self._collect(sink, body_at, header_size, total, reply)
+            self._expects_request = reply is not None
             return stride if reply is None else self._take_requests(position + stride) - position
         self.counters.messages += 1
         direct = self._direct.get(sid_text)

@@ -141,11 +141,13 @@ class _TcpTransport(TcpTransport):
 
 class ReadCallback:
     """The read callback that runs now, of any of the connections that share this object. Messages published in it leave
-    at its end: to wait for the end of the loop's turn would cost each message that comes alone one more turn."""
+    at its end: to wait for the end of the loop's turn would cost each message that comes alone one more turn. The same
+    goes for work that follows when they have left, and for the messages that are published in that work."""
 
     def __init__(self) -> None:
         self._is_on = False
         self._at_end: list[Callable[[], None]] = []
+        self._afterwards: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         self._is_on = True
@@ -156,14 +158,27 @@ class ReadCallback:
             self._at_end.append(call)
         return self._is_on
 
+    def afterwards(self, call: Callable[[], None]) -> bool:
+        """`call` is called when all that was published in the present read callback has left. Returns False when none
+        runs."""
+        if self._is_on:
+            self._afterwards.append(call)
+        return self._is_on
+
     def end(self) -> None:
-        self._is_on = False
-        calls, self._at_end = self._at_end, []
-        for call in calls:
-            try:
-                call()
-            except Exception:  # noqa: BLE001 - it is logged, and the other connections' calls follow
-                _log.exception("NATS connection: what was published in a read callback did not leave")
+        try:
+            while self._at_end or self._afterwards:
+                if self._at_end:
+                    calls, self._at_end = self._at_end, []
+                else:
+                    calls, self._afterwards = self._afterwards, []
+                for call in calls:
+                    try:
+                        call()
+                    except Exception:  # noqa: BLE001 - it is logged, and the other connections' calls follow
+                        _log.exception("NATS connection: what follows a read callback met a bug; messages may be lost")
+        finally:
+            self._is_on = False
 
 
 class Link(asyncio.BufferedProtocol):

@@ -119,9 +119,14 @@ class AnsweringTransport:
         self._transport = transport
         self._subjects = subjects
         self._replies = replies
-        # Each message that is sent comes through these.
+        # Each message that is sent, or answered, comes through these.
         self.publish = transport.publish
         self.at_turn_end = transport.at_turn_end
+        self.after_turn = transport.after_turn
+        self.publish_raw = transport.publish_raw
+        self.new_inbox = transport.new_inbox
+        self.on_inbox = transport.on_inbox
+        self.on_raw_inbox = transport.on_raw_inbox
 
     @property
     def is_connected(self) -> bool:
@@ -150,9 +155,6 @@ class AnsweringTransport:
     @property
     def max_payload(self) -> int:
         return self._transport.max_payload
-
-    def publish_raw(self, lines: Sequence[Buffer]) -> bool:
-        return self._transport.publish_raw(lines)
 
     def publish_to_each(self, subjects: Sequence[bytes], payload: Buffer, headers: Mapping[str, str]) -> int:
         return self._transport.publish_to_each(subjects, payload, headers)
@@ -185,15 +187,6 @@ class AnsweringTransport:
 
     async def may_subscribe(self, subject: str) -> bool:
         return await self._transport.may_subscribe(subject)
-
-    def new_inbox(self) -> str:
-        return self._transport.new_inbox()
-
-    def on_inbox(self, inbox: str, handler: MessageHandler | None) -> None:
-        self._transport.on_inbox(inbox, handler)
-
-    def on_raw_inbox(self, inbox: str, handler: RawHandler) -> None:
-        self._transport.on_raw_inbox(inbox, handler)
 
     def on_connection_change(self, handler: Callable[[bool], None]) -> None:
         self._transport.on_connection_change(handler)

@@ -158,7 +158,7 @@ class ReplySubjects:
             if not _is_plain(replies[0]) or self._verdict(prefix) is not _Prefix.FREE:
                 return False
         if len(replies) == 1:
-            return _is_plain(replies[0])
+            return prefix is not _CLIENTS or _is_plain(replies[0])
         joined = b"\n".join(replies)  # NATS carries no reply with a line end in it
         return (
             joined.count(b"\n" + prefix) == len(replies) - 1

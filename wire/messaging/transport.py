@@ -159,6 +159,10 @@ class Transport(Protocol):
         them."""
         ...
 
+    def after_turn(self, call: Callable[[], None]) -> None:
+        """`call` is called once, when the messages of this turn of the loop have left."""
+        ...
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         """Writes ready-made `PUB …` protocol bytes now, as one socket write. For blocks of acknowledgements."""
         ...
@@ -289,6 +293,8 @@ class PeerTransport(Protocol):
         """`to`: the broker that it is for, where only that one is meant. Messages of one turn of the loop to the same
         broker may leave as one; they arrive as if each had been sent alone, but nowhere else."""
         ...
+
+    def after_turn(self, call: Callable[[], None]) -> None: ...
 
     async def request(
         self,

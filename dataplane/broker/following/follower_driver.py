@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, assert_never
 
 from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
@@ -325,7 +326,7 @@ class FollowerDriver(ReadableRole):
         if self._fetch_inbox is not None:
             peers.on_inbox(self._fetch_inbox, None)
         inbox = self._fetch_inbox = peers.new_inbox()
-        on_answer = self._handler(lambda message: self._on_fetch_answer(effect.sequence, message))
+        on_answer = self._handler(partial(self._on_fetch_answer, effect.sequence))
         peers.on_inbox(inbox, on_answer, as_view=True)
         peers.publish(subject, [request.SerializeToString()], reply=inbox, to=self.view.leader)
 

@@ -167,9 +167,10 @@ class Appending:
         """Take over the settings of the newest view, and the largest message of NATS; both change while the stream is
         used."""
         view = self._role.view
-        config, room = view.config, self._context.max_batch_bytes - HEADER_SIZE - 64
+        self.max_batch_bytes = self._context.max_batch_bytes
+        config, room = view.config, self.max_batch_bytes - HEADER_SIZE - 64
         self._compression = Compression[config.compression.name]
-        self.record_limit = RecordLimit.within(self._context.max_batch_bytes, config.max_record_bytes)
+        self.record_limit = RecordLimit.within(self.max_batch_bytes, config.max_record_bytes)
         self._confirm_timeout = config.confirm_timeout_ms / 1000
         self._level = ack_level(view)
         self._stamped_version = stamped_version(view)

@@ -103,7 +103,7 @@ class FollowerService:
         if effect.max_bytes == 0:
             self._context.peers.publish(effect.inbox, [header], headers=headers, to=effect.replica)
             return
-        limit = min(effect.max_bytes, self._context.max_batch_bytes)
+        limit = min(effect.max_bytes, self._appending.max_batch_bytes)
         parts = self._log.read(effect.offset, max_bytes=limit, end_offset=self._log.log_end_offset)
         if parts is not None:
             body = [header, *parts]

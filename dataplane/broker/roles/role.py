@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from dataplane.broker.disk.space_watch import NO_SPACE_RETRY
@@ -70,7 +71,7 @@ class SyncRequests:
         if not self._due:
             self._due = True
             self.out += 1
-            self._context.loop.call_soon(self._begin)
+            self._context.peers.after_turn(self._begin)
 
     def stop(self) -> None:
         """Results are no longer passed on."""
@@ -340,7 +341,7 @@ class Role(ABC):
     def _on_synced(self, durable_end: Offset) -> None: ...
 
     def _synced(self, durable_end: Offset) -> None:
-        self.carefully(lambda: self._on_synced(durable_end))
+        self.carefully(partial(self._on_synced, durable_end))
         self.timer.schedule()
 
     # ------------------------------------------------------------------ bugs

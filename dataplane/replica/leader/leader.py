@@ -170,7 +170,7 @@ class Pausing:
 class Cutover:
     def __init__(self, state: Leadership, now: float) -> None:
         self._state = state
-        self._version = 0
+        self.version = 0
         """That the view awaits the cutover to; 0: to none."""
         self._end = Offset(0)
         """LEO at the first view that awaits the cutover."""
@@ -191,18 +191,18 @@ class Cutover:
     # has: old records are taken for new ones.
     def look(self, now: float, out: list[LeaderEffect]) -> None:
         """Report the end if all below it is committed, and nothing else can ever be behind it."""
-        if not self._version or self._is_reported:
+        if not self.version or self._is_reported:
             return
         state = self._state
         if state.high_watermark < self._end or not state.have_cut_to_this_log():
             return
         self._is_reported = True
-        state.history.add(f"reports that version {self._version} begins at {self._end}", now)
+        state.history.add(f"reports that version {self.version} begins at {self._end}", now)
         report = CutoverReport(
             key=state.view.key,
             leader=state.broker,
             leader_epoch=state.leader_epoch,
-            version=self._version,
+            version=self.version,
             end_offset=self._end,
         )
         out.append(ReportCutover(report))
@@ -210,9 +210,9 @@ class Cutover:
     def _begin(self, now: float) -> None:
         state = self._state
         version = state.view.partitioning_version if state.view.awaits_cutover else 0
-        if version == self._version:
+        if version == self.version:
             return
-        self._version = version
+        self.version = version
         if version:
             self._end = state.log_end_offset
             state.history.add(f"the layout before version {version} ends at {self._end}", now)
@@ -334,7 +334,8 @@ class Leader:
         if state.is_durable or commits.sync_wanted_here() > state.durable_end:
             out.append(RequestSync())
         commits.on_own_copy(out)
-        commits.advance(now, out)
+        if len(state.isr.maximal) == 1:  # else a follower holds the watermarks back, and has got nothing more
+            commits.advance(now, out)
         return out
 
     def on_synced(self, durable_end: Offset, now: float) -> list[LeaderEffect]:
@@ -412,8 +413,10 @@ class Leader:
             )
             out.append(VerifyOwnCopy(fetch.offset, one_line(fetch.refused_batch)))
         self._commits.advance(now, out)
-        self._cutover.look(now, out)
-        self._draining.look(now, out)
+        if self._cutover.version:
+            self._cutover.look(now, out)
+        if self._draining.deadline is not None:
+            self._draining.look(now, out)
         self._isr_keeper.on_fetch(fetch.replica, follower, now, out)
         if not fetch.progress_only:
             log_start = state.log_start_offset

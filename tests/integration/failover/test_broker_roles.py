@@ -311,7 +311,7 @@ async def test_a_publish_whose_append_fails_is_answered_and_the_replica_withdraw
     def broken(*_: object) -> None:
         raise LogDamaged("no space left on the disk")
 
-    role.log.append = broken  # type: ignore[method-assign, assignment]
+    role.log.append = broken  # type: ignore[assignment]
     answer = await publish(client)
     assert answer["tidelog"]["code"] == Code.OUTCOME_UNKNOWN.name
     await until(lambda: a.metadata.withdrawals)
@@ -324,7 +324,7 @@ async def test_publishes_while_a_log_cannot_be_written_to_are_counted(a: Node, c
     def broken(*_: object) -> None:
         raise LogDamaged("no space left on the disk")
 
-    role.log.append = broken  # type: ignore[method-assign, assignment]
+    role.log.append = broken  # type: ignore[assignment]
     for _ in range(10):
         client.publish(SUBJECT, [b"plain"])
     await client.flush()

@@ -503,6 +503,9 @@ class SimConnection:
     def at_turn_end(self, call: Callable[[], None]) -> None:
         self.process.call_soon(call)
 
+    def after_turn(self, call: Callable[[], None]) -> None:
+        self.process.call_soon(call)
+
     def publish_raw(self, lines: Sequence[Buffer]) -> bool:
         if not self._up.is_set() or self.session is None:
             return False

@@ -21,12 +21,12 @@ messages than MAX_FRAME_BYTES travel alone. The last MAX_REMEMBERED packs are re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
-from wire.messaging.packed import Frame
+from wire.messaging.packed import HEAD_BYTES, Frame
 from wire.types import BrokerId
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,30 @@ REFUSED_PAUSE_S: Final = 600.0
 """Permissions change seldom, and each attempt loses the messages of a turn."""
 
 
+class Gathered(NamedTuple):
+    """A message that waits for the end of the turn, as it was given: most leave alone."""
+
+    subject: str
+    reply: str | None
+    headers: Mapping[str, str] | None
+    block: bytes
+    """The NATS header block of `headers`; empty: there are none."""
+    payload: bytes
+    nobody_listens: bool = False
+    """As of `Frame`."""
+
+    def frame(self) -> Frame:
+        reply = b"" if self.reply is None else self.reply.encode()
+        return Frame(self.subject.encode(), reply, self.block, self.payload, self.nobody_listens)
+
+    @property
+    def size(self) -> int:
+        """Bytes in a pack."""
+        if not self.subject.isascii() or not (self.reply is None or self.reply.isascii()):
+            return self.frame().size
+        return HEAD_BYTES + len(self.subject) + len(self.reply or "") + len(self.block) + len(self.payload)
+
+
 @dataclass(slots=True)
 class _Unheard:
     """A broker where the last pack but those since `tried_at` was not heard."""
@@ -62,7 +86,7 @@ class Packs:
 
     def __init__(
         self,
-        send: Callable[[BrokerId, list[Frame]], None],
+        send: Callable[[BrokerId, list[Gathered]], None],
         at_turn_end: Callable[[Callable[[], None]], None],
         limit: Callable[[], int],
         monotonic: Callable[[], float],
@@ -71,7 +95,7 @@ class Packs:
         self._at_turn_end = at_turn_end
         self._limit = limit
         self._now = monotonic
-        self._waiting: dict[BrokerId, list[Frame]] = {}
+        self._waiting: dict[BrokerId, list[Gathered]] = {}
         self._sizes: dict[BrokerId, int] = {}
         """Bytes of the frames that wait for a broker, where there are several."""
         self._paused_until: dict[BrokerId, float] = {}
@@ -79,7 +103,7 @@ class Packs:
         self._unheard: dict[BrokerId, _Unheard] = {}
         self.unheard = 0
         """Packs that nobody listened to, or that NATS refused."""
-        self._remembered: dict[str, tuple[BrokerId, list[Frame]]] = {}
+        self._remembered: dict[str, tuple[BrokerId, list[Gathered]]] = {}
         """By inbox, the packs sent last; the oldest comes first."""
 
     def takes(self, to: BrokerId, size: int) -> bool:
@@ -94,22 +118,22 @@ class Packs:
                 del self._paused_until[to]
         return True
 
-    def add(self, to: BrokerId, frame: Frame) -> None:
+    def add(self, to: BrokerId, message: Gathered) -> None:
         frames = self._waiting.get(to)
         if frames is None:  # most are alone: that costs little
             if not self._waiting:
                 self._at_turn_end(self.end_turn)
-            self._waiting[to] = [frame]
+            self._waiting[to] = [message]
             return
-        before, size = self._sizes.get(to, 0) or frames[0].size, frame.size
+        before, size = self._sizes.get(to, 0) or frames[0].size, message.size
         if len(frames) >= MAX_FRAMES or before + size > min(MAX_BYTES, self._limit() - ROOM_BESIDE):
-            self._waiting[to], self._sizes[to] = [frame], size
+            self._waiting[to], self._sizes[to] = [message], size
             try:
                 self._send(to, frames)
             except Exception:  # noqa: BLE001 - it is logged: they are not the caller's messages
                 self._log_lost(to, frames)
             return
-        frames.append(frame)
+        frames.append(message)
         self._sizes[to] = before + size
 
     def end_turn(self) -> None:
@@ -123,12 +147,12 @@ class Packs:
             except Exception:  # noqa: BLE001 - it is logged, and what goes to other brokers leaves
                 self._log_lost(to, frames)
 
-    def _log_lost(self, to: BrokerId, frames: list[Frame]) -> None:
+    def _log_lost(self, to: BrokerId, frames: list[Gathered]) -> None:
         _log.exception("%d messages to broker %s are lost", len(frames), to)
 
     # ---- packs that reach nobody
 
-    def remember(self, inbox: str, to: BrokerId, frames: list[Frame]) -> str | None:
+    def remember(self, inbox: str, to: BrokerId, frames: list[Gathered]) -> str | None:
         """The pack was sent with `inbox`. Returns the inbox that is forgotten for it."""
         if self._unheard:
             self._look_whether_heard(to)
@@ -139,7 +163,7 @@ class Packs:
         del self._remembered[oldest]
         return oldest
 
-    def on_no_responders(self, inbox: str) -> list[Frame]:
+    def on_no_responders(self, inbox: str) -> list[Gathered]:
         """Nobody listens for packs where the one with that inbox was sent. Returns its frames: they are to leave as
         single messages. Empty: it is remembered no more, or this was said before."""
         found = self._remembered.pop(inbox, None)

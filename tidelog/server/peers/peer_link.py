@@ -24,7 +24,7 @@ from math import inf
 from typing import cast
 
 from tidelog.nats.header_block import decode_headers, encode_headers, status_of
-from tidelog.server.peers.packs import Packs
+from tidelog.server.peers.packs import Gathered, Packs
 from tidelog.server.peers.peer_tags import CLAIM, PEER, TRAILER_BYTES, Fault, Sender, Signer, Verifier, covered
 from wire.errors import CorruptData, TidelogError
 from wire.messaging.packed import Frame, decode_pack, encode_pack
@@ -119,6 +119,8 @@ class PeerLink:
         self._handlers: dict[str, list[MessageHandler]] = {}
         """By subject, those of subscriptions that NATS knows: frames go to them."""
         self._inboxes: dict[str, _Inbox] = {}
+        self.after_turn = transport.after_turn
+        self.new_inbox = transport.new_inbox
         self._subjects: Subjects | None = None
         """Set while packs are sent and taken; None: every message goes by itself."""
         self._packs = Packs(self._send, transport.at_turn_end, lambda: transport.max_payload, refusals.monotonic)
@@ -172,31 +174,30 @@ class PeerLink:
             if self._packs.takes(to, size):
                 payload = parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts)
                 block = encode_headers(headers) if headers else b""
-                self._packs.add(to, Frame(subject.encode(), b"" if reply is None else reply.encode(), block, payload))
+                self._packs.add(to, Gathered(subject, reply, headers, block, payload))
                 return True
         trailer = self._signer.trailer(PEER, subject, reply, headers, parts)
         return self._transport.publish(subject, (*parts, trailer), reply=reply, headers=headers)
 
-    def _send(self, to: BrokerId, frames: list[Frame]) -> None:
+    def _send(self, to: BrokerId, gathered: list[Gathered]) -> None:
         """Sends what was gathered for a broker."""
-        if len(frames) == 1 and not frames[0].nobody_listens:
-            self._send_alone(frames[0])
+        if len(gathered) == 1 and not gathered[0].nobody_listens:
+            self._send_alone(gathered[0])
             return
         if self._subjects is None:
             return
         inbox = self.new_inbox()
-        forgotten = self._packs.remember(inbox, to, frames)
+        forgotten = self._packs.remember(inbox, to, gathered)
         if forgotten is not None:
             self._transport.on_inbox(forgotten, None)
         self._transport.on_raw_inbox(inbox, self._on_pack_unheard)
-        self.publish(self._subjects.packed(to), (encode_pack(frames),), reply=inbox)
+        self.publish(self._subjects.packed(to), (encode_pack([each.frame() for each in gathered]),), reply=inbox)
 
-    def _send_alone(self, frame: Frame) -> None:
-        headers = decode_headers(frame.headers)[0] if frame.headers else None
-        subject, reply = frame.subject.decode(), frame.reply.decode() or None
-        trailer = self._signer.trailer(PEER, subject, reply, headers, (frame.payload,))
+    def _send_alone(self, message: Gathered) -> None:
+        subject, reply, headers, _, payload, _ = message
+        trailer = self._signer.trailer(PEER, subject, reply, headers, (payload,))
         try:
-            self._transport.publish(subject, (frame.payload, trailer), reply=reply, headers=headers)
+            self._transport.publish(subject, (payload, trailer), reply=reply, headers=headers)
         except TidelogError as e:  # it is lost, as any message may be
             _log.warning("a message to another broker is dropped: %s", e)
 
@@ -207,9 +208,9 @@ class PeerLink:
             return
         inbox = subject.decode()
         self._transport.on_inbox(inbox, None)
-        for frame in self._packs.on_no_responders(inbox):
-            if not frame.nobody_listens:
-                self._send_alone(frame)
+        for message in self._packs.on_no_responders(inbox):
+            if not message.nobody_listens:
+                self._send_alone(message)
 
     def publish_claim(self, subject: str, payload: Buffer, *, reply: str | None = None) -> bool:
         trailer = self._signer.trailer(CLAIM, subject, reply, None, (payload,))
@@ -293,9 +294,6 @@ class PeerLink:
 
         return await self._claims.subscribe_raw(subject, on_raw)
 
-    def new_inbox(self) -> str:
-        return self._transport.new_inbox()
-
     def on_inbox(self, inbox: str, handler: MessageHandler | None, *, as_view: bool = False) -> None:
         if handler is None:
             self._inboxes.pop(inbox, None)
@@ -344,7 +342,7 @@ class PeerLink:
         inboxes = self._subjects.broker_inboxes()
         asker = BrokerId(reply.decode().removeprefix(inboxes).partition(".")[0])
         if reply.startswith(inboxes.encode()) and self._packs.takes(asker, 0):
-            self._packs.add(asker, Frame(reply, b"", b"", b"", nobody_listens=True))
+            self._packs.add(asker, Gathered(reply.decode(), None, None, b"", b"", nobody_listens=True))
 
     def on_claim_inbox(self, inbox: str, handler: AnswerHandler | None) -> None:
         self._transport.on_inbox(inbox, None if handler is None else partial(self._on_claim, handler))

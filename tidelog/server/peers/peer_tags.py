@@ -117,36 +117,35 @@ class _Key:
         """Returns the tag of a message. Large parts are not copied."""
         size = sum(map(len, parts))
         if size < _SHORT:
-            return self._short_tag(b"".join((number, covered, *parts)))
+            mac = self._short.copy()
+            mac.update(b"".join((number, covered, *parts)))
+            return mac.digest()
         if size < _UNJOINED_FROM:
             return self._aead.encrypt(_NONCE_HEAD + number, b"", b"".join((covered, *parts)))
-        mac = Cipher(self._cipher, modes.GCM(_NONCE_HEAD + number)).encryptor()
-        mac.authenticate_additional_data(covered)
+        gmac = Cipher(self._cipher, modes.GCM(_NONCE_HEAD + number)).encryptor()
+        gmac.authenticate_additional_data(covered)
         for part in parts:
-            mac.authenticate_additional_data(part)
-        mac.finalize()
-        return mac.tag
+            gmac.authenticate_additional_data(part)
+        gmac.finalize()
+        return gmac.tag
 
     def verifies(self, number: bytes, tag: bytes, covered: bytes, payload: Buffer) -> bool:
         if len(payload) < _SHORT:
-            return hmac.compare_digest(self._short_tag(b"".join((number, covered, payload))), tag)
+            mac = self._short.copy()
+            mac.update(b"".join((number, covered, payload)))
+            return hmac.compare_digest(mac.digest(), tag)
         nonce = _NONCE_HEAD + number
         try:
             if len(payload) < _UNJOINED_FROM:
                 self._aead.decrypt(nonce, tag, b"".join((covered, payload)))
             else:
-                mac = Cipher(self._cipher, modes.GCM(nonce, tag)).decryptor()
-                mac.authenticate_additional_data(covered)
-                mac.authenticate_additional_data(payload)
-                mac.finalize()
+                gmac = Cipher(self._cipher, modes.GCM(nonce, tag)).decryptor()
+                gmac.authenticate_additional_data(covered)
+                gmac.authenticate_additional_data(payload)
+                gmac.finalize()
         except InvalidTag:
             return False
         return True
-
-    def _short_tag(self, covered: bytes) -> bytes:
-        mac = self._short.copy()
-        mac.update(covered)
-        return mac.digest()
 
 
 class Sender(_Key):

@@ -126,6 +126,7 @@ class Bench:
         self.disk.make_directory(HOME)
         self.log, _ = PartitionLog.open(HOME, LogConfig(), files=self.disk)
         self.control, self.ingest, self.syncer = FakeTransport(), FakeTransport(), Syncer()
+        self.control.after_turn = loop.call_soon  # type: ignore[method-assign]
         self.withdrawn: list[Withdrawal] = []
         self.cutovers: list[CutoverReport] = []
         self.retired: list[RetiredReport] = []

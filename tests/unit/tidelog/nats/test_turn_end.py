@@ -116,4 +116,31 @@ async def test_a_bug_at_the_end_of_a_read_callback_holds_up_no_other_connection(
     out.write([b"another's"], 9)
     reading.end()
     assert written == [b"another's"]
-    assert "did not leave" in caplog.text
+    assert "what follows a read callback" in caplog.text
+
+
+async def test_work_after_a_read_callback_finds_its_messages_gone_and_what_it_publishes_leaves_at_once() -> None:
+    out, written = outgoing()
+    reading = out._client.reading
+    reading.begin()
+
+    def work() -> None:
+        assert written == [b"first"]
+        out.write([b"second"], 6)
+
+    assert reading.afterwards(work)
+    out.write([b"first"], 5)
+    reading.end()
+    assert written == [b"first", b"second"]
+    assert not reading.afterwards(work), "no read callback runs"
+
+
+async def test_a_bug_in_work_after_a_read_callback_holds_up_no_other_work(caplog: pytest.LogCaptureFixture) -> None:
+    out, written = outgoing()
+    reading = out._client.reading
+    reading.begin()
+    reading.afterwards(fail)
+    reading.afterwards(publishing(out, b"another's"))
+    reading.end()
+    assert written == [b"another's"]
+    assert "what follows a read callback" in caplog.text
