@@ -27,14 +27,15 @@ class ReplicaSettings:
     liveness_grace: float = 1.0
     """After a broker's own reconnect to NATS a 503 is no ground for suspicion for this long."""
     report_interval: float = 0.2
-    """A suspicion is reported again at this interval."""
+    """A suspicion is reported again at this interval; where the leader has never answered in its LeaderEpoch, after
+    twice as long each time, up to `replica_max_idle_wait`."""
     offset_retry: float = 0.2
     """A follower that was refused by a broker with newer metadata asks again after this long; it is also the first
     pause after a second bad answer."""
     no_leader_retry: float = 0.02
-    """After a 503 ask again after this long, after the next one after twice as long, up to `offset_retry`; sooner when
-    the leader says that it has begun. An unanswered `.offset` request is repeated first after this long, then
-    after twice as long each time, up to `replica_max_leader_timeout`."""
+    """After a 503 ask again after this long, after the next one after twice as long, up to `replica_max_idle_wait`;
+    sooner when the leader says that it has begun. An unanswered `.offset` request is repeated first after this long,
+    then after twice as long each time, up to `replica_max_leader_timeout`."""
     alter_isr_retry: float = 0.5
     """An ISR change whose outcome is not known is sent again after this long."""
     late_tick: float = 1.0

@@ -2,7 +2,8 @@
 
 A 503 means that no subscriber listens: grounds to report the leader NOW, if it has answered in this epoch and our own
 connection is not fresh. Anybody who sees the inbox can send one, so such a report only has the controller look.
-Otherwise silence beyond `replica_max_leader_timeout` is. Reports are repeated while the grounds hold.
+Otherwise silence beyond `replica_max_leader_timeout` is. Reports are repeated while the grounds hold, ever more rarely
+where the leader has not answered in this epoch: it may be one of thousands that a broker opens.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ class LeaderContact:
         self._last_good = now
         self._suspected = False
         self._no_responders_wait = Retry(
-            settings.no_leader_retry, max(settings.no_leader_retry, settings.offset_retry), chance=None
+            settings.no_leader_retry, max(settings.no_leader_retry, settings.replica_max_idle_wait), chance=None
         )
-        """Until the next request after a 503. A leader that begins announces itself, and of a thousand partitions that
-        begin together most are asked many times."""
-        self._reported_at = -math.inf
+        """Until the next request after a 503. A leader that begins announces itself until it is asked, and of a
+        thousand partitions that begin together most are asked many times."""
+        self._report_wait = Retry(
+            settings.report_interval, max(settings.report_interval, settings.replica_max_idle_wait), chance=None
+        )
+        """Until a leader that has not answered is reported again."""
+        self._report_again_at = -math.inf
 
     @property
     def is_connected(self) -> bool:
@@ -42,6 +47,7 @@ class LeaderContact:
     def on_good_answer(self, now: float) -> None:
         self._last_good = now
         self._no_responders_wait.succeeded()
+        self._report_wait.succeeded()
         self.has_answered = True
         self._suspected = False
 
@@ -74,9 +80,9 @@ class LeaderContact:
         )
         if silent:
             self._suspected = True
-        if not self._suspected or now - self._reported_at < settings.report_interval:
+        if not self._suspected or now < self._report_again_at:
             return []
-        self._reported_at = now
+        self._report_again_at = now + (settings.report_interval if self.has_answered else self._report_wait.failed())
         self._history.add(f"it reports {view.leader}, its leader, as dead or silent", now)
         report = LeaderReport(
             key=view.key,
@@ -93,4 +99,4 @@ class LeaderContact:
         """When a report may be due."""
         settings = self._settings
         suspicion = 0.0 if self._suspected else self._last_good + settings.replica_max_leader_timeout
-        return max(suspicion, max(self._reported_at, ticked_at) + settings.report_interval)
+        return max(suspicion, self._report_again_at, ticked_at + settings.report_interval)

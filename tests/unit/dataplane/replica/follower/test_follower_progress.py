@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
 from dataplane.replica.follower.follower_states import FetchAnswer, Fetching, OffsetAnswer, Reconciling
-from dataplane.replica.replica_effects import FollowerEffect, ReportLoss, SendFetch, SendOffsetRequest, StartOver
+from dataplane.replica.replica_effects import (
+    FollowerEffect,
+    ReportLeader,
+    ReportLoss,
+    SendFetch,
+    SendOffsetRequest,
+    StartOver,
+)
 from dataplane.replica.replica_settings import ReplicaSettings
 from tests.unit.dataplane.replica.cores import EPOCH, agrees, follower, refused
 from tests.views import A
@@ -109,7 +117,7 @@ def test_without_responders_it_asks_ever_more_slowly_until_the_leader_answers_or
         core.on_no_responders(now)
         assert isinstance(core.state, Reconciling)
         assert core.state.ask_again_at == pytest.approx(now + wait)
-        now, wait = core.state.ask_again_at, min(2 * wait, settings.offset_retry)
+        now, wait = core.state.ask_again_at, min(2 * wait, settings.replica_max_idle_wait)
         core.tick(now)
     assert isinstance(core.state, Reconciling)
     asked = core.state.number
@@ -117,6 +125,21 @@ def test_without_responders_it_asks_ever_more_slowly_until_the_leader_answers_or
     agrees(core, now)
     core.on_no_responders(now)
     assert core.next_deadline() == pytest.approx(now + settings.no_leader_retry)
+
+
+def test_a_leader_that_has_never_answered_is_reported_ever_more_rarely() -> None:
+    settings = ReplicaSettings()
+    core = lagging((5, 0), log_end=10)
+    core.start(0.0)
+    reported: list[float] = []
+    while len(reported) < 8:
+        now = core.next_deadline()
+        reported += [now for effect in core.tick(now) if isinstance(effect, ReportLeader)]
+    pauses = [later - earlier for earlier, later in pairwise(reported)]
+    assert reported[0] == pytest.approx(settings.replica_max_leader_timeout)
+    assert pauses[0] < 2 * settings.report_interval
+    assert pauses == sorted(pauses)
+    assert settings.replica_max_idle_wait <= pauses[-1] < settings.replica_max_idle_wait + settings.report_interval
 
 
 def test_notifications_do_not_make_it_miss_the_answer_for_ever() -> None:
