@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dataplane.broker.roles.counters import Counters, counter
 from dataplane.log.storage.files import is_no_space
@@ -135,6 +135,10 @@ class Visited(Protocol):
     def fail(self, reason: str, context: BrokerContext) -> None: ...
 
 
+_VISITED_AT_ONCE: Final = 10
+"""Replicas with nothing to do that are visited in one turn of the loop."""
+
+
 class Housekeeping:
     """`replicas`: a live mapping of the broker's replicas; one that has left it is not visited."""
 
@@ -181,7 +185,7 @@ class Housekeeping:
     ) -> list[tuple[PartitionKey, list[Job]]]:
         """Replicas with more to do, and their jobs."""
         unfinished = []
-        for key in keys:
+        for number, key in enumerate(keys):
             try:
                 more = await self._visit(key, choose)
             except Exception:  # noqa: BLE001 - it is logged, and the other replicas are visited
@@ -190,7 +194,8 @@ class Housekeeping:
                 more = []
             if more:
                 unfinished.append((key, more))
-            await asyncio.sleep(0)  # thousands of replicas with nothing to do do not hold up the loop
+            if more or number % _VISITED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands of replicas with nothing to do do not hold up the loop
         return unfinished
 
     async def _visit(self, key: PartitionKey, choose: Callable[[Visit], Sequence[Job]]) -> list[Job]:

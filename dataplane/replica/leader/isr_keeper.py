@@ -106,6 +106,17 @@ class IsrKeeper:
         if state.view.returned:
             self.confirm_returned(now, out)
 
+    # Keeps R17.
+    def earliest_lag(self) -> float:
+        """Returns before when no member can lag, whatever comes; inf: there is no other member. -inf: `tick` may have
+        something to do before."""
+        state = self._state
+        isr = state.isr
+        if not isinstance(isr, CommittedIsr) or len(isr.members) <= len(state.followers) or not state.is_connected:
+            return -math.inf
+        caught_up = (follower.caught_up_at for follower in state.followers.values())
+        return min(caught_up, default=math.inf) + state.settings.replica_max_lag_time
+
     # ------------------------------------------------------------------ shrinking
     # R17: A member leaves the ISR by time: the leader proposes to drop one that has not been caught up for
     # `replica_max_lag_time`. A member is caught up at t when its acknowledged end has reached the LEO of t, the time

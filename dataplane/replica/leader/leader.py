@@ -113,6 +113,11 @@ class Pausing:
             self._has_records = True
             self._ask(False, out)
 
+    @property
+    def is_automatic(self) -> bool:
+        """The partition is paused when no record has come for a while."""
+        return bool(self._state.view.config.auto_pause_time_ms)
+
     def excuse_sleepers(self, now: float) -> None:
         state = self._state
         if not state.view.paused:
@@ -135,7 +140,7 @@ class Pausing:
         state = self._state
         self.excuse_sleepers(now)
         config = state.view.config
-        if not config.auto_pause_time_ms or state.view.paused:
+        if not self.is_automatic or state.view.paused:
             return
         if config.auto_pause_disable_if_subscribers and has_consumers:
             self._active_at = now
@@ -288,6 +293,8 @@ class Leader:
         self.admission = Admission(state, self._isr_keeper, self._draining, self._commits, self.quota)
         self._last_tick = now
         self._tick_interval = settings.replica_max_lag_time / 4
+        self._tick_due = now + self._tick_interval
+        """When the next tick is due at the latest, whatever else happens."""
 
     @property
     def view(self) -> PartitionView:
@@ -531,6 +538,7 @@ class Leader:
         if view.epoch < state.view.epoch:
             return []
         moved, was_paused = view.epoch > state.view.epoch, state.view.paused
+        self._tick_soon(now)
         self._pausing.excuse_sleepers(now)
         state.view = view
         self.quota.configure(view.config, now)
@@ -584,7 +592,7 @@ class Leader:
     def tick(self, now: float) -> list[LeaderEffect]:
         out: list[LeaderEffect] = []
         settings = self.settings
-        if now - self._last_tick > max(settings.late_tick, self._tick_interval + settings.late_tick):
+        if now - self._tick_due > settings.late_tick:
             self._state.history.add(f"it slept for {now - self._last_tick:.1f} s: lag clocks begin anew", now)
             self._state.restart_lag_clocks(now)
         self._last_tick = now
@@ -597,12 +605,22 @@ class Leader:
         if self._consumers.are_due(now):
             out.extend(self._consumers.expire(now, self._state.readable()))
         self._isr_keeper.tick(now, out)
+        self._tick_due = now + self._tick_interval
+        if not (self._pausing.is_automatic or self._state.view.awaits_cutover or self._draining.deadline is not None):
+            # Few ticks are due for a thousand idle partitions. One that is at most `late_tick` late still comes before
+            # the first member lags, so a tick that finds a lag has one before it, an interval ago: this process was
+            # awake meanwhile (R17).
+            early = max(self._tick_interval, settings.late_tick)
+            self._tick_due = max(self._tick_due, self._isr_keeper.earliest_lag() - early)
         return out
+
+    def _tick_soon(self, now: float) -> None:
+        self._tick_due = min(self._tick_due, now + self._tick_interval)
 
     def next_deadline(self) -> float:
         """When `tick` is due at the latest (monotonic seconds)."""
         due = min(
-            self._last_tick + self._tick_interval,
+            self._tick_due,
             self._waiters.next_deadline(),
             self._commits.acks.next_deadline(),
             self._consumers.next_deadline(),
@@ -615,6 +633,7 @@ class Leader:
     def drain(self, target: BrokerId, token: MoveRequest, timeout: float, now: float) -> list[LeaderEffect]:
         """Sequence nothing more until `target` has everything, then complete `token`; see `draining`."""
         out: list[LeaderEffect] = []
+        self._tick_soon(now)
         self._draining.begin(target, token, timeout, now, out)
         return out
 

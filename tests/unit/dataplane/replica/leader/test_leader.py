@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,7 @@ from dataplane.replica.replica_effects import (
 from dataplane.replica.replica_settings import ReplicaSettings
 from dataplane.replica.replies import MarkReply, Reader
 from tests.unit.dataplane.replica.cores import ALL, LOCAL, SETTINGS, Driver, of, view
-from tests.views import A, B, C
+from tests.views import A, B, C, partition_view
 from wire.durability import ACCEPTED
 from wire.error_details import DELETIONS_GONE
 from wire.errors import Code, InvariantViolation, TidelogError
@@ -265,6 +266,48 @@ def test_lag_is_not_judged_by_a_time_in_which_the_leader_slept() -> None:
     driver.leader.tick(1.0)
     assert of(ProposeIsr, driver.leader.tick(60.0)) == []
     assert isinstance(driver.leader.isr, CommittedIsr)
+
+
+def test_a_leader_whose_followers_are_in_step_ticks_rarely_and_finds_a_lag_with_the_second_of_two_near_ticks() -> None:
+    driver = Driver(view(isr=(A, B, C)))
+    settings = driver.leader.settings
+    near = settings.replica_max_lag_time / 4
+    driver.fetch(B, 0, now=0.5)
+    driver.fetch(C, 0, now=1.0)
+    driver.leader.tick(1.0)
+    first = driver.leader.next_deadline()
+    assert first == pytest.approx(0.5 + settings.replica_max_lag_time - near)
+    # The process sleeps, and the tick is as late as one that is not taken for a sleep.
+    late = first + settings.late_tick
+    assert of(ProposeIsr, driver.leader.tick(late)) == []
+    assert driver.leader.next_deadline() == pytest.approx(late + near)
+    (proposal,) = of(ProposeIsr, driver.leader.tick(late + near))
+    assert [m.broker for m in proposal.change.new_isr] == [A]
+
+
+def test_a_leader_that_slept_until_its_members_lag_drops_none() -> None:
+    driver = Driver(view(isr=(A, B, C)))
+    driver.fetch(B, 0, now=1.0)
+    driver.fetch(C, 0, now=1.0)
+    driver.leader.tick(1.0)
+    assert of(ProposeIsr, driver.leader.tick(1.01 + driver.leader.settings.replica_max_lag_time)) == []
+
+
+def test_a_leader_without_followers_has_nothing_to_tick_for() -> None:
+    driver = Driver(partition_view(A))
+    driver.leader.tick(1.0)
+    assert driver.leader.next_deadline() == math.inf
+    driver.leader.on_view(partition_view(A, epoch=2), 100.0)
+    assert driver.leader.next_deadline() < 102.0
+    driver.leader.tick(101.0)
+    assert driver.leader.next_deadline() == math.inf
+
+
+def test_a_member_outside_of_the_isr_is_looked_at_as_often_as_ever() -> None:
+    driver = Driver(view(isr=(A, B)))
+    driver.fetch(B, 0, now=1.0)
+    driver.leader.tick(1.0)
+    assert driver.leader.next_deadline() == pytest.approx(1.0 + driver.leader.settings.replica_max_lag_time / 4)
 
 
 def test_lag_clocks_stand_while_the_leader_is_disconnected() -> None:
