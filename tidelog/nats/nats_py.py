@@ -245,6 +245,19 @@ class Link(asyncio.BufferedProtocol):
         _abort(self.transport)
 
 
+class ListedSubscription:
+    """What nats-py reads of the subscriptions in `_subs`, when it sends them anew and when it closes. Its own class has
+    a queue for messages, which takes some KiB and is not used here; brokers have tens of thousands of subscriptions."""
+
+    __slots__ = ("_queue", "_subject")
+    _max_msgs = _received = 0
+    _wait_for_msgs_task = _message_iterator = _pending_next_msgs_calls = None
+
+    def __init__(self, subject: str, queue: str) -> None:
+        self._subject = subject
+        self._queue = queue
+
+
 class ChunkedClient(Client):
     """nats-py's client with a `ChunkParser` in place of its reading.
 
@@ -339,18 +352,18 @@ class ChunkedClient(Client):
     def add_subscription(self, subject: str, queue: str = "") -> int:
         """Registers a subscription id that nats-py sends SUB for at every reconnect. Sends nothing itself."""
         self._sid += 1
-        self._subs[self._sid] = Subscription(self, id=self._sid, subject=subject, queue=queue)
+        self._subs[self._sid] = cast("Subscription", ListedSubscription(subject, queue))
         return self._sid
 
     def remove_subscription(self, sid: int) -> str:
         """Returns its subject; empty: there is none with this id."""
         removed = self._subs.pop(sid, None)
         self.parser.remove(sid)
-        return "" if removed is None else str(removed.subject)
+        return "" if removed is None else str(removed._subject)
 
     def subscribed(self) -> list[tuple[int, str, str]]:
         """Returns (id, subject, queue) of each subscription."""
-        return [(sid, subscription.subject, subscription.queue) for sid, subscription in self._subs.items()]
+        return [(sid, listed._subject, listed._queue) for sid, listed in self._subs.items()]
 
     async def shut(self) -> None:
         """Calls nats-py's `close`, also where `connect` failed before it had begun."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +20,8 @@ from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing
+
+from tidelog.nats.nats_py import ListedSubscription
 
 
 def source(function: Callable[..., Any]) -> str:
@@ -120,13 +123,13 @@ def test_a_reconnect_restores_subscriptions_before_it_tells() -> None:
     assert "await" not in replay, "the replay of _subs cannot be interrupted by a subscribe of ours"
 
 
-async def test_a_subscription_object_is_only_a_record() -> None:
-    tasks = asyncio.all_tasks()
-    subscription = Subscription(Client(), id=7, subject="a.b")
-    assert asyncio.all_tasks() == tasks, "making a Subscription starts no task"
-    for name, value in {"_id": 7, "_subject": "a.b", "_queue": "", "_max_msgs": 0, "_message_iterator": None}.items():
-        assert getattr(subscription, name) == value, f"the replay reads Subscription.{name}"
-    assert subscription._wait_for_msgs_task is None, "close() finds no task to cancel"
+async def test_a_listed_subscription_has_all_that_nats_py_reads() -> None:
+    theirs, ours = Subscription(Client(), id=7, subject="a.b"), ListedSubscription("a.b", "")
+    text = source(Client._attempt_reconnect) + source(Client._close)
+    read = {*re.findall(r"\bsub\.(\w+)", text)}
+    assert {"_subject", "_queue", "_max_msgs", "_wait_for_msgs_task"} <= read, "both walk through _subs as `sub`"
+    for name in read:
+        assert (getattr(ours, name) or None) == (getattr(theirs, name) or None), f"nats-py reads {name}"
 
 
 async def test_no_server_is_dropped_from_the_pool_with_negative_attempts() -> None:
