@@ -1,6 +1,7 @@
 """Makes appended batches durable and records how far they are: sync, leader epochs, checkpoint.
 
     sync, checkpoint_high_watermark     any thread, any time; they take the I/O lock
+    begin_sync … end_sync               one thread, any time; they hold the I/O lock when it was free
     sync_small                          the loop thread; it takes the I/O lock when it is free
     assign_epoch                        a worker, while no append runs; it takes the I/O lock
     the others                          the holder of the I/O lock
@@ -19,6 +20,7 @@ from wire.errors import InvariantViolation
 
 if TYPE_CHECKING:
     from dataplane.log.log_state import LogState
+    from dataplane.log.segments.segment import Segment
     from dataplane.replica.derived.epochs import EpochEntry
     from wire.types import LeaderEpoch, Offset
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 class LogSync:
     def __init__(self, state: LogState) -> None:
         self._state = state
+        self._begun: tuple[Segment, int, Offset] | None = None
+        """(segment, its size, end of the log) as `begin_sync` found them. Under the I/O lock."""
 
     # Keeps R4.
     def assign_epoch(self, epoch: LeaderEpoch, start_offset: Offset) -> None:
@@ -67,11 +71,7 @@ class LogSync:
         last = state.segments[-1]
         if (
             last.size - last.synced_size > most_bytes
-            or not last.name_synced
-            or not last.length_synced
-            or state.epochs.entries is not state.saved_epochs
-            or (len(state.segments) > 1 and not state.segments[-2].is_finished)
-            or state.unsound is not None
+            or not self._needs_data_alone()
             or not state.io_lock.acquire(blocking=False)
         ):
             return None
@@ -81,6 +81,57 @@ class LogSync:
         finally:
             state.io_lock.release()
         return state.durable_end
+
+    # Keeps R12.
+    def begin_sync(self) -> int | None:
+        """The first half of `sync`, for a thread that syncs the files of many logs together: the handle of the file.
+        The I/O lock is held until `end_sync`. Returns None, with nothing done, where one fdatasync is not enough, or
+        when the I/O lock is taken."""
+        state = self._state
+        if not state.io_lock.acquire(blocking=False):
+            return None
+        end = state.log_end_offset  # read before the segments and the epochs, as in `sync_locked`
+        last = state.segments[-1]
+        if state.failure is not None or last.synced_size >= last.size or not self._needs_data_alone():
+            state.io_lock.release()
+            return None
+        try:
+            handle = last.handle
+        except OSError:  # `sync` meets it again
+            state.io_lock.release()
+            return None
+        self._begun = last, last.size, end
+        return handle
+
+    # Keeps R12.
+    def end_sync(self, error: OSError | None) -> Offset:
+        """The second half, with the outcome of that fdatasync. As `sync`."""
+        state = self._state
+        if self._begun is None:
+            raise InvariantViolation(f"no sync of {state.directory} has begun")
+        (segment, size, end), self._begun = self._begun, None
+        try:
+            if error is not None:
+                raise state.failed(f"syncing {state.directory} failed: {error}") from error
+            segment.synced_size = size
+            state.durable_end = max(state.durable_end, end)
+            self._forget_cached()
+        finally:
+            state.io_lock.release()
+        return state.durable_end
+
+    def _needs_data_alone(self) -> bool:
+        """Whether the bytes of the last segment are all that is not durable."""
+        state = self._state
+        segments = state.segments
+        last = segments[-1]
+        return (
+            last.name_synced
+            and last.length_synced
+            and state.epochs.entries is state.saved_epochs
+            and (len(segments) == 1 or segments[-2].is_finished)
+            and state.unsound is None
+        )
 
     def sync_locked(self) -> None:
         state = self._state

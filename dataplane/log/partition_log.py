@@ -37,8 +37,8 @@ The LOOP thread is the one that appends. WORKERS make the calls that block.
 
     loop thread only        append, read, sync_small, and between appends: assign_epoch, truncate, drop_all,
                             install, close in a worker
-    any thread, any time    sync, checkpoint_high_watermark, remove_before, replace_segment, read_from_disk,
-                            offset_for_timestamp, check, what snapshots need; all properties
+    any thread, any time    sync, begin_sync … end_sync, checkpoint_high_watermark, remove_before, replace_segment,
+                            read_from_disk, offset_for_timestamp, check, what snapshots need; all properties
 
 Locks are taken in this order: `removing`, the lock of `dataplane.log.derived.derived_state`, `io_lock`, `replacing`.
 
@@ -400,6 +400,14 @@ class PartitionLog:
     def sync(self) -> Offset:
         """See `LogSync.sync`."""
         return self._syncing.sync()
+
+    def begin_sync(self) -> int | None:
+        """See `LogSync.begin_sync`."""
+        return self._syncing.begin_sync()
+
+    def end_sync(self, error: OSError | None) -> Offset:
+        """See `LogSync.end_sync`."""
+        return self._syncing.end_sync(error)
 
     def checkpoint_high_watermark(self, high_watermark: Offset) -> None:
         """See `LogSync.checkpoint_high_watermark`."""

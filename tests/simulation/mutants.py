@@ -427,6 +427,12 @@ MUTANTS: tuple[Mutant, ...] = (
         rules=("R12",),
     ),
     _mutant(
+        "a log that is synced together with others takes no notice of its own error",
+        (LogSync.end_sync, "if error is not None:", "if False:"),
+        rules=("R12", "R23"),
+        scenario="sync fails then power",
+    ),
+    _mutant(
         "a follower takes appended records for synced at once",
         (FollowerDriver._append, "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
         rules=("R12",),

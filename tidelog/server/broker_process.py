@@ -294,7 +294,10 @@ class Node:
         decoders = ThreadPoolExecutor(1, "decode")
         housekeeping = ThreadPoolExecutor(1, "housekeeping")
         syncer = SyncScheduler(
-            post=loop.call_soon_threadsafe, threads=SYNC_THREADS, quick_below=config.storage.quick_sync_below
+            post=loop.call_soon_threadsafe,
+            threads=SYNC_THREADS,
+            quick_below=config.storage.quick_sync_below,
+            sync_each=data_dir.files.sync_data_of_each,
         )
         checkpoints = SyncScheduler(post=loop.call_soon_threadsafe, threads=CHECKPOINTS_AT_ONCE, name="checkpoint")
         pools = (executor, decoders, readers, housekeeping)

@@ -4,7 +4,8 @@ Every system call of this package goes through a `FileSystem`, so that a test ca
 write, or fail an fsync at any of them. A handle is an int, as in the operating system.
 
 After a power loss a caller may rely on the following and no more:
-  - bytes written to a file: once `sync_data` or `sync_all` of that file returned;
+  - bytes written to a file: once `sync_data` or `sync_all` of that file returned, or `sync_data_of_each` named no error
+    for it;
   - its length after `truncate`: once `sync_all` of that file returned;
   - that a file exists, is gone, or has a new name: once `sync_directory` of its folder returned.
 """
@@ -20,6 +21,8 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from dataplane.log.storage.side_by_side import sync_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +78,10 @@ class FileSystem(Protocol):
 
     def sync_data(self, handle: int) -> None:
         """Bytes, and the length needed to read them, are on stable storage."""
+
+    def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
+        """`sync_data` of several files, side by side where the system can. Returns the error of each, in their order;
+        None: its bytes are on stable storage."""
 
     def sync_all(self, handle: int) -> None:
         """As `sync_data`, and every other property of the file."""
@@ -169,6 +176,9 @@ class RealFiles:
 
     def sync_data(self, handle: int) -> None:
         os.fdatasync(handle)
+
+    def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
+        return sync_each(handles)
 
     def sync_all(self, handle: int) -> None:
         os.fsync(handle)

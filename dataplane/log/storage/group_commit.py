@@ -9,6 +9,11 @@ A sync serves the requests that were there when it began: their records were app
 it runs wait for the next one of that log, so a log is synced by one worker at a time, and a busy log has at most one
 sync running and one queued, however many requests there are. Logs are served in the order in which they were queued.
 
+A worker takes as many logs as wait, up to MOST_AT_ONCE, and syncs their files side by side: that costs it one call and
+one wait, whereas a worker for each log has to get the interpreter's lock back each time. Each log has an outcome of its
+own, and all of them are reported when the last one is there; what comes meanwhile is served by the other workers. A log
+that needs more than one fdatasync is synced by itself.
+
     at_once(log)           loop      syncs here and now where that is quick, or says that it is not
 
 To hand a sync to a thread and its outcome back costs as much as a quick disk takes for it. So a small one is done on
@@ -25,16 +30,19 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
+from dataplane.log.storage.side_by_side import MOST_AT_ONCE
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from wire.types import Offset
 
     Done: TypeAlias = Callable[[Offset | Exception], None]
+    SyncEach: TypeAlias = Callable[[Sequence[int]], list[OSError | None]]
+    """`FileSystem.sync_data_of_each`."""
 
 MAX_WAITING_PER_LOG = 65_536
 """Requests that wait for one log; one more is refused with BACKPRESSURE."""
@@ -43,6 +51,11 @@ SMALL_BYTES = 16 << 10
 """Most that is synced at once."""
 SLOW_REST = 8
 MOST_SLOW_REST = 1024
+
+CROWD = 4
+"""Logs that wait for a sync, or are being synced, at once."""
+CROWDED_FOR = 0.05
+"""Seconds: those of a crowd are likely to come again."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,9 +67,17 @@ class Syncable(Protocol):
 
 
 class QuickSyncable(Syncable, Protocol):
-    """A `PartitionLog`: a small sync of it may stand on the loop."""
+    """A `PartitionLog`: a small sync of it may stand on the loop, and it may be synced together with others."""
 
     def sync_small(self, most_bytes: int) -> Offset | None: ...
+
+    def begin_sync(self) -> int | None:
+        """The handle of the file that one fdatasync makes durable; `end_sync` must follow. None: `sync` it."""
+        ...
+
+    def end_sync(self, error: OSError | None) -> Offset:
+        """The outcome of that fdatasync. Otherwise as `sync`."""
+        ...
 
 
 class Syncer(Protocol):
@@ -68,7 +89,7 @@ class Syncer(Protocol):
 
     @property
     def is_crowded(self) -> bool:
-        """Many logs wait: a log with few records to write does well to gather more."""
+        """Many logs wait, or did a moment ago: a log with few records to write does well to gather more."""
         ...
 
     @property
@@ -84,6 +105,11 @@ class Post(Protocol):
     def __call__(self, function: Callable[[], None], /) -> object: ...
 
 
+if TYPE_CHECKING:
+    _Taken: TypeAlias = tuple[Syncable, list[Done]]
+    """A log, and the callbacks that wait for it."""
+
+
 class SyncScheduler:
     """Worker threads that sync logs. `request` and `close` belong to the loop thread."""
 
@@ -94,10 +120,13 @@ class SyncScheduler:
         threads: int = 2,
         name: str = "sync",
         quick_below: float = 0.0,
+        sync_each: SyncEach | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`quick_below`: in seconds, of a sync that may stand on the loop; 0: none may."""
+        """`quick_below`: in seconds, of a sync that may stand on the loop; 0: none may. `sync_each`: all logs
+        are `QuickSyncable`, and are synced together with it; None: each log is synced by itself."""
         self._post = post
+        self._sync_each = sync_each
         self._quick_below = quick_below
         self._monotonic = monotonic
         self._at_once_from = -math.inf if quick_below else math.inf
@@ -109,8 +138,11 @@ class SyncScheduler:
         """The callbacks that wait for a sync that has not begun. A log is a key while it is queued or being synced."""
         self._queue: deque[Syncable] = deque()
         """Logs that are waited for and are not being synced. At most one entry per log."""
+        self._alone: set[Syncable] = set()
+        """Logs of the queue that cannot be synced with others."""
         self._running: dict[Syncable, float] = {}
         """When the sync of a log began that a thread is at."""
+        self._crowded_until = -math.inf
         self._outcomes: list[tuple[list[Done], Offset | Exception]] = []
         """Outcomes that are not delivered to the loop; while there are any, a call that delivers them is posted."""
         self._closed = False
@@ -134,6 +166,8 @@ class SyncScheduler:
             if waiting is None:
                 self._waiting[log] = [done]
                 self._queue.append(log)
+                if len(self._waiting) >= CROWD:
+                    self._crowded_until = self._monotonic() + CROWDED_FOR
                 self._wake.notify()
             elif done in waiting[-1:]:
                 return False
@@ -147,8 +181,7 @@ class SyncScheduler:
 
     @property
     def is_crowded(self) -> bool:
-        """More logs wait for a sync than are synced at a time."""
-        return len(self._queue) > len(self._threads)
+        return self._monotonic() < self._crowded_until
 
     @property
     def waiting_since(self) -> float:
@@ -158,7 +191,7 @@ class SyncScheduler:
     def at_once(self, log: QuickSyncable) -> Offset | None:
         """The durable end of `log`, synced now; None: nothing was done, `request` it. Raises as `log.sync` does."""
         began = self._monotonic()
-        if began < self._at_once_from or self._waiting:
+        if began < self._at_once_from or self._waiting or began < self._crowded_until:
             return None
         end = log.sync_small(SMALL_BYTES)
         if end is not None:
@@ -180,43 +213,102 @@ class SyncScheduler:
             thread.join()
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            log, served = taken
-            outcome: Offset | Exception
-            try:
-                outcome = log.sync()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must get it
-                outcome = error
-            self._finished(log)
-            self._report(served, outcome)
+        while taken := self._take():
+            outcomes = self._sync_together(taken) if len(taken) > 1 else []
+            if not outcomes:
+                # All but the first go back: other threads serve them.
+                self._put_back(taken[1:])
+                outcomes = [(*taken[0], self._sync_alone(taken[0][0]))]
+            else:
+                synced = {log for log, _, _ in outcomes}
+                self._put_back([each for each in taken if each[0] not in synced])
+            self._finished([log for log, _, _ in outcomes])
+            self._report([(served, outcome) for _, served, outcome in outcomes])
 
-    def _take(self) -> tuple[Syncable, list[Done]] | None:
+    def _take(self) -> list[_Taken]:
+        """Logs to be synced, and the callbacks that wait for each; empty: the thread is to end."""
         with self._wake:
             while not self._queue:
                 if self._closed and not self._waiting:
-                    return None
+                    return []
                 self._wake.wait()
-            log = self._queue.popleft()
-            served = self._waiting[log]
-            self._waiting[log] = []
-            self._running[log] = self._monotonic()
-            return log, served
+            most = MOST_AT_ONCE if self._sync_each is not None else 1
+            taken: list[_Taken] = []
+            now = self._monotonic()
+            while self._queue and len(taken) < most:
+                log = self._queue[0]
+                if log in self._alone:
+                    if taken:
+                        break
+                    self._alone.discard(log)
+                    most = 1
+                self._queue.popleft()
+                taken.append((log, self._waiting[log]))
+                self._waiting[log] = []
+                self._running[log] = now
+            return taken
 
-    def _finished(self, log: Syncable) -> None:
+    def _put_back(self, taken: list[_Taken]) -> None:
+        """These have to be synced by themselves."""
+        if not taken:
+            return
         with self._wake:
-            del self._running[log]
-            if self._waiting[log]:
-                self._queue.append(log)
+            for log, served in reversed(taken):
+                del self._running[log]
+                self._waiting[log] = served + self._waiting[log]
+                self._queue.appendleft(log)
+                self._alone.add(log)
+            self._wake.notify(len(taken))
+
+    @staticmethod
+    def _sync_alone(log: Syncable) -> Offset | Exception:
+        try:
+            return log.sync()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must get it
+            return error
+
+    # Keeps R12.
+    def _sync_together(self, taken: list[_Taken]) -> list[tuple[Syncable, list[Done], Offset | Exception]]:
+        """Returns the outcomes of those that can be synced together; the others have not been touched."""
+        assert self._sync_each is not None
+        begun: list[_Taken] = []
+        handles: list[int] = []
+        for log, served in taken:
+            handle = cast("QuickSyncable", log).begin_sync()
+            if handle is not None:
+                begun.append((log, served))
+                handles.append(handle)
+        try:
+            errors = self._sync_each(handles)
+        except Exception as error:  # noqa: BLE001 - a bug: nothing is known of any of them
+            errors = [OSError(f"a sync met a bug: {error!r}")] * len(handles)
+        outcomes: list[tuple[Syncable, list[Done], Offset | Exception]] = []
+        for (log, served), failed in zip(begun, errors, strict=True):
+            try:
+                outcomes.append((log, served, cast("QuickSyncable", log).end_sync(failed)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must get it
+                outcomes.append((log, served, error))
+        return outcomes
+
+    def _finished(self, logs: list[Syncable]) -> None:
+        with self._wake:
+            again = 0
+            for log in logs:
+                del self._running[log]
+                if self._waiting[log]:
+                    self._queue.append(log)
+                    again += 1
+                else:
+                    del self._waiting[log]
+            if self._closed:
+                self._wake.notify_all()
+            elif again:
                 self._wake.notify()
-            else:
-                del self._waiting[log]
-                if self._closed:
-                    self._wake.notify_all()
 
-    def _report(self, served: list[Done], outcome: Offset | Exception) -> None:
+    def _report(self, outcomes: list[tuple[list[Done], Offset | Exception]]) -> None:
         with self._wake:
-            self._outcomes.append((served, outcome))
-            if len(self._outcomes) > 1:
+            self._outcomes += outcomes
+            if len(self._outcomes) > len(outcomes):
                 return
         try:
             self._post(self._deliver)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ def no_fdatasync() -> None:
     def sync_data(_self: RealFiles, _handle: int) -> None:
         """The call returns, and that is all."""
 
+    def sync_data_of_each(_self: RealFiles, handles: Sequence[int]) -> list[OSError | None]:
+        return [None] * len(handles)
+
     RealFiles.sync_data = sync_data  # type: ignore[method-assign, assignment]
+    RealFiles.sync_data_of_each = sync_data_of_each  # type: ignore[method-assign, assignment]
 
 
 def no_folder_sync() -> None:

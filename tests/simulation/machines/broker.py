@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.broker.broker import Broker
 from dataplane.broker.disk.storage_settings import StorageSettings
+from dataplane.log.partition_log import PartitionLog
 from dataplane.log.storage.data_dir import DataDir
 from dataplane.log.storage.group_commit import QuickSyncable, Syncable
 from dataplane.log.storage.log_errors import DataDirError
@@ -43,8 +44,8 @@ READERS: Any = "readers"
 
 class SimSyncer:
     """`dataplane.log.storage.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a
-    time, and a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once is a
-    matter of chance."""
+    time, and a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once, and
+    whether a thread syncs others with it, is a matter of chance."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -83,6 +84,11 @@ class SimSyncer:
         def work() -> Any:
             served.extend(self._waiting[log])
             self._waiting[log] = []
+            if isinstance(log, PartitionLog) and self._process.world.rng.random() < 0.5:
+                handle = log.begin_sync()
+                if handle is not None:
+                    (failed,) = log.files.sync_data_of_each([handle])
+                    return log.end_sync(failed)
             return log.sync()
 
         def finished(result: Any, error: BaseException | None) -> None:

@@ -433,6 +433,16 @@ class SimDisk:
             raise OSError(errno.EIO, "Input/output error")
         self._opened(handle).sync()
 
+    def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
+        return [self._sync_error(handle) for handle in handles]
+
+    def _sync_error(self, handle: int) -> OSError | None:
+        try:
+            self.sync_data(handle)
+        except OSError as error:
+            return error
+        return None
+
     def sync_all(self, handle: int) -> None:
         self.sync_data(handle)
 

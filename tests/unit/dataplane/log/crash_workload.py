@@ -106,6 +106,18 @@ class Workload:
         self.promises.durable = self.log.sync()
         assert self.promises.durable == self.log.log_end_offset
 
+    def sync_with_others(self) -> None:
+        """As a thread that syncs many logs at a time; one more record is appended meanwhile."""
+        handle = self.log.begin_sync()
+        if handle is None:  # one fdatasync is not enough, or not needed
+            self.sync()
+            return
+        end = self.log.log_end_offset
+        self.append(1, 1)
+        (error,) = self.log.files.sync_data_of_each([handle])
+        self.promises.durable = self.log.end_sync(error)
+        assert self.promises.durable == end
+
     def roll(self) -> None:
         """By age; nothing happens to an empty segment. Its handle is wanted elsewhere."""
         self.log.roll()
@@ -188,8 +200,20 @@ class Workload:
         for _ in range(steps):
             start, end = self.log.log_start_offset, self.log.log_end_offset
             match rng.choices(
-                ["append", "sync", "roll", "snapshots", "checkpoint", "lead", "cut", "remove", "drop", "restart"],
-                [10, 6, 2, 2, 4, 2, 2, 3, 0.3, 1],
+                [
+                    "append",
+                    "sync",
+                    "sync_with_others",
+                    "roll",
+                    "snapshots",
+                    "checkpoint",
+                    "lead",
+                    "cut",
+                    "remove",
+                    "drop",
+                    "restart",
+                ],
+                [10, 4, 4, 2, 2, 4, 2, 2, 3, 0.3, 1],
             )[0]:
                 case "append":
                     self.append(rng.randint(1, 8), rng.randint(1, 4))
@@ -217,6 +241,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("append", 20, 1),
         ("lead",),
         ("append", 4, 2),
+        ("sync_with_others",),
         ("remove", 18),
         ("sync",),
         ("roll",),
@@ -235,6 +260,7 @@ WORKLOADS: dict[str, list[Step]] = {
         ("cut", 31),
         ("lead",),
         ("append", 12, 2),
+        ("sync_with_others",),
         ("sync",),
         ("lead",),
         ("cut_at_the_end",),

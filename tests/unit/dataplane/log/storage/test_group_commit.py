@@ -20,7 +20,7 @@ from wire.errors import Code, TidelogError
 from wire.types import Offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.unit.dataplane.log.conftest import Batches
 
@@ -60,6 +60,12 @@ class SlowLog:
         self.error: Exception | None = None
 
     def sync_small(self, most_bytes: int) -> Offset | None:
+        raise AssertionError("nobody asked for it")
+
+    def begin_sync(self) -> int | None:
+        raise AssertionError("nobody asked for it")
+
+    def end_sync(self, error: OSError | None) -> Offset:
         raise AssertionError("nobody asked for it")
 
     def sync(self) -> Offset:
@@ -236,6 +242,128 @@ async def test_a_real_log_on_a_real_loop(tmp_path: Path, batches: Batches) -> No
     scheduler.close()
 
 
+class Together:
+    """The files of many logs, synced when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+        self.errors: dict[int, OSError] = {}
+        self.bug: Exception | None = None
+
+    def __call__(self, handles: Sequence[int]) -> list[OSError | None]:
+        self.asked.append(list(handles))
+        self.begun.release()
+        assert self.may_end.acquire(timeout=WAIT)
+        if self.bug is not None:
+            raise self.bug
+        return [self.errors.get(handle) for handle in handles]
+
+
+class OneOfMany:
+    """A log that is synced together with others. `handle`: None where that is not enough."""
+
+    def __init__(self, handle: int | None) -> None:
+        self.handle = handle
+        self.end = 1
+        self.begun: list[int] = []
+        self.alone = 0
+
+    def sync_small(self, most_bytes: int) -> Offset | None:
+        raise AssertionError("nobody asked for it")
+
+    def begin_sync(self) -> int | None:
+        if self.handle is not None:
+            self.begun.append(self.end)
+        return self.handle
+
+    def end_sync(self, error: OSError | None) -> Offset:
+        end = self.begun.pop()
+        if error is not None:
+            raise LogDamaged(str(error))
+        return Offset(end)
+
+    def sync(self) -> Offset:
+        self.alone += 1
+        return Offset(self.end)
+
+
+@pytest.fixture
+def together() -> Together:
+    return Together()
+
+
+@pytest.fixture
+def joining(loop: Loop, together: Together) -> Iterator[tuple[SyncScheduler, SlowLog]]:
+    """One thread, which is at the sync of that log until the test lets it end."""
+    scheduler = SyncScheduler(loop.post, threads=1, sync_each=together)
+    first = SlowLog()
+    scheduler.request(first, lambda _: None)
+    assert first.begun.acquire(timeout=WAIT)
+    yield scheduler, first
+    for _ in range(10):
+        together.may_end.release()
+    first.may_end.release()
+    scheduler.close()
+
+
+def test_logs_that_wait_are_synced_together_and_each_for_what_it_held_then(
+    joining: tuple[SyncScheduler, SlowLog], together: Together, loop: Loop
+) -> None:
+    scheduler, first = joining
+    logs = [OneOfMany(3), OneOfMany(None), OneOfMany(4)]
+    done: list[tuple[int, Offset | Exception]] = []
+    for number, log in enumerate(logs):
+        scheduler.request(log, lambda end, number=number: done.append((number, end)))  # type: ignore[misc]
+    first.may_end.release()
+    assert together.begun.acquire(timeout=WAIT)
+    logs[0].end = 7
+    scheduler.request(logs[0], lambda end: done.append((0, end)))
+    together.may_end.release()
+    scheduler.close()
+    while loop.posted:
+        loop.run_one()
+    assert together.asked == [[3, 4]]
+    assert sorted(done) == [(0, 1), (0, 7), (1, 1), (2, 1)]
+    assert [log.alone for log in logs] == [1, 1, 0], "the last request, and the log that needs more than one fdatasync"
+
+
+def test_a_failure_is_that_of_its_log_alone(
+    joining: tuple[SyncScheduler, SlowLog], together: Together, loop: Loop
+) -> None:
+    scheduler, first = joining
+    together.errors[4] = OSError(5, "Input/output error")
+    done: dict[int, Offset | Exception] = {}
+    for handle in (3, 4, 5):
+        scheduler.request(OneOfMany(handle), partial(done.__setitem__, handle))
+    first.may_end.release()
+    together.may_end.release()
+    scheduler.close()
+    while loop.posted:
+        loop.run_one()
+    assert (done[3], done[5]) == (1, 1)
+    assert isinstance(done[4], LogDamaged)
+
+
+def test_where_nothing_is_known_of_a_sync_together_all_of_them_have_failed(
+    joining: tuple[SyncScheduler, SlowLog], together: Together, loop: Loop
+) -> None:
+    scheduler, first = joining
+    together.bug = ZeroDivisionError("a bug")
+    done: list[Offset | Exception] = []
+    logs = [OneOfMany(3), OneOfMany(4)]
+    for log in logs:
+        scheduler.request(log, partial(done.append))
+    first.may_end.release()
+    together.may_end.release()
+    scheduler.close()
+    while loop.posted:
+        loop.run_one()
+    assert [type(each) for each in done] == [LogDamaged, LogDamaged]
+    assert [log.begun for log in logs] == [[], []], "none of them stays begun"
+
+
 class Disk:
     """A log on a disk that takes as long as the test says; its own clock."""
 
@@ -245,6 +373,12 @@ class Disk:
         self.small = True
 
     def sync(self) -> Offset:
+        raise AssertionError("a thread was asked")
+
+    def begin_sync(self) -> int | None:
+        raise AssertionError("a thread was asked")
+
+    def end_sync(self, error: OSError | None) -> Offset:
         raise AssertionError("a thread was asked")
 
     def sync_small(self, most_bytes: int) -> Offset | None:
@@ -309,20 +443,33 @@ def test_nothing_is_synced_at_once_while_somebody_waits_for_a_thread(loop: Loop)
     scheduler.close()
 
 
-def test_it_is_crowded_while_more_logs_wait_than_are_synced_at_a_time(scheduler: SyncScheduler, loop: Loop) -> None:
-    logs = [SlowLog() for _ in range(5)]
+def test_it_is_crowded_from_the_moment_when_many_logs_wait_until_a_while_later(loop: Loop) -> None:
+    now = 10.0
+    scheduler = SyncScheduler(loop.post, threads=2, monotonic=lambda: now)
+    logs = [SlowLog() for _ in range(group_commit.CROWD)]
     crowded: list[bool] = []
-    for log in logs[:4]:
+    for log in logs:
+        crowded.append(scheduler.is_crowded)
         scheduler.request(log, lambda _: None)
-    for log in logs[:2]:
-        assert log.begun.acquire(timeout=WAIT)
-    crowded.append(scheduler.is_crowded)
-    scheduler.request(logs[4], lambda _: None)
-    crowded.append(scheduler.is_crowded)
     for log in logs:
         log.may_end.release()
     scheduler.close()
-    assert [*crowded, scheduler.is_crowded] == [False, True, False]
+    crowded.append(scheduler.is_crowded)
+    now += group_commit.CROWDED_FOR
+    assert [*crowded, scheduler.is_crowded] == [False] * group_commit.CROWD + [True, False]
+
+
+def test_nothing_is_synced_at_once_in_a_crowd(loop: Loop) -> None:
+    now = 10.0
+    scheduler = SyncScheduler(loop.post, threads=1, quick_below=0.001, monotonic=lambda: now)
+    logs, disk = [SlowLog() for _ in range(group_commit.CROWD)], Disk()
+    for log in logs:
+        log.may_end.release()
+        scheduler.request(log, lambda _: None)
+    scheduler.close()
+    assert scheduler.at_once(disk) is None
+    now += group_commit.CROWDED_FOR
+    assert scheduler.at_once(disk) == 5
 
 
 def test_it_tells_since_when_the_oldest_sync_has_been_running(loop: Loop) -> None:
@@ -416,6 +563,38 @@ def test_no_sync_follows_one_that_failed(
             log.sync_small(1 << 20)
         with pytest.raises(LogDamaged):
             log.sync()
+    assert (log.durable_end, log.refusal is not None) == (1, True)
+    log.close()
+
+
+def test_a_log_is_synced_together_with_others_where_one_fdatasync_is_enough(tmp_path: Path, batches: Batches) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    assert log.begin_sync() is None, "a leader epoch is not on disk yet"
+    log.sync()
+    assert log.begin_sync() is None, "nothing is to be synced"
+    batches.append(log)
+    handle = log.begin_sync()
+    assert handle is not None
+    batches.append(log)
+    assert (log.begin_sync(), log.sync_small(1 << 20)) == (None, None), "one sync of a log at a time"
+    assert log.files.sync_data_of_each([handle]) == [None]
+    assert log.end_sync(None) == log.durable_end == 2
+    assert log.sync_small(1 << 20) == 3
+    log.close()
+
+
+def test_no_sync_follows_one_together_with_others_that_failed(tmp_path: Path, batches: Batches) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    log.sync()
+    batches.append(log)
+    assert log.begin_sync() is not None
+    with pytest.raises(LogDamaged):
+        log.end_sync(OSError(5, "Input/output error"))
+    assert log.begin_sync() is None
+    with pytest.raises(LogDamaged):
+        log.sync()
     assert (log.durable_end, log.refusal is not None) == (1, True)
     log.close()
 
