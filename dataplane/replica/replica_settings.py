@@ -45,6 +45,12 @@ class ReplicaSettings:
     push_to_waiters: bool = True
     """A data waiter that fires sends the data itself as a second answer on the same inbox; the notification follows
     when that brought no fetch within `notify_retry` (R32). False: the notification alone."""
+    gather_from: int = 4
+    """While so many partitions that a broker leads have batches on their way to a commit, each has one at a time, and
+    what is published meanwhile gathers for the next: what a batch costs brokers and disks is then more than the overlap
+    of two batches of one partition gains."""
+    gather_time: float = 0.5
+    """Records gather for this long at most after the oldest uncommitted append of their partition."""
     fetch_max_bytes: int = 4 << 20
     """Most bytes of batches in one answer (one whole batch is always sent)."""
     max_uncommitted_bytes: int = 256 << 20

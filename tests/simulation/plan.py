@@ -46,6 +46,8 @@ class RunPlan:
     """Mean of one way to or from NATS, in seconds: it decides how much is on its way when a leader dies."""
     disk_delay: float
     """Mean of a call that waits for the disk, in seconds."""
+    gather_from: int
+    """See `ReplicaSettings`."""
     quick: bool
     """Timeouts a fraction of the usual ones: more happens in a simulated second."""
 
@@ -95,6 +97,7 @@ class RunPlan:
             min_isr=rng.choice((1, 2, 2, 2, 2, 3)),
             latency=rng.choice((0.0001, 0.002, 0.015)),
             disk_delay=rng.choice((0.0003, 0.003, 0.015)),
+            gather_from=rng.choice((1, 2, 4)),
             fetch_max_bytes=rng.choice((1 << 20, 1 << 20, 4096, 256)),
         )
         if plan.latency > 0.001:  # a batch a round trip, and each takes long: followers would not catch up in time

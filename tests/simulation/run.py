@@ -202,7 +202,10 @@ class Cluster:
             broker.disk_delay = self.plan.disk_delay
             usual = QUICK if self.plan.quick else ReplicaSettings()
             broker.replica_settings = replace(
-                usual, push_to_waiters=self.plan.push_to_waiters, fetch_max_bytes=self.plan.fetch_max_bytes
+                usual,
+                push_to_waiters=self.plan.push_to_waiters,
+                fetch_max_bytes=self.plan.fetch_max_bytes,
+                gather_from=self.plan.gather_from,
             )
             broker.storage_settings = StorageSettings(
                 housekeeping_interval=self.plan.housekeeping_interval,

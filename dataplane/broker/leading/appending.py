@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final, assert_never
 
 from dataplane.broker.leading.bounds_of_all import BoundsOfAll
@@ -134,6 +135,8 @@ class Appending:
         """To `.append` requests."""
         self.syncing = False
         """A sync is out that covers the newest records."""
+        self._gathers_until = 0.0
+        """For which the timer was armed last."""
         context = role.context
         self.log_clock = LogClock(role.log.producers.time, context.now(), context.metadata.agreed_time_ns)
         self._keeper = keeper
@@ -197,12 +200,23 @@ class Appending:
         if self.repetitions.end():
             self._keeper.on_led(self._log)
 
-    def on_follower_waits(self) -> None:
-        """A fetch was taken: the open batch need not grow any more."""
-        if self._ingest.open_records and self._core.has_waiting_follower and self.wants_batch():
+    def look(self) -> None:
+        """Something has changed: perhaps the open batch need not grow any more."""
+        if self._ingest.open_records and self.wants_batch():
             self.seal()
 
+    def next_deadline(self) -> float:
+        """When the open batch has gathered for long enough; inf: none gathers."""
+        until = self._core.gathers_until
+        return until if self._ingest.open_records and until > self._context.now() else inf
+
     def wants_batch(self) -> bool:
+        until = self._core.gathers_until
+        if until > self._context.now() and not self._level.is_local and not self._ingest.has_envelopes:
+            if until != self._gathers_until:
+                self._gathers_until = until
+                self._role.timer.schedule()
+            return False
         if not self.syncing:
             return True
         # Where many logs wait for the disk the batch grows until this one has been synced.
@@ -215,6 +229,7 @@ class Appending:
             self._drop_open_batch("this leadership has ended")
         if not self._ingest.open_records:
             return
+        self._gathers_until = 0.0
         taken = self._ingest.take(self._compression)
         header = self.append(taken.batch)
         if isinstance(header, TidelogError):
@@ -292,7 +307,7 @@ class Appending:
     def on_synced(self, durable_end: Offset) -> None:
         self.syncing = self._role.syncs_out > 0 and durable_end < self._core.log_end_offset
         self.run(self._core.on_synced(durable_end, self._context.now()))
-        self.seal()
+        self.look()
 
     # ------------------------------------------------------------------ `ingest.Publishes`
     def decide(self, publish: PublishRun | ClientBatch) -> Decision:

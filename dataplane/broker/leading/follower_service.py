@@ -62,7 +62,7 @@ class FollowerService:
         self._core.deletions_end = self._log.compaction_point.deletions_end
         effects = self._core.on_fetch(fetch, self._context.now())
         self._run(effects)
-        self._appending.on_follower_waits()
+        self._appending.look()
         self._role.timer.schedule()
 
     def on_offset(self, message: Message) -> None:

@@ -8,7 +8,8 @@ taken in columns. A message that begins with the envelope's magic and does not d
 never stored as a plain payload; so is one whose headers no reader could read.
 
 The open batch is sealed when it is large enough, when a follower waits, or when the log is not syncing anyway: small
-batches are latency, large ones throughput.
+batches are latency, large ones throughput. Where many partitions have batches on their way, it gathers until the
+partition's last one is committed (`Commits.gathers_until`).
 """
 
 from __future__ import annotations
@@ -257,6 +258,11 @@ class Ingest(BulkHandler):
     @property
     def open_records(self) -> int:
         return self._builder.count
+
+    @property
+    def has_envelopes(self) -> bool:
+        """Some publisher of the open batch may wait for less than the others."""
+        return bool(self._envelopes)
 
     @property
     def open_ids(self) -> Mapping[bytes, int]:

@@ -392,6 +392,7 @@ class LeaderDriver(ReadableRole):
         if not self.ended:
             self._run(self.core.on_view(view, self.context.now()))
             self._follow_subjects()
+            self.carefully(self._appending.look)
             self.carefully(self._append_requests.on_view)
             self.timer.schedule()
 
@@ -447,9 +448,10 @@ class LeaderDriver(ReadableRole):
 
     def _tick(self) -> None:
         self._run(self.core.tick(self.context.now()))
+        self._appending.look()
 
     def _next_deadline(self) -> float:
-        return self.core.next_deadline()
+        return min(self.core.next_deadline(), self._appending.next_deadline())
 
     def _on_synced(self, durable_end: Offset) -> None:
         self._appending.on_synced(durable_end)

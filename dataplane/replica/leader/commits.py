@@ -76,6 +76,16 @@ class Commits:
         """(exclusive end, bytes, when appended)."""
         shared.partitions += 1
 
+    @property
+    def gathers_until(self) -> float:
+        """Records that come do well to gather until then, or until all that was appended before is committed, which
+        they cannot overtake; 0: they need not. A follower that is slow or silent is waited for once: what comes later
+        than this after the oldest uncommitted append does not gather."""
+        settings = self._state.settings
+        if not self._uncommitted or self.shared.waiting < settings.gather_from:
+            return 0.0
+        return self._uncommitted[0][2] + settings.gather_time
+
     def waited(self, now: float) -> float:
         """Seconds since the oldest uncommitted record was appended."""
         return now - self._uncommitted[0][2] if self._uncommitted else 0.0

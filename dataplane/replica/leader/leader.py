@@ -664,6 +664,11 @@ class Leader:
         """Some follower would take a batch at once."""
         return self._waiters.has_any
 
+    @property
+    def gathers_until(self) -> float:
+        """See `Commits.gathers_until`."""
+        return self._commits.gathers_until
+
     def progress(self) -> dict[BrokerId, tuple[Offset | None, bool]]:
         """Replica -> (its LEO, None when not known in this epoch; in the committed ISR)."""
         state = self._state
