@@ -29,7 +29,7 @@ _FDSYNC: Final = 3
 
 
 class _Numbers(NamedTuple):
-    """Of the system calls."""
+    """The numbers of the system calls."""
 
     setup: int
     destroy: int
@@ -72,7 +72,7 @@ class _Outcome(ctypes.Structure):
 
 
 class SideBySide:
-    """The orders of one thread. Raises OSError where the system does not take any."""
+    """The orders that one thread gives. Raises OSError where the system does not take any."""
 
     def __init__(self) -> None:
         numbers = _NUMBERS.get(platform.machine())
@@ -109,7 +109,7 @@ class SideBySide:
         return [*results, *(sync_one(handle) for handle in handles[len(results) :])]
 
     def _wait(self, taken: int) -> list[OSError | None]:
-        """Of the first `taken` orders."""
+        """Returns the outcomes of the first `taken` orders."""
         unknown = OSError(errno.EIO, "the outcome of a sync is not known")
         results: list[OSError | None] = [unknown] * taken
         done = 0
@@ -151,7 +151,7 @@ def sync_one(handle: int) -> OSError | None:
 
 
 def _orders() -> SideBySide | None:
-    """Of this thread. None: the system takes none."""
+    """Returns those of this thread. None: the system takes none."""
     try:
         orders: SideBySide | None = _of_thread.orders
     except AttributeError:
