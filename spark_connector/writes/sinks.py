@@ -126,7 +126,7 @@ def _commit(
     """Commits the tasks' transactions. `once`: nothing else is committed under the name. `planned`: as in
     CommittedBatch."""
     from spark_connector.shared.connections import Cluster
-    from spark_connector.writes.sink_delivery import ANSWER_SECONDS
+    from spark_connector.writes.sink_delivery import ANSWER_SECONDS, last_commit
 
     if len(_sent(messages)) < len(messages):
         raise TidelogError(
@@ -151,12 +151,18 @@ def _commit(
             f"{len(transactions)} tasks have written, and {MAX_MEMBERS} can be committed as one, so nothing is"
             f" committed: coalesce({MAX_MEMBERS}) the rows before they are written, or use guarantee=at_least_once",
         )
-    is_committed = cluster.ask(
-        f"commit number {sequence} of {family}",
-        lambda client: client.commit_prepared(
-            family, transactions, sequence=sequence, once=once, metadata=batch.to_metadata(), timeout=ANSWER_SECONDS
-        ),
-    )
+    try:
+        is_committed = cluster.ask(
+            f"commit number {sequence} of {family}",
+            lambda client: client.commit_prepared(
+                family, transactions, sequence=sequence, once=once, metadata=batch.to_metadata(), timeout=ANSWER_SECONDS
+            ),
+        )
+    except TidelogError as refused:
+        last = last_commit(cluster, family) if refused.code is Code.STALE_COMMIT else None
+        if last is None or last.sequence != sequence:
+            raise
+        is_committed = False  # the number is committed, and its metadata say whether that was this batch
     if not is_committed:
         _check_same(cluster, options, in_family[0], batch)
 

@@ -23,6 +23,8 @@ class FakeSinkCluster:
     """By transactional id: records (stream, its incarnation, value)."""
     records: list[tuple[str, int, bytes | None]] = field(default_factory=list)
     """That are committed."""
+    forgets: bool = False
+    """It does not know which transactions were committed."""
     knows_aborted: bool = True
     """The answer to aborts: none of the transactions was committed before."""
 
@@ -61,6 +63,8 @@ class FakeSinkCluster:
         if last is not None and sequence < last.sequence:
             raise TidelogError(Code.STALE_COMMIT, f"family {family!r} has committed {last.sequence}")
         if last is not None and sequence == last.sequence:
+            if self.forgets:
+                raise TidelogError(Code.STALE_COMMIT, "whether these were committed before is not known any more")
             return False
         for each in transactions:
             self.records += self.prepared.pop(each.transactional_id)

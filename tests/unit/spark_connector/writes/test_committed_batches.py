@@ -135,6 +135,24 @@ def test_of_two_that_write_at_once_the_later_one_is_refused(cluster: FakeSinkClu
     assert cluster.values("out") == [b"early"]
 
 
+@pytest.mark.parametrize("value", ["a", "other"])
+def test_a_commit_whose_outcome_is_forgotten_is_judged_by_the_batch_that_is_kept(
+    cluster: FakeSinkCluster, value: str
+) -> None:
+    cluster.create("out")
+    late = TidelogStreamWriter(SinkOptions.parse(Query("blue", "out").options))
+    Task.number, Task.properties = 0, {"spark.app.name": "blue", "spark.driver.host": "one"}
+    message = late.write(iter([pa.RecordBatch.from_pydict({"value": pa.array([value])})]))
+    Query("blue", "out").run(0, "a")
+    cluster.forgets = True
+    if value == "a":
+        late.commit([message], 0)
+    else:
+        with refused(Code.STALE_COMMIT, "with another batch"):
+            late.commit([message], 0)
+    assert cluster.values("out") == [b"a"]
+
+
 def test_a_query_that_goes_on_from_an_older_checkpoint_is_refused(cluster: FakeSinkCluster, tmp_path: Path) -> None:
     cluster.create("out")
     query = Query("blue", "out", tmp_path)

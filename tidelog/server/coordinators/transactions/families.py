@@ -256,6 +256,8 @@ class Families:
                 raise transaction_refusals.stale_sequence(
                     end.family, end.sequence, family.sequence, is_known=was_committed is not None
                 )
+            if was_committed is None:
+                raise transaction_refusals.taken_sequence(end.family, end.sequence)
             return False
         for member in end.members:
             if (why := self._not_open(member)) is not None:

@@ -111,6 +111,17 @@ def unknown_commit(family: str, transactional_id: str, why: str) -> TidelogError
     )
 
 
+def taken_sequence(family: str, sequence: int) -> TidelogError:
+    """The refusal of a commit with the number of the last one, of which nothing is known any more."""
+    return TidelogError(
+        Code.STALE_COMMIT,
+        f"family {family!r} has committed sequence {sequence} with other transactions than these. Whether these were"
+        " committed before, with another sequence, is not known any more; those that were still open are aborted. Look"
+        " what is there before you write them again",
+        [OUTCOME.of("unknown")],
+    )
+
+
 def stale_sequence(family: str, sequence: int, last: int, *, is_known: bool) -> TidelogError:
     """The refusal of a family's commit behind a later one. `is_known`: these transactions are not committed; otherwise
     they may have been, before the later one."""

@@ -323,9 +323,12 @@ def test_a_family_that_begins_anew_with_a_smaller_number_denies_no_commit_of_the
     assert world.ask(end_request(prepared(world, "a"), sequence=2)) == ENDED
     assert outcome(world.ask(request)) == "unknown"
     assert last(world) == 2
+    assert world.ask(end_request(prepared(world, "a"), sequence=3)) == ENDED
+    assert outcome(world.ask(request)) == "unknown", "others have its number"
+    assert last(world) == 3
 
 
-@pytest.mark.parametrize("sequence", [1, 2, 5, 9, 11])
+@pytest.mark.parametrize("sequence", [1, 2, 5, 9, 10, 11])
 def test_a_commit_that_is_not_kept_any_more_is_denied_under_no_number(sequence: int) -> None:
     world = World()
     first = prepared(world, "a")
