@@ -71,7 +71,7 @@ class ReplicaSettings:
     """The same for one client, which is known by its inboxes: their subject without its last part."""
     max_fetch_wait: float = 60.0
     """A long poll ends after so long, whatever it asks for."""
-    follower_read_max_age: float = 3.0
+    follower_read_max_age: float = 3.5
     """Seconds since a fetch left, in this LeaderEpoch, that was answered well: so long a follower serves consumers
     (R34)."""
 
@@ -91,9 +91,9 @@ class ReplicaSettings:
                 f"empty_answer_delay ({self.empty_answer_delay} s) must be below replica_fetch_timeout"
                 f" ({self.replica_fetch_timeout} s): a follower would give up each fetch whose answer is put off"
             )
-        if not self.replica_max_idle_wait + self.replica_fetch_timeout <= self.follower_read_max_age:
+        if not self.replica_max_idle_wait + 2 * self.replica_fetch_timeout <= self.follower_read_max_age:
             raise ValueError(
-                f"replica_max_idle_wait ({self.replica_max_idle_wait} s) + replica_fetch_timeout"
+                f"replica_max_idle_wait ({self.replica_max_idle_wait} s) + 2 x replica_fetch_timeout"
                 f" ({self.replica_fetch_timeout} s) <= follower_read_max_age ({self.follower_read_max_age} s)"
                 " does not hold: an idle follower would refuse consumers between two fetches"
             )

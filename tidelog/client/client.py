@@ -844,10 +844,10 @@ class Client:
         committed, and all are aborted. Raises StaleCommit where the family has committed a later sequence, and these
         were not committed before; with its `outcome_unknown` they may have been, by an earlier call, whatever the
         sequence, and the coordinator does not know it any more (it knows the last nine commits, and others until their
-        transactional ids are used again; a family that is forgotten may have committed them as well). Raises BadRequest where one of them
-        was committed by another commit than this one: do not write it again. Raises DeliveryTimeout where the
-        coordinator was asked and did not answer for `timeout` seconds: they may be committed, and another call with the
-        same ones tells. Raises NoServer, NotPermitted, BadName, and BadRequest for arguments.
+        transactional ids are used again; a family that is forgotten may have committed them as well). Raises BadRequest
+        where one of them was committed by another commit than this one: do not write it again. Raises DeliveryTimeout
+        where the coordinator was asked and did not answer for `timeout` seconds: they may be committed, and another
+        call with the same ones tells. Raises NoServer, NotPermitted, BadName, and BadRequest for arguments.
         """
         self._check_open()
         check_whole("sequence", sequence, 0, MAX_SEQUENCE)

@@ -197,6 +197,9 @@ class FollowerDriver(ReadableRole):
         self.log.cached_bytes = None
         self._run(self.core.on_consumer_fetch(fetch, self.context.now()))
 
+    def _read_refusal(self) -> TidelogError | None:
+        return self.core.read_refusal(self.context.now())
+
     # ------------------------------------------------------------------ answers
     def _on_fetch_answer(self, sequence: int, message: Message) -> None:
         if self.ended:

@@ -230,6 +230,10 @@ class ReadableRole(Role):
     def _on_consumer_fetch(self, fetch: ConsumerFetch) -> None:
         """Serve it now or later."""
 
+    def _read_refusal(self) -> TidelogError | None:
+        """Returns why consumers are served nothing at present; None: they are."""
+        return None
+
     def _fetch_from(self, request: FetchRequest, offset: Offset, inbox: str, *, looked_up: bool) -> None:
         reader = Reader(inbox, looked_up, request.read_uncommitted)
         if request.max_bytes == 0:
@@ -324,7 +328,10 @@ class ReadableRole(Role):
             return
         if self.ended:
             return
-        if offset < self.first_record:  # deleted while they were read
+        refusal = self._read_refusal()
+        if refusal is not None:  # this process may have stood still meanwhile
+            self.answers.error(reader.inbox, refusal)
+        elif offset < self.first_record:  # deleted while they were read
             self.answers.error(reader.inbox, before_log(self.view.key, self.first_record, offset))
         else:
             self._answer_reader(reader, offset, end, found)

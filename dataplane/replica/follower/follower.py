@@ -494,6 +494,10 @@ class Follower:
         """Committed batches from `fetch.offset` on, now or when this replica knows of some."""
         return self._reads.on_fetch(fetch, now)
 
+    def read_refusal(self, now: float) -> TidelogError | None:
+        """Returns why consumers should go elsewhere; None while they are served here."""
+        return self._reads.refusal(now)
+
     def resign(self, reason: str, now: float) -> list[FollowerEffect]:
         """This role is over: consumers that wait are sent elsewhere."""
         self._replica.history.add(f"follows no more: {reason}", now)

@@ -161,6 +161,19 @@ async def test_a_follower_that_meets_damage_says_so_and_withdraws(a: Node, b: No
     assert refusal(await ask(client, B, offset=0)).code is Code.UNAVAILABLE
 
 
+async def test_a_read_from_the_disk_that_ends_when_the_follower_serves_nobody_is_refused(
+    a: Node, b: Node, client: NatsConnection
+) -> None:
+    """Its process stood still meanwhile: its leader may have settled a later log start."""
+    _, follower = await in_sync(a, b, 3, client)
+    await until(lambda: follower.log.durable_end == 3)
+    follower.log._state.forget_tail()
+    assert len((await ask(client, B, offset=0)).data) > HEADER_SIZE
+    stale = TidelogError(Code.UNAVAILABLE, "it has asked its leader for nothing lately")
+    follower.core.read_refusal = lambda _: stale  # type: ignore[method-assign]
+    assert refusal(await ask(client, B, offset=0)).message == stale.message
+
+
 async def test_a_replica_is_asked_under_its_name_through_all_its_roles(
     a: Node, b: Node, client: NatsConnection
 ) -> None:
@@ -184,7 +197,7 @@ async def test_a_follower_whose_leader_is_silent_sends_its_consumers_elsewhere(
     nats_server: EmbeddedNatsServer, tmp_path: Path, a: Node, client: NatsConnection
 ) -> None:
     """Cut off from the leader, and reachable: its records are committed, but others have more."""
-    settings = ReplicaSettings(replica_max_idle_wait=0.1, replica_fetch_timeout=0.1, follower_read_max_age=0.3)
+    settings = ReplicaSettings(replica_max_idle_wait=0.1, replica_fetch_timeout=0.1, follower_read_max_age=0.4)
     b = await Node(B, tmp_path / "b").start(nats_server.url, settings)
     try:
         leader, follower = await in_sync(a, b, 1, client)

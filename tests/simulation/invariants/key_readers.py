@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from wire.internal_records.group_records import StreamPartition
     from wire.types import PartitionKey
 
-PATIENCE: Final = 11.0
+PATIENCE: Final = 11.5
 """Seconds for which a member of a sound cluster may wait for records that are deleted: it looks every 5 s. A log start
-that a follower does not confirm is settled 3.5 s after that (R82), and it looks again within 2 s."""
+that a follower does not confirm is settled 4 s after that (R82), and it looks again within 2 s."""
 
 
 class CommittedIsNotGivenAgain(Invariant):

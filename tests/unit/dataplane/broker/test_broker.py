@@ -53,7 +53,7 @@ def broker_with(*replicas: FakeReplica) -> Broker:
     context.settings = ReplicaSettings(
         replica_max_idle_wait=0.01,
         replica_max_lag_time=LAG,
-        follower_read_max_age=1.0,
+        follower_read_max_age=1.5,
         replica_max_leader_timeout=0.1,
     )
     context.space = cast(Any, Nothing())

@@ -73,7 +73,7 @@ async def test_a_failing_report_does_not_end_the_watch() -> None:
     syncer = Syncer()
     loop = asyncio.get_running_loop()
     settings = ReplicaSettings(
-        replica_max_idle_wait=0.01, replica_max_lag_time=0.05, follower_read_max_age=1.0, replica_max_leader_timeout=0.1
+        replica_max_idle_wait=0.01, replica_max_lag_time=0.05, follower_read_max_age=1.5, replica_max_leader_timeout=0.1
     )
     watch = DiskWatch(settings, (cast(Any, syncer),), loop)
     told: list[bool] = []
