@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import gcd, inf
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from dataplane.broker.following.follower_driver import FollowerDriver
 from tests.simulation.invariants.base import Given, Invariant, Scene
+from wire.layouts import KeyOrder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,22 +107,18 @@ class OnlyDeletedRecordsAreSkipped(Invariant):
         return any(self._committed_since.get(origin, inf) <= given.since for origin in self._origins(key))
 
     def _origins(self, key: PartitionKey) -> list[PartitionKey]:
-        """The partitions that had records of its keys before a repartition made it, as far as they exist."""
+        """The partitions that its keys come from, if a repartition made it, as far as they exist."""
         stream = self.raft.truth.streams.get(key.stream)
-        if stream is None or not stream.incarnation == key.stream_incarnation < key.partition_incarnation:
+        if stream is None or stream.incarnation != key.stream_incarnation:
             return []
-        made = next((one for one in stream.layouts if one.generation > key.partition_incarnation), None)
-        if made is None:
+        others = {other.partition: other for other, _ in self.raft.truth.partitions() if other.stream == key.stream}
+        incarnations = {number: other.partition_incarnation for number, other in others.items()}
+        if incarnations.get(key.partition) != key.partition_incarnation:
             return []
-        numbers = {
-            number
-            for one in stream.layouts
-            if one.generation < made.generation
-            for number in range(one.partitions)
-            if (number - key.partition) % gcd(one.partitions, made.partitions) == 0
-        }
-        partitions = [other for other, _ in self.raft.truth.partitions() if other.stream == key.stream]
-        return [other for other in partitions if other.partition in numbers and other != key]
+        order = KeyOrder(stream.layouts, incarnations)
+        return (
+            [others[number] for number in order.origins(key.partition)] if order.has_begun_later(key.partition) else []
+        )
 
 
 class WhatIsSettledIsServedByNobody(Invariant):
