@@ -170,7 +170,7 @@ async def test_a_read_from_the_disk_that_ends_when_the_follower_serves_nobody_is
     follower.log._state.forget_tail()
     assert len((await ask(client, B, offset=0)).data) > HEADER_SIZE
     stale = TidelogError(Code.UNAVAILABLE, "it has asked its leader for nothing lately")
-    follower.core.read_refusal = lambda _: stale  # type: ignore[method-assign]
+    follower.core.read_refusal = lambda now: stale  # type: ignore[method-assign]  # noqa: ARG005
     assert refusal(await ask(client, B, offset=0)).message == stale.message
 
 
