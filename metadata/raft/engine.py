@@ -270,6 +270,7 @@ class RaftEngine(SyncObjInternals):
             self._loads_snapshot = False
             if self.snapshots.exists():
                 self.load_snapshot()
+                self._commit_what_a_snapshot_covers()
         super()._onTick(timeToWait)
         self._last_tick = self.monotonic()
 
@@ -534,13 +535,17 @@ class RaftEngine(SyncObjInternals):
     def snapshot_received(self) -> None:
         """After the last chunk: all that the installed snapshot covers is committed, and proposers will not be told
         how."""
-        applied = self.applied_index
-        self.commit_index = max(self.commit_index, applied)
-        self.journal.setRaftCommitIndex(self.commit_index)
-        skipped = [index for index in self.commands_waiting if index <= applied]
+        self._commit_what_a_snapshot_covers()
+        skipped = [index for index in self.commands_waiting if index <= self.applied_index]
         for index in skipped:
             for _, callback in self.commands_waiting.pop(index):
                 callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
+
+    def _commit_what_a_snapshot_covers(self) -> None:
+        """The journal's hint of the commit index may be older than the snapshot that was loaded, and lie before the
+        first entry of the log."""
+        self.commit_index = max(self.commit_index, self.applied_index)
+        self.journal.setRaftCommitIndex(self.commit_index)
 
     def close(self) -> None:
         """Sync the journal and give up sockets and files."""

@@ -338,8 +338,30 @@ class Journal:
 
     def holds(self, index: int, term: int) -> bool:
         """Whether this very entry is here, and with it everything before it."""
+        return self._term_of(index) == term
+
+    def check_committed(self, index: int, term: int) -> None:
+        """Raises InvariantViolation when another entry of that index is here and committed."""
+        committed = self._term_of(index)
+        if index <= self._commit_index and committed not in (None, term):
+            raise InvariantViolation(
+                f"Raft entry {index} of term {term} contradicts the committed one of term {committed} in {self._path};"
+                " a majority of the voters must have lost their disks."
+            )
+
+    def check_end(self, index: int, leader_term: int) -> None:
+        """Raises InvariantViolation when the log of the leader of that term ends at `index`, and lacks a committed
+        entry. A leader has had the entries of earlier terms since its election; those of its own term it adds later."""
+        committed = self._term_of(self._commit_index)
+        if index < self._commit_index and committed is not None and committed < leader_term:
+            raise InvariantViolation(
+                f"The Raft leader's log ends at {index}, which contradicts the committed entry {self._commit_index} of"
+                f" term {committed} in {self._path}; a majority of the voters must have lost their disks."
+            )
+
+    def _term_of(self, index: int) -> int | None:
         position = index - self._entries[0].index
-        return 0 <= position < len(self._entries) and self._entries[position].term == term
+        return self._entries[position].term if 0 <= position < len(self._entries) else None
 
     @property
     def entry_bytes(self) -> int:
@@ -439,12 +461,7 @@ class Journal:
             if position < len(self._entries):
                 if self._entries[position].term == term:
                     return
-                if idx <= self._commit_index:
-                    raise InvariantViolation(
-                        f"Raft entry {idx} of term {term} contradicts the committed one of term "
-                        f"{self._entries[position].term} in "
-                        f"{self._path}; a majority of the voters must have lost their disks."
-                    )
+                self.check_committed(idx, term)
                 self._forget_from(idx)
                 self._pending.append(_record(b"D", _INDEX.pack(idx)))
         entry = Entry(bytes(command), idx, term)

@@ -18,9 +18,13 @@ tests:
     l  a question for a pre-vote tells a voter that hears no leader of a later term: the one with the newest log
        could never ask a voter of a later term for its pre-vote
     m  oversized entries, which stock would pickle, are refused
-    o  a follower that lacks the entry before a message asks for all that follows its commit index, which every leader
-       has. Stock goes back by one entry for each answer, and forward again to the end of the follower's log when the
-       leader has sent a second message meanwhile: under load a follower whose log differs never gets an entry
+    o  a follower that lacks the entry before a message asks for what follows its log. Once its log differs from the
+       leader's, it asks for all that follows its commit index, which every leader has, until its log ends with another
+       entry, or another term begins. Stock goes back by one entry for each answer, and forward again to the end
+       of the follower's log when the leader has sent a second message meanwhile: under load a follower whose log
+       differs never gets an entry
+    p  a leader that lacks an entry which is committed here ends this process, as the journal does where entries differ:
+       the answers of (o) would never reach an entry that both have
     -  only voters speak Raft to voters; observers may acknowledge and submit, nothing else; PySyncObj's remote
        administration verbs are not registered
 
@@ -121,8 +125,8 @@ def _well_formed_entries(message: Message) -> bool:
     previous, entries = message["prevLogIdx"], message.get("entries")
     if not isinstance(entries, list):
         return False
-    if previous is None:
-        return not entries
+    if previous is None or message["prevLogTerm"] is None:
+        return previous is None and not entries
     for index, entry in enumerate(entries, previous + 1):
         if not isinstance(entry, list) or [type(part) for part in entry] != [bytes, int, int] or entry[1] != index:
             return False
@@ -219,6 +223,8 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         self._on_peer_lost = on_peer_lost
         self._held: list[tuple[Node, Message]] = []
         self._offered_entry = (0, 0)
+        self._differs = (-1, -1, -1)
+        """Term of the leader that has another log than this node, and index and term of this node's last entry then."""
         self._next_sweep = 0.0
         self._introductions: Introductions[FramedConnection] = Introductions(
             INTRODUCTION_TIMEOUTS * engine.conf.connectionTimeout
@@ -241,7 +247,7 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             case "next_node_idx":
                 answer = {**message, "term": self._engine.term}
                 if message["reset"]:
-                    answer["next_node_idx"] = self._engine.commit_index + 1
+                    answer["next_node_idx"] = self._wanted(message["next_node_idx"])
                 self._held.append((node, answer))
                 return True
             case "request_vote" | "response_vote":
@@ -251,6 +257,17 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
             case "append_entries" if message.get("serialized", self) is None:
                 self._engine.no_chunk_for(node)
         return self._send_now(node, message)
+
+    def _wanted(self, asked: int) -> int:
+        """The first entry that this node asks its leader for. `asked`: by stock, an entry of the log where it differs
+        from the leader's, or the one after the log."""
+        engine, last = self._engine, self._engine.journal.last
+        end = engine.term, last.index, last.term
+        if asked <= last.index:
+            self._differs = end
+        if self._differs != end:
+            return last.index + 1
+        return max(engine.commit_index, engine.journal[0].index) + 1
 
     def _send_now(self, node: Node, message: Message) -> bool:
         if self._engine.journal.stalled:
@@ -331,6 +348,9 @@ class HardenedTransport(TCPTransport):  # type: ignore[misc] # PySyncObj ships n
         leader_commit_index = message["commit_index"]
         installs = False
         if "prevLogIdx" in message:
+            engine.journal.check_committed(message["prevLogIdx"], message["prevLogTerm"])
+            if not message["entries"]:
+                engine.journal.check_end(message["prevLogIdx"], message["term"])
             message["commit_index"] = min(leader_commit_index, message["prevLogIdx"] + len(message["entries"]))
         else:
             message["commit_index"] = min(leader_commit_index, engine.commit_index)

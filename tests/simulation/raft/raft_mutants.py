@@ -2,10 +2,10 @@
 transport, broken once. They are hunted in runs of the metadata group alone.
 
 The letters are those of `metadata.raft.transport`; `tests/unit/metadata/raft/test_raft_faults.py` has a test for each,
-also for those that no run shows: they cost only time (a), or need what these runs do not have (i, k, m: state machines
-that raise, other members, commands beyond a batch). No run shows either that a voter which has forgotten its vote does
-not vote in the term of the leader that it has synchronised from: another candidate of that term would need pre-votes
-of a majority, after that leader was elected by one.
+also for those that no run shows: they cost only time (a), or need what these runs do not have (i, k, m, p: state
+machines that raise, other members, commands beyond a batch, a majority that has lost its disks). No run shows either
+that a voter which has forgotten its vote does not vote in the term of the leader that it has synchronised from: another
+candidate of that term would need pre-votes of a majority, after that leader was elected by one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RAFT_MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "(a) an entry that is there already takes its place again",
         (Journal.add, "if self._entries[position].term == term:", "if False:"),
-        (Journal.add, "if idx <= self._commit_index:", "if False:"),
+        (Journal.add, "self.check_committed(idx, term)", "pass"),
         (HardenedTransport._on_acknowledgement, "max(previous, engine.next_index[node])", "engine.next_index[node]"),
     ),
     _mutant(
@@ -115,7 +115,15 @@ RAFT_MUTANTS: tuple[Mutant, ...] = (
     ),
     _mutant(
         "(o) a follower whose log differs goes back by one entry, or to its end",
-        (HardenedTransport.send, 'answer["next_node_idx"] = self._engine.commit_index + 1', "pass"),
+        (HardenedTransport.send, 'answer["next_node_idx"] = self._wanted(message["next_node_idx"])', "pass"),
+    ),
+    _mutant(
+        "(o) a voter does not know as committed what the snapshot covers that it starts with",
+        (
+            RaftEngine._onTick,
+            "self.load_snapshot()\n            self._commit_what_a_snapshot_covers()",
+            "self.load_snapshot()",
+        ),
     ),
     _mutant(
         "a vote leaves before it is on disk",

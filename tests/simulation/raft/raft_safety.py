@@ -12,6 +12,8 @@
     LogMatching             two logs with the same entry (index and term) are the same up to it
     LeaderCompleteness      a leader has every entry that was committed
     CommittedStays          two voters never know different entries of an index as committed
+    CoveredIsCommitted      what a voter has applied, by entries or by a snapshot, and the first entry of its log, it
+                            knows as committed
     CommitsAreDurable       what is known as committed is on the disks of a majority
     StateMachineSafety      all state machines apply the same commands in the same order, each once
     NoAcknowledgedCommandLost, ResultsAreTrue, RealTimeOrder, NeverQueuedIsNeverApplied    to proposers
@@ -127,6 +129,12 @@ class RaftSafety:
         if seen.before is not None and not engine._loads_snapshot:
             self._on_loaded(voter, seen.before, journal)
             seen.before = None
+        if not engine._loads_snapshot and engine.commit_index < max(engine.applied_index, first.index):
+            self.world.broken(
+                "CoveredIsCommitted",
+                f"{voter} has {engine.commit_index} as its commit index, has applied entries up to"
+                f" {engine.applied_index}, and its log begins at {first.index}",
+            )
         if (found := self.disks[voter].durable(SNAPSHOT)) is not seen.snapshot:
             self._on_snapshot(voter, seen, found)
         if engine.is_leader and engine.term != seen.led:

@@ -32,7 +32,7 @@ from metadata.raft.ports import RaftPorts
 from metadata.raft.set_aside import set_aside
 from metadata.raft.snapshot import decode_snapshot
 from metadata.raft.transport import well_formed
-from metadata.raft.types import REGULAR
+from metadata.raft.types import REGULAR, InvariantViolation
 from tests.unit.metadata.raft.recorder import ProcessEnded, Recorder, end
 from tidelog.process.loopback import free_addresses
 from wire.security.cluster_secrets import public_secrets
@@ -233,11 +233,152 @@ def test_o_a_follower_whose_log_differs_asks_for_what_follows_its_commit_index(b
     bench.wires[bench.other].sent.clear()
     for previous in (20, 23, 26):
         bench.entries(bench.other, term=3, previous=previous, previous_term=2, commands=[b"1", b"2", b"3"], commit=28)
+    assert answers(bench, bench.other) == [(6, True, False)] * 3
+
+
+def answers(bench: Bench, node: Node) -> list[tuple[int, bool, bool]]:
+    """Since the last call."""
     bench.engine.tick()
-    answers = bench.wires[bench.other].of("next_node_idx")
-    assert [(answer["next_node_idx"], answer["reset"], answer["success"]) for answer in answers] == [
-        (6, True, False)
-    ] * 3
+    found = bench.wires[node].of("next_node_idx")
+    bench.wires[node].sent.clear()
+    return [(answer["next_node_idx"], answer["reset"], answer["success"]) for answer in found]
+
+
+def test_o_a_follower_that_only_lacks_entries_asks_for_what_follows_its_log(bench: Bench) -> None:
+    """Its leader may have compacted what follows the commit index, and would send a snapshot."""
+    bench.numbered(2, 20, commit=5, previous_term=0)
+    answers(bench, bench.peer)
+    bench.numbered(24, 25, commit=25)
+    bench.numbered(26, 26, commit=26)
+    assert answers(bench, bench.peer) == [(21, True, False)] * 2
+    bench.numbered(21, 26, commit=26)
+    assert answers(bench, bench.peer) == [(27, False, True)]
+
+
+def test_o_a_follower_whose_log_differs_does_not_ask_for_its_end_again(bench: Bench) -> None:
+    """Messages that its leader sent before it heard the answer would put it forward again."""
+    bench.numbered(2, 20, commit=5, previous_term=0)
+    for previous in (23, 20, 26):
+        bench.entries(bench.other, term=3, previous=previous, previous_term=2, commands=[b"1", b"2", b"3"], commit=5)
+    assert answers(bench, bench.other) == [(21, True, False), (6, True, False), (6, True, False)]
+    bench.entries(bench.other, term=3, previous=5, previous_term=1, commands=[b"6"], commit=5)
+    bench.entries(bench.other, term=3, previous=26, previous_term=2, commands=[], commit=5)
+    assert answers(bench, bench.other) == [(7, False, True), (7, True, False)], "its log ends with the leader's entry"
+
+
+def test_o_a_follower_whose_log_differed_from_an_earlier_leaders_asks_the_next_one_for_what_follows_it(
+    bench: Bench,
+) -> None:
+    bench.numbered(2, 20, commit=5, previous_term=0)
+    bench.entries(bench.other, term=3, previous=20, previous_term=2, commands=[], commit=5)
+    bench.entries(bench.peer, term=4, previous=23, previous_term=2, commands=[], commit=5)
+    assert answers(bench, bench.other) == [(6, True, False)]
+    assert answers(bench, bench.peer)[-1] == (21, True, False)
+
+
+def catches_up(bench: Bench, previous: int, last: int) -> None:
+    """With a leader of term 2 that has the entries up to `last`, of term 1, and sends first what follows `previous`."""
+    for _ in range(3):
+        commands = [f"e{index}".encode() for index in range(previous + 1, last + 1)]
+        bench.entries(bench.peer, term=2, previous=previous, previous_term=1, commands=commands, commit=last)
+        wanted, _, success = answers(bench, bench.peer)[-1]
+        previous = wanted - 1
+        if success:
+            break
+    assert bench.engine.applied_index == bench.last_index == last
+    assert bench.machine.commands == [f"e{index}".encode() for index in range(2, last + 1)]
+
+
+def test_o_a_kill_between_a_received_snapshot_and_the_journal_keeps_no_older_commit_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next leader would be asked, for ever, for what follows the older one: entries that do not fit this log."""
+    donor = Bench(tmp_path / "donor")
+    snapshot = compacted(donor, 100)
+    donor.close()
+    bench = Bench(tmp_path / "raft")
+    bench.numbered(2, 20, commit=20, previous_term=0)
+    bench.engine.tick()
+    bench.numbered(21, 22, commit=22)
+    bench.engine.tick()
+    install = bench.engine.snapshots._install
+
+    def killed(temporary: Path) -> None:
+        install(temporary)
+        shutil.copytree(tmp_path / "raft", tmp_path / "killed")
+
+    monkeypatch.setattr(bench.engine.snapshots, "_install", killed)
+    for chunk in ([snapshot, True, False], [b"", False, True]):
+        bench.receive(bench.peer, {"type": "append_entries", "term": 1, "commit_index": 100, "serialized": chunk})
+    bench.close()
+
+    again = Bench(tmp_path / "killed")
+    again.engine.tick()
+    assert [entry.index for entry in again.engine.journal[:]] == [99, 100]
+    assert again.engine.commit_index == again.engine.journal.getRaftCommitIndex() == 100
+    catches_up(again, previous=22, last=105)
+    again.close()
+
+
+def test_o_a_kill_between_the_own_snapshot_and_the_journal_keeps_no_older_commit_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "raft")
+    bench.numbered(2, 45, commit=40, previous_term=0)
+    bench.engine.tick()
+    bench.numbered(46, 60, commit=45)
+    bench.engine.tick()
+    bench.entries(bench.peer, term=1, previous=60, previous_term=1, commands=[], commit=60)
+    bench.engine.tick()
+    monkeypatch.setattr(bench.engine.journal, "deleteEntriesTo", lambda _: None)
+    bench.compact()
+    shutil.copytree(tmp_path / "raft", tmp_path / "killed")
+    bench.close()
+
+    again = Bench(tmp_path / "killed")
+    assert again.engine.commit_index < 59, "the hint of the commit index lags"
+    again.engine.tick()
+    assert [entry.index for entry in again.engine.journal[:]] == [59, 60]
+    assert again.engine.commit_index == again.engine.journal.getRaftCommitIndex() == 60
+    catches_up(again, previous=45, last=105)
+    again.close()
+
+
+def test_o_a_follower_asks_for_nothing_before_its_log(bench: Bench) -> None:
+    compacted(bench, 30)
+    bench.numbered(31, 40, commit=30)
+    bench.engine.commit_index = 10
+    bench.entries(bench.other, term=3, previous=40, previous_term=2, commands=[], commit=30)
+    assert answers(bench, bench.other) == [(30, True, False)]
+
+
+# ---------------------------------------------------------------------------- p: logs that contradict what is committed
+
+
+def test_p_a_leader_with_another_entry_in_the_place_of_a_committed_one_ends_the_process(bench: Bench) -> None:
+    bench.numbered(2, 25, commit=20, previous_term=0)
+    bench.entries(bench.other, term=5, previous=21, previous_term=3, commands=[b"22"], commit=20)
+    assert answers(bench, bench.other) == [(21, True, False)], "what differs is not committed"
+    with pytest.raises(InvariantViolation, match="entry 20 of term 3 contradicts the committed one of term 1"):
+        bench.entries(bench.other, term=5, previous=20, previous_term=3, commands=[b"21", b"22"], commit=20)
+
+
+def test_p_a_leader_whose_log_ends_before_a_committed_entry_ends_the_process(bench: Bench) -> None:
+    compacted(bench, 30)
+    bench.entries(bench.other, term=5, previous=9, previous_term=3, commands=[b"10"], commit=9)
+    assert answers(bench, bench.other)[-1] == (31, True, False), "its log may be longer than that message"
+    with pytest.raises(InvariantViolation, match="log ends at 10, which contradicts the committed entry 30 of term 1"):
+        bench.entries(bench.other, term=5, previous=10, previous_term=5, commands=[], commit=9)
+
+
+def test_p_a_message_of_an_older_term_or_one_that_is_late_ends_nothing(bench: Bench) -> None:
+    bench.numbered(2, 20, commit=20, previous_term=0)
+    bench.numbered(11, 10, commit=10)
+    assert answers(bench, bench.peer)[-1] == (21, False, True), "sent before entries 11 to 20 were added"
+    bench.entries(bench.peer, term=4, previous=20, previous_term=1, commands=[], commit=20)
+    bench.entries(bench.other, term=3, previous=15, previous_term=2, commands=[], commit=20)
+    assert answers(bench, bench.other) == [(0, False, False)]
+    assert bench.engine.commit_index == 20
 
 
 # ---------------------------------------------------------------------------- c, d, e, f, g, j: snapshots
@@ -716,6 +857,7 @@ ENTRIES = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx":
         {"type": "request_vote", "term": "1", "last_log_index": 1, "last_log_term": 0},
         ENTRIES | {"transmission": "finish", "data": b"", "entries": []},
         ENTRIES | {"entries": [[b"\0", 7, 1]]},
+        ENTRIES | {"prevLogTerm": None, "entries": []},
         {"type": "append_entries", "term": 1, "commit_index": 1, "serialized": [b"", 1]},
         {"type": "append_entries", "term": 1, "commit_index": 1},
     ],
@@ -1020,7 +1162,7 @@ def test_full_a_leader_applies_and_tells_nothing_and_steps_down_when_it_hears_of
     bench.acknowledge(bench.other, bench.last_index + 1, term=bench.engine.term)
     bench.engine.tick()
     assert (len(bench.machine.commands), ended, _sent(bench)) == (applied, [], before)
-    bench.entries(bench.other, term=bench.engine.term + 1, previous=1, previous_term=0, commands=[], commit=1)
+    bench.entries(bench.other, term=bench.engine.term + 1, previous=2, previous_term=1, commands=[], commit=1)
     assert not bench.engine.is_leader
     disk.is_full = False
     bench.engine.tick()
