@@ -41,7 +41,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from random import random
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import ParseResult, urlparse
 
 from nats import errors
@@ -139,6 +139,10 @@ class _TcpTransport(TcpTransport):
             protocol._over_ssl = True  # type: ignore[attr-defined]
 
 
+MOST_ROUNDS: Final = 16
+"""Of work at the end of a read callback that makes more such work."""
+
+
 class ReadCallback:
     """The read callback that runs now, of any of the connections that share this object. Messages published in it leave
     at its end: to wait for the end of the loop's turn would cost each message that comes alone one more turn. The same
@@ -166,8 +170,11 @@ class ReadCallback:
         return self._is_on
 
     def end(self) -> None:
+        """The rest comes in the loop's next turn, if there is no end of it."""
         try:
-            while self._at_end or self._afterwards:
+            for _ in range(MOST_ROUNDS):
+                if not (self._at_end or self._afterwards):
+                    return
                 if self._at_end:
                     calls, self._at_end = self._at_end, []
                 else:
@@ -177,6 +184,7 @@ class ReadCallback:
                         call()
                     except Exception:  # noqa: BLE001 - it is logged, and the other connections' calls follow
                         _log.exception("NATS connection: what follows a read callback met a bug; messages may be lost")
+            asyncio.get_running_loop().call_soon(self.end)
         finally:
             self._is_on = False
 

@@ -9,12 +9,17 @@ where the leader has not answered in this epoch: it may be one of thousands that
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from dataplane.replica.history import History
 from dataplane.replica.replica_effects import ReportLeader
 from dataplane.replica.replica_settings import ReplicaSettings
 from wire.retry import Retry
 from wire.types import BrokerId, LeaderReport, PartitionView
+
+RARELY: Final = 2.0
+"""Seconds between two reports, at the longest. The controller counts reports of several followers together only within
+its `witness_window_s`."""
 
 
 class LeaderContact:
@@ -32,11 +37,10 @@ class LeaderContact:
         self._no_responders_wait = Retry(
             settings.no_leader_retry, max(settings.no_leader_retry, settings.replica_max_idle_wait), chance=None
         )
-        """Until the next request after a 503. A leader that begins announces itself until it is asked, and of a
-        thousand partitions that begin together most are asked many times."""
-        self._report_wait = Retry(
-            settings.report_interval, max(settings.report_interval, settings.replica_max_idle_wait), chance=None
-        )
+        """Until the next request after a 503. A leader that begins announces itself, and of a thousand partitions that
+        begin together most are asked many times."""
+        rarely = max(settings.report_interval, min(RARELY, settings.replica_max_idle_wait))
+        self._report_wait = Retry(settings.report_interval, rarely, chance=None)
         """Until a leader that has not answered is reported again."""
         self._report_again_at = -math.inf
 

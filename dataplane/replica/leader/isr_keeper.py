@@ -114,6 +114,8 @@ class IsrKeeper:
         isr = state.isr
         if not isinstance(isr, CommittedIsr) or len(isr.members) <= len(state.followers) or not state.is_connected:
             return -math.inf
+        if state.view.returned:
+            return -math.inf
         caught_up = (follower.caught_up_at for follower in state.followers.values())
         return min(caught_up, default=math.inf) + state.settings.replica_max_lag_time
 

@@ -366,11 +366,12 @@ class Leader:
             return [CompleteProduce(token)]
         commits.acks.add(level, end, now + timeout, token)
         out: list[LeaderEffect] = []
-        if not state.is_durable and level.is_synced and end <= state.log_end_offset:
+        if end <= state.log_end_offset:
             # A repetition of a batch in the log: nothing is appended that would ask for the syncs.
-            if commits.sync_wanted_here() > state.durable_end:
-                out.append(RequestSync())
-            self._waiters.fire_to_sync(now, out)
+            if not state.is_durable and level.is_synced:
+                if commits.sync_wanted_here() > state.durable_end:
+                    out.append(RequestSync())
+                self._waiters.fire_to_sync(now, out)
             commits.advance(now, out)
         return out
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.nats.nats_py import ReadCallback
+from tidelog.nats.nats_py import MOST_ROUNDS, ReadCallback
 from tidelog.nats.outgoing import Outgoing
 
 
@@ -144,3 +144,23 @@ async def test_a_bug_in_work_after_a_read_callback_holds_up_no_other_work(caplog
     reading.end()
     assert written == [b"another's"]
     assert "what follows a read callback" in caplog.text
+
+
+async def test_work_that_makes_more_work_without_end_leaves_the_loop_its_turns() -> None:
+    out, _ = outgoing()
+    reading = out._client.reading
+    reading.begin()
+    done = 0
+
+    def work() -> None:
+        nonlocal done
+        done += 1
+        if done < 10 * MOST_ROUNDS:
+            reading.afterwards(work)
+
+    reading.afterwards(work)
+    reading.end()
+    assert done == MOST_ROUNDS
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not reading.afterwards(work), "no read callback runs"

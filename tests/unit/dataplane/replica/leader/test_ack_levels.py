@@ -220,6 +220,13 @@ def test_a_repetition_of_an_unsynced_batch_has_it_synced() -> None:
     assert done(driver.fetch(B, 1, durable=1)) == ["again"]
 
 
+def test_a_repetition_that_every_member_has_accepted_waits_for_nothing_more() -> None:
+    driver = Driver(view(isr=(A, B)))
+    publish(driver, SYNCED, "first")
+    driver.fetch(B, 1, durable=0)
+    assert done(driver.leader.await_ack(CACHED, Offset(1), MarkReply("again"), 10.0, 0.0)) == ["again"]
+
+
 def test_a_member_whose_disk_hangs_lags_where_a_publish_waits_for_its_sync() -> None:
     driver = Driver(view(durability=ACCEPTED, isr=(A, B), min_isr=1))
     publish(driver, SYNCED, "t")
