@@ -140,7 +140,7 @@ class _TcpTransport(TcpTransport):
 
 
 MOST_ROUNDS: Final = 16
-"""Of work at the end of a read callback that makes more such work."""
+"""Rounds of work at the end of a read callback that makes more such work."""
 
 
 class ReadCallback:
