@@ -48,7 +48,7 @@ class ReplicaSettings:
     gather_from: int = 4
     """While so many partitions that a broker leads have batches on their way to a commit, each has one at a time, and
     what is published meanwhile gathers for the next: what a batch costs brokers and disks is then more than the overlap
-    of two batches of one partition gains."""
+    of two batches of one partition gains. A partition without a commit for `gather_time` does not count."""
     gather_time: float = 0.5
     """Records gather for this long at most after the oldest uncommitted append of their partition."""
     fetch_max_bytes: int = 4 << 20

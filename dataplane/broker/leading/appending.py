@@ -135,8 +135,8 @@ class Appending:
         """To `.append` requests."""
         self.syncing = False
         """A sync is out that covers the newest records."""
-        self._gathers_until = 0.0
-        """For which the timer was armed last."""
+        self._gathers_until = inf
+        """When the timer is to look at the open batch, which gathers."""
         context = role.context
         self.log_clock = LogClock(role.log.producers.time, context.now(), context.metadata.agreed_time_ns)
         self._keeper = keeper
@@ -207,16 +207,16 @@ class Appending:
 
     def next_deadline(self) -> float:
         """When the open batch has gathered for long enough; inf: none gathers."""
-        until = self._core.gathers_until
-        return until if self._ingest.open_records and until > self._context.now() else inf
+        return self._gathers_until if self._ingest.open_records else inf
 
     def wants_batch(self) -> bool:
-        until = self._core.gathers_until
-        if until > self._context.now() and not self._level.is_local and not self._ingest.has_envelopes:
+        until = self._core.gathers_until(self._context.now())
+        if until and not self._level.is_local and not self._ingest.has_envelopes:
             if until != self._gathers_until:
                 self._gathers_until = until
                 self._role.timer.schedule()
             return False
+        self._gathers_until = inf
         if not self.syncing:
             return True
         # Where many logs wait for the disk the batch grows until this one has been synced.
@@ -229,7 +229,7 @@ class Appending:
             self._drop_open_batch("this leadership has ended")
         if not self._ingest.open_records:
             return
-        self._gathers_until = 0.0
+        self._gathers_until = inf
         taken = self._ingest.take(self._compression)
         header = self.append(taken.batch)
         if isinstance(header, TidelogError):

@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
 
 from dataplane.replica.consumers import Consumers
@@ -45,6 +46,26 @@ class Uncommitted:
         """Led by this broker."""
         self.waiting = 0
         """Partitions among them that have uncommitted bytes."""
+        self._moving: OrderedDict[object, float] = OrderedDict()
+        """Partition -> when it last moved, the one that has not moved for longest first."""
+
+    def moves(self, partition: object, now: float) -> None:
+        """The partition has begun to wait for a commit, or has got one and waits for the next."""
+        self._moving[partition] = now
+        self._moving.move_to_end(partition)
+
+    def rests(self, partition: object) -> None:
+        """The partition waits for no commit."""
+        self._moving.pop(partition, None)
+
+    def is_crowd(self, now: float) -> bool:
+        """Whether `gather_from` partitions have moved within `gather_time`, and wait for a commit. One that is stuck,
+        as below min ISR, costs the others nothing, and counts again when it moves."""
+        settings, moving = self._settings, self._moving
+        if len(moving) >= settings.gather_from:
+            while moving and next(iter(moving.values())) + settings.gather_time <= now:
+                moving.popitem(last=False)
+        return len(moving) >= settings.gather_from
 
     def why_not(self, own: int, waited: float) -> str | None:
         """Why a partition may append nothing more; None when it may.
@@ -76,15 +97,14 @@ class Commits:
         """(exclusive end, bytes, when appended)."""
         shared.partitions += 1
 
-    @property
-    def gathers_until(self) -> float:
+    def gathers_until(self, now: float) -> float:
         """Records that come do well to gather until then, or until all that was appended before is committed, which
         they cannot overtake; 0: they need not. A follower that is slow or silent is waited for once: what comes later
         than this after the oldest uncommitted append does not gather."""
-        settings = self._state.settings
-        if not self._uncommitted or self.shared.waiting < settings.gather_from:
+        if not self._uncommitted:
             return 0.0
-        return self._uncommitted[0][2] + settings.gather_time
+        until = self._uncommitted[0][2] + self._state.settings.gather_time
+        return until if until > now and self.shared.is_crowd(now) else 0.0
 
     def waited(self, now: float) -> float:
         """Seconds since the oldest uncommitted record was appended."""
@@ -94,7 +114,9 @@ class Commits:
         """`size` bytes that end at `end` were appended."""
         self.uncommitted_bytes += size
         self.shared.size += size
-        self.shared.waiting += not self._uncommitted
+        if not self._uncommitted:
+            self.shared.waiting += 1
+            self.shared.moves(self, now)
         self._uncommitted.append((end, size, now))
 
     def on_own_copy(self, out: list[LeaderEffect]) -> None:
@@ -178,8 +200,14 @@ class Commits:
             self.uncommitted_bytes -= size
             self.shared.size -= size
             done += 1
+        if not done:
+            return
         del self._uncommitted[:done]
-        self.shared.waiting -= done > 0 and not self._uncommitted
+        if self._uncommitted:
+            self.shared.moves(self, now)
+        else:
+            self.shared.waiting -= 1
+            self.shared.rests(self)
 
     def validate(self) -> None:
         """Raises InvariantViolation."""
@@ -196,5 +224,6 @@ class Commits:
         self.shared.partitions -= 1
         self.shared.size -= self.uncommitted_bytes
         self.shared.waiting -= bool(self._uncommitted)
+        self.shared.rests(self)
         self.uncommitted_bytes = 0
         self._uncommitted.clear()

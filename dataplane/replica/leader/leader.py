@@ -665,10 +665,9 @@ class Leader:
         """Some follower would take a batch at once."""
         return self._waiters.has_any
 
-    @property
-    def gathers_until(self) -> float:
+    def gathers_until(self, now: float) -> float:
         """See `Commits.gathers_until`."""
-        return self._commits.gathers_until
+        return self._commits.gathers_until(now)
 
     def progress(self) -> dict[BrokerId, tuple[Offset | None, bool]]:
         """Replica -> (its LEO, None when not known in this epoch; in the committed ISR)."""

@@ -21,13 +21,12 @@ from dataplane.broker.roles.role import RoleCounters
 from dataplane.log.partition_log import LogConfig
 from dataplane.log.storage.log_errors import LogDamaged
 from dataplane.replica.leader.append_rules import ClientBatch
-from dataplane.replica.leader.commits import Uncommitted
 from dataplane.replica.replica_effects import ProposeIsr
 from dataplane.replica.replies import LocalReply
 from tests.unit.dataplane.broker.role_bench import EPOCH, HOME, Bench, view
 from tests.views import KEY, A, B
 from wire.batch import BatchBuilder, Compression, ReceivedBatch
-from wire.durability import DURABLE, Durability, DurabilityKind
+from wire.durability import DURABLE, Durability
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import BulkHandler, Message
 from wire.partition_messages.append import encode_append
@@ -235,92 +234,6 @@ async def test_where_many_logs_wait_for_the_disk_a_batch_grows_until_the_last_on
     bench.syncer.asked.pop(0)(bench.log.sync())
     seen.append(bench.log.log_end_offset)
     assert seen == ends
-    await role.end("over")
-
-
-def fetches(bench: Bench, role: LeaderDriver, sequence: int, offset: int) -> None:
-    """The follower has all up to there, durably."""
-    key = role.view.key
-    request = ReplicationRequest(
-        replicaID=B,
-        offset=offset,
-        durable_offset=offset,
-        leaderEpoch=role.leader_epoch,
-        sequence=sequence,
-        broker_incarnation=1,
-        stream_incarnation=key.stream_incarnation,
-        partition_incarnation=key.partition_incarnation,
-    )
-    subject = bench.context.subjects.replicate(key.stream, key.partition)
-    bench.control.subscribed[subject](Message(subject, request.SerializeToString(), f"inbox.{sequence}"))
-
-
-def crowd(bench: Bench) -> Uncommitted:
-    """Other partitions that are led here have batches on their way."""
-    uncommitted = bench.context.the(BoundsOfAll).uncommitted
-    uncommitted.waiting += bench.context.settings.gather_from - 1
-    return uncommitted
-
-
-async def test_in_a_crowd_records_gather_until_the_batch_before_them_is_committed(bench: Bench) -> None:
-    crowd(bench)
-    role = await driver(bench, view(A, B))
-    await role.start()
-    publish(bench, b"one", b"reply.1")
-    assert bench.log.log_end_offset == 1, "nothing is on its way"
-    await turn()
-    publish(bench, b"two", b"reply.2")
-    publish(bench, b"three", b"reply.3")
-    seen = [bench.log.log_end_offset]
-    fetches(bench, role, 1, 0)  # it waits for nothing less
-    seen.append(bench.log.log_end_offset)
-    fetches(bench, role, 2, 1)
-    seen.append(bench.log.log_end_offset)
-    assert (seen, role.high_watermark) == ([1, 1, 3], 1)
-    await role.end("over")
-
-
-async def test_without_a_crowd_a_batch_does_not_wait_for_the_one_before_it(bench: Bench) -> None:
-    uncommitted = crowd(bench)
-    uncommitted.waiting -= 1
-    role = await driver(bench, view(A, B))
-    await role.start()
-    publish(bench, b"one", b"reply.1")
-    await turn()
-    publish(bench, b"two", b"reply.2")
-    assert (bench.log.log_end_offset, role.high_watermark) == (2, 0)
-    await role.end("over")
-
-
-async def test_a_publisher_that_waits_for_the_leader_alone_does_not_wait_for_followers_in_a_crowd(bench: Bench) -> None:
-    crowd(bench)
-    role = await driver(bench, view(A, B, durability=Durability(DurabilityKind.LOCAL_DURABLE)))
-    await role.start()
-    publish(bench, b"one", b"reply.1")
-    await turn()
-    publish(bench, b"two", b"reply.2")
-    assert bench.log.log_end_offset == 2
-    await role.end("over")
-
-
-async def test_records_gather_behind_a_silent_follower_for_a_while_and_then_no_more(bench: Bench) -> None:
-    crowd(bench)
-    role = await driver(bench, view(A, B))
-    await role.start()
-    gather = bench.context.settings.gather_time
-    now = bench.context.loop.time()
-    publish(bench, b"one", b"reply.1")
-    await turn()
-    publish(bench, b"two", b"reply.2")
-    assert bench.log.log_end_offset == 1
-    for _ in range(1000):
-        if bench.log.log_end_offset == 2:
-            break
-        await asyncio.sleep(0.01)
-    assert bench.log.log_end_offset == 2
-    assert bench.context.loop.time() >= now + gather
-    publish(bench, b"three", b"reply.3")
-    assert bench.log.log_end_offset == 3, "the oldest has waited for too long already"
     await role.end("over")
 
 
