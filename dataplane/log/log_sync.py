@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from wire.types import LeaderEpoch, Offset
 
 
+MOST_BYTES_TOGETHER = 1 << 20
+"""Most unsynced bytes of a log that is synced together with others, which wait until the last of them is durable."""
+
+
 class LogSync:
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -85,22 +89,27 @@ class LogSync:
     # Keeps R12.
     def begin_sync(self) -> int | None:
         """The first half of `sync`, for a thread that syncs the files of many logs together: the handle of the file.
-        The I/O lock is held until `end_sync`. Returns None, with nothing done, where one fdatasync is not enough, or
-        when the I/O lock is taken."""
+        The I/O lock is held until `end_sync`. Returns None, with nothing done, where one fdatasync is not enough,
+        where there is much to sync, or when the I/O lock is taken."""
         state = self._state
         if not state.io_lock.acquire(blocking=False):
             return None
-        end = state.log_end_offset  # read before the segments and the epochs, as in `sync_locked`
-        last = state.segments[-1]
-        if state.failure is not None or last.synced_size >= last.size or not self._needs_data_alone():
-            state.io_lock.release()
-            return None
+        handle = None
         try:
-            handle = last.handle
-        except OSError:  # `sync` meets it again
-            state.io_lock.release()
-            return None
-        self._begun = last, last.size, end
+            end = state.log_end_offset  # read before the segments and the epochs, as in `sync_locked`
+            last = state.segments[-1]
+            size = last.size
+            if (
+                state.failure is None
+                and 0 < size - last.synced_size <= MOST_BYTES_TOGETHER
+                and self._needs_data_alone()
+            ):
+                with suppress(OSError):  # `sync` meets it again
+                    handle = last.handle
+                    self._begun = last, size, end
+        finally:
+            if handle is None:
+                state.io_lock.release()
         return handle
 
     # Keeps R12.

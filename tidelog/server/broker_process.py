@@ -297,7 +297,7 @@ class Node:
             post=loop.call_soon_threadsafe,
             threads=SYNC_THREADS,
             quick_below=config.storage.quick_sync_below,
-            sync_each=data_dir.files.sync_data_of_each,
+            together=data_dir.files,
         )
         checkpoints = SyncScheduler(post=loop.call_soon_threadsafe, threads=CHECKPOINTS_AT_ONCE, name="checkpoint")
         pools = (executor, decoders, readers, housekeeping)

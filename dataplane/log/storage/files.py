@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from dataplane.log.storage.side_by_side import sync_each
+from dataplane.log.storage.side_by_side import most_at_once, sync_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,6 +82,9 @@ class FileSystem(Protocol):
     def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
         """`sync_data` of several files, side by side where the system can. Returns the error of each, in their order;
         None: its bytes are on stable storage."""
+
+    def most_synced_at_once(self) -> int:
+        """Files that `sync_data_of_each` syncs side by side in the calling thread. 1: it syncs one after the other."""
 
     def sync_all(self, handle: int) -> None:
         """As `sync_data`, and every other property of the file."""
@@ -179,6 +182,9 @@ class RealFiles:
 
     def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
         return sync_each(handles)
+
+    def most_synced_at_once(self) -> int:
+        return most_at_once()
 
     def sync_all(self, handle: int) -> None:
         os.fsync(handle)

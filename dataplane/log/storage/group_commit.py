@@ -9,10 +9,11 @@ A sync serves the requests that were there when it began: their records were app
 it runs wait for the next one of that log, so a log is synced by one worker at a time, and a busy log has at most one
 sync running and one queued, however many requests there are. Logs are served in the order in which they were queued.
 
-A worker takes as many logs as wait, up to MOST_AT_ONCE, and syncs their files side by side: that costs it one call and
-one wait, whereas a worker for each log has to get the interpreter's lock back each time. Each log has an outcome of its
-own, and all of them are reported when the last one is there; what comes meanwhile is served by the other workers. A log
-that needs more than one fdatasync is synced by itself.
+A worker takes as many logs as wait, up to the number of files that it can sync side by side, and syncs them so: that
+costs it one call and one wait, whereas a worker for each log has to get the interpreter's lock back each time. Each log
+has an outcome of its own, and all of them are reported when the last one is there; what comes meanwhile is served by
+the other workers. A log that needs more than one fdatasync, or has much to sync, goes back to the queue before the
+others are synced, and is synced by itself. Where the system syncs nothing side by side, each log is.
 
     at_once(log)           loop      syncs here and now where that is quick, or says that it is not
 
@@ -32,7 +33,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
-from dataplane.log.storage.side_by_side import MOST_AT_ONCE
 from wire.errors import Code, TidelogError
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from wire.types import Offset
 
     Done: TypeAlias = Callable[[Offset | Exception], None]
-    SyncEach: TypeAlias = Callable[[Sequence[int]], list[OSError | None]]
-    """`FileSystem.sync_data_of_each`."""
 
 MAX_WAITING_PER_LOG = 65_536
 """Requests that wait for one log; one more is refused with BACKPRESSURE."""
@@ -78,6 +76,14 @@ class QuickSyncable(Syncable, Protocol):
     def end_sync(self, error: OSError | None) -> Offset:
         """The outcome of that fdatasync. Otherwise as `sync`."""
         ...
+
+
+class SyncsTogether(Protocol):
+    """The part of a `dataplane.log.storage.files.FileSystem` that syncs the files of many logs."""
+
+    def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]: ...
+
+    def most_synced_at_once(self) -> int: ...
 
 
 class Syncer(Protocol):
@@ -120,13 +126,13 @@ class SyncScheduler:
         threads: int = 2,
         name: str = "sync",
         quick_below: float = 0.0,
-        sync_each: SyncEach | None = None,
+        together: SyncsTogether | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`quick_below`: in seconds, of a sync that may stand on the loop; 0: none may. `sync_each`: all logs
-        are `QuickSyncable`, and are synced together with it; None: each log is synced by itself."""
+        """`quick_below`: in seconds, of a sync that may stand on the loop; 0: none may. `together`: all logs
+        are `QuickSyncable`, and are synced together by it; None: each log is synced by itself."""
         self._post = post
-        self._sync_each = sync_each
+        self._together = together
         self._quick_below = quick_below
         self._monotonic = monotonic
         self._at_once_from = -math.inf if quick_below else math.inf
@@ -219,20 +225,17 @@ class SyncScheduler:
                 # All but the first go back: other threads serve them.
                 self._put_back(taken[1:])
                 outcomes = [(*taken[0], self._sync_alone(taken[0][0]))]
-            else:
-                synced = {log for log, _, _ in outcomes}
-                self._put_back([each for each in taken if each[0] not in synced])
             self._finished([log for log, _, _ in outcomes])
             self._report([(served, outcome) for _, served, outcome in outcomes])
 
     def _take(self) -> list[_Taken]:
         """Logs to be synced, and the callbacks that wait for each; empty: the thread is to end."""
+        most = 1 if self._together is None else self._together.most_synced_at_once()
         with self._wake:
             while not self._queue:
                 if self._closed and not self._waiting:
                     return []
                 self._wake.wait()
-            most = MOST_AT_ONCE if self._sync_each is not None else 1
             taken: list[_Taken] = []
             now = self._monotonic()
             while self._queue and len(taken) < most:
@@ -269,20 +272,31 @@ class SyncScheduler:
 
     # Keeps R12.
     def _sync_together(self, taken: list[_Taken]) -> list[tuple[Syncable, list[Done], Offset | Exception]]:
-        """Returns the outcomes of those that can be synced together; the others have not been touched."""
-        assert self._sync_each is not None
+        """Returns the outcomes of those that can be synced together, and puts the others back first. Empty: none can,
+        and none was put back."""
+        assert self._together is not None
+        outcomes: list[tuple[Syncable, list[Done], Offset | Exception]] = []
         begun: list[_Taken] = []
         handles: list[int] = []
+        others: list[_Taken] = []
         for log, served in taken:
-            handle = cast("QuickSyncable", log).begin_sync()
-            if handle is not None:
+            try:
+                handle = cast("QuickSyncable", log).begin_sync()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting callbacks must get it
+                outcomes.append((log, served, error))
+                continue
+            if handle is None:
+                others.append((log, served))
+            else:
                 begun.append((log, served))
                 handles.append(handle)
+        if len(others) == len(taken):
+            return []
+        self._put_back(others)
         try:
-            errors = self._sync_each(handles)
+            errors = self._together.sync_data_of_each(handles)
         except Exception as error:  # noqa: BLE001 - a bug: nothing is known of any of them
             errors = [OSError(f"a sync met a bug: {error!r}")] * len(handles)
-        outcomes: list[tuple[Syncable, list[Done], Offset | Exception]] = []
         for (log, served), failed in zip(begun, errors, strict=True):
             try:
                 outcomes.append((log, served, cast("QuickSyncable", log).end_sync(failed)))

@@ -6,13 +6,19 @@ the files side by side, so that they share commits of the file system's journal,
 would. That proves as much as fdatasync of each, on every file system. syncfs does not: its error names no file, and it
 waits for all that other programs have written.
 
-Where the system offers no such call (another one, a sandbox), the files are synced one after the other.
+Where a thread cannot give such orders (another system, a sandbox, fs.aio-max-nr used up), `most_at_once` says 1, and
+files that it is asked for nevertheless are synced one after the other. The reason is logged once for each thread.
+
+The outcome of an order proves nothing of any other order. So each call has a number of its own, which comes back with
+its outcomes; and from the moment when orders are given until all their outcomes are there, the thread counts as one
+that cannot give any: a call that is interrupted leaves outcomes behind, which no later call may take for its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import platform
 import sys
@@ -22,10 +28,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_AT_ONCE: Final = 64
-"""Files that one call takes."""
+MOST_AT_ONCE: Final = 16
+"""Files that one call takes. Linux has a kernel thread wait for each; all threads of a broker together stay below the
+256 of them that one CPU's queue runs at a time, which other parts of the kernel need as well while a disk hangs."""
+_PLACE_BITS: Final = 8
 _FDSYNC: Final = 3
 """IOCB_CMD_FDSYNC."""
+
+_REMEDIES: Final = {
+    errno.EAGAIN: "raise fs.aio-max-nr with sysctl, and restart the broker",
+    errno.EIO: "the logs of that call are damaged until the broker is restarted",
+}
+_OTHER_REMEDY: Final = "it takes Linux 4.18, and a sandbox that allows io_setup, io_submit and io_getevents"
+
+_log = logging.getLogger(__name__)
 
 
 class _Numbers(NamedTuple):
@@ -87,10 +103,14 @@ class SideBySide:
         )
         self._outcomes = (_Outcome * MOST_AT_ONCE)()
         self._context = ctypes.c_ulong()
-        self.is_lost = False
-        """Orders are out whose outcomes cannot be had: it takes no others."""
+        self._calls = 0
+        self.refusal: OSError | None = None
+        """It takes no orders any more, because the outcomes of earlier ones are not known, or the system refuses."""
         if self._syscall(ctypes.c_long(numbers.setup), ctypes.c_long(MOST_AT_ONCE), ctypes.byref(self._context)) < 0:
             raise _last_error()
+        none = ctypes.c_long(0)
+        if self._syscall(ctypes.c_long(numbers.getevents), self._context, none, none, self._outcomes, None) < 0:
+            raise _last_error()  # before there are outcomes that it could not have
 
     def __del__(self) -> None:
         """When its thread ends."""
@@ -99,36 +119,56 @@ class SideBySide:
 
     def sync(self, handles: Sequence[int]) -> list[OSError | None]:
         """The outcomes of MOST_AT_ONCE files or fewer, in their order; None: the bytes of that one are durable."""
+        unknown = OSError(errno.EIO, "the outcome of a sync is not known")
+        self.refusal = unknown  # until all outcomes are there, whatever is raised meanwhile
+        self._calls += 1
         for place, handle in enumerate(handles):
             order = self._orders[place]
-            order.data, order.opcode, order.handle = place, _FDSYNC, handle
+            order.data, order.opcode, order.handle = self._calls << _PLACE_BITS | place, _FDSYNC, handle
         taken = self._syscall(
             ctypes.c_long(self._numbers.submit), self._context, ctypes.c_long(len(handles)), self._pointers
         )
+        refused = _last_error() if taken < 0 else None
         results = self._wait(max(0, taken))
-        return [*results, *(sync_one(handle) for handle in handles[len(results) :])]
+        if results is None:
+            return [unknown] * len(handles)
+        results += map(sync_one, handles[len(results) :])
+        # A file that cannot be synced at all is refused as well; that says nothing of others.
+        is_for_good = refused is not None and refused.errno != errno.EAGAIN and results[0] is None
+        self.refusal = refused if is_for_good else None
+        return results
 
-    def _wait(self, taken: int) -> list[OSError | None]:
-        """Returns the outcomes of the first `taken` orders."""
-        unknown = OSError(errno.EIO, "the outcome of a sync is not known")
-        results: list[OSError | None] = [unknown] * taken
-        done = 0
-        while done < taken:
-            rest = ctypes.c_long(taken - done)
+    def _wait(self, taken: int) -> list[OSError | None] | None:
+        """Returns the outcomes of the first `taken` orders of this call. None: not all of them can be had."""
+        first = self._calls << _PLACE_BITS
+        results: dict[int, OSError | None] = {}
+        while len(results) < taken:
+            rest = ctypes.c_long(taken - len(results))
             got = self._syscall(ctypes.c_long(self._numbers.getevents), self._context, rest, rest, self._outcomes, None)
             if got < 0:
                 if ctypes.get_errno() == errno.EINTR:
                     continue
-                self.is_lost = True
-                return results
+                return None
             for outcome in self._outcomes[:got]:
-                failed = -outcome.result
-                results[outcome.data] = OSError(failed, os.strerror(failed)) if failed else None
-            done += got
-        return results
+                place, failed = outcome.data - first, -outcome.result
+                if not 0 <= place < taken or place in results:  # of another call
+                    return None
+                results[place] = OSError(failed, os.strerror(failed)) if failed else None
+        return [results[place] for place in range(taken)]
 
 
-_of_thread = threading.local()
+class _OfThread(threading.local):
+    orders: SideBySide | None = None
+    is_refused = False
+    """The thread syncs one file at a time from now on; that has been logged."""
+
+
+_of_thread = _OfThread()
+
+
+def most_at_once() -> int:
+    """Files that `sync_each` syncs side by side in this thread. 1: it would sync them one after the other."""
+    return 1 if _orders() is None else MOST_AT_ONCE
 
 
 def sync_each(handles: Sequence[int]) -> list[OSError | None]:
@@ -151,16 +191,29 @@ def sync_one(handle: int) -> OSError | None:
 
 
 def _orders() -> SideBySide | None:
-    """Returns those of this thread. None: the system takes none."""
-    try:
-        orders: SideBySide | None = _of_thread.orders
-    except AttributeError:
+    """Returns those of this thread. None: it cannot give any."""
+    mine = _of_thread
+    if mine.is_refused:
+        return None
+    refusal = None
+    if mine.orders is None:
         try:
-            orders = SideBySide()
-        except OSError:
-            orders = None
-        _of_thread.orders = orders
-    return None if orders is None or orders.is_lost else orders
+            mine.orders = SideBySide()
+        except OSError as error:
+            refusal = error
+    else:
+        refusal = mine.orders.refusal
+    if refusal is None:
+        return mine.orders
+    mine.is_refused = True
+    _log.warning(
+        "thread %s syncs one file at a time from now on, not up to %d side by side: %s; %s",
+        threading.current_thread().name,
+        MOST_AT_ONCE,
+        refusal,
+        _REMEDIES.get(refusal.errno or 0, _OTHER_REMEDY),
+    )
+    return None
 
 
 def _last_error() -> OSError:

@@ -436,6 +436,9 @@ class SimDisk:
     def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
         return [self._sync_error(handle) for handle in handles]
 
+    def most_synced_at_once(self) -> int:
+        return 4
+
     def _sync_error(self, handle: int) -> OSError | None:
         try:
             self.sync_data(handle)

@@ -9,9 +9,12 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
+from dataplane.log import log_sync
+from dataplane.log.log_sync import LogSync
 from dataplane.log.partition_log import LogConfig, PartitionLog
 from dataplane.log.storage import group_commit
 from dataplane.log.storage.group_commit import SyncScheduler
@@ -246,13 +249,17 @@ class Together:
     """The files of many logs, synced when the test says so."""
 
     def __init__(self) -> None:
+        self.most = 16
         self.asked: list[list[int]] = []
         self.begun = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
         self.errors: dict[int, OSError] = {}
         self.bug: Exception | None = None
 
-    def __call__(self, handles: Sequence[int]) -> list[OSError | None]:
+    def most_synced_at_once(self) -> int:
+        return self.most
+
+    def sync_data_of_each(self, handles: Sequence[int]) -> list[OSError | None]:
         self.asked.append(list(handles))
         self.begun.release()
         assert self.may_end.acquire(timeout=WAIT)
@@ -269,11 +276,15 @@ class OneOfMany:
         self.end = 1
         self.begun: list[int] = []
         self.alone = 0
+        self.is_synced = threading.Event()
+        self.bug: Exception | None = None
 
     def sync_small(self, most_bytes: int) -> Offset | None:
         raise AssertionError("nobody asked for it")
 
     def begin_sync(self) -> int | None:
+        if self.bug is not None:
+            raise self.bug
         if self.handle is not None:
             self.begun.append(self.end)
         return self.handle
@@ -286,6 +297,7 @@ class OneOfMany:
 
     def sync(self) -> Offset:
         self.alone += 1
+        self.is_synced.set()
         return Offset(self.end)
 
 
@@ -297,7 +309,7 @@ def together() -> Together:
 @pytest.fixture
 def joining(loop: Loop, together: Together) -> Iterator[tuple[SyncScheduler, SlowLog]]:
     """One thread, which is at the sync of that log until the test lets it end."""
-    scheduler = SyncScheduler(loop.post, threads=1, sync_each=together)
+    scheduler = SyncScheduler(loop.post, threads=1, together=together)
     first = SlowLog()
     scheduler.request(first, lambda _: None)
     assert first.begun.acquire(timeout=WAIT)
@@ -362,6 +374,59 @@ def test_where_nothing_is_known_of_a_sync_together_all_of_them_have_failed(
         loop.run_one()
     assert [type(each) for each in done] == [LogDamaged, LogDamaged]
     assert [log.begun for log in logs] == [[], []], "none of them stays begun"
+
+
+def test_a_bug_at_the_beginning_of_a_sync_is_that_of_its_log_alone(
+    joining: tuple[SyncScheduler, SlowLog], together: Together, loop: Loop
+) -> None:
+    scheduler, first = joining
+    done: dict[int, Offset | Exception] = {}
+    logs = [OneOfMany(handle) for handle in (3, 4, 5)]
+    logs[1].bug = IndexError("tuple index out of range")
+    for number, log in enumerate(logs):
+        scheduler.request(log, partial(done.__setitem__, number))
+    first.may_end.release()
+    together.may_end.release()
+    scheduler.close()
+    while loop.posted:
+        loop.run_one()
+    assert together.asked == [[3, 5]]
+    assert done == {0: 1, 1: logs[1].bug, 2: 1}
+
+
+def test_a_log_that_is_synced_by_itself_does_not_wait_for_those_that_are_synced_together(
+    loop: Loop, together: Together
+) -> None:
+    scheduler = SyncScheduler(loop.post, threads=2, together=together)
+    busy = [SlowLog(), SlowLog()]
+    for log in busy:
+        scheduler.request(log, lambda _: None)
+        assert log.begun.acquire(timeout=WAIT)
+    small, large = [OneOfMany(3), OneOfMany(4)], OneOfMany(None)
+    for each in (small[0], large, small[1]):
+        scheduler.request(each, lambda _: None)
+    busy[0].may_end.release()
+    assert together.begun.acquire(timeout=WAIT)
+    assert together.asked == [[3, 4]]
+    busy[1].may_end.release()
+    assert large.is_synced.wait(WAIT), "while the others are being synced"
+    together.may_end.release()
+    scheduler.close()
+
+
+def test_where_nothing_is_synced_side_by_side_each_thread_takes_one_log(loop: Loop, together: Together) -> None:
+    together.most = 1
+    scheduler = SyncScheduler(loop.post, threads=2, together=together)
+    logs = [SlowLog() for _ in range(4)]
+    for log in logs:
+        scheduler.request(log, lambda _: None)
+    for log in logs[:2]:
+        assert log.begun.acquire(timeout=WAIT)
+    for log in logs:
+        log.may_end.release()
+    scheduler.close()
+    assert together.asked == []
+    assert [log.syncs for log in logs] == [1, 1, 1, 1]
 
 
 class Disk:
@@ -581,6 +646,34 @@ def test_a_log_is_synced_together_with_others_where_one_fdatasync_is_enough(tmp_
     assert log.files.sync_data_of_each([handle]) == [None]
     assert log.end_sync(None) == log.durable_end == 2
     assert log.sync_small(1 << 20) == 3
+    log.close()
+
+
+def test_a_log_with_much_to_sync_is_synced_by_itself(
+    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    log.sync()
+    size = batches.append(log, 3).header.size
+    monkeypatch.setattr(log_sync, "MOST_BYTES_TOGETHER", size - 1)
+    assert log.begin_sync() is None
+    monkeypatch.setattr(log_sync, "MOST_BYTES_TOGETHER", size)
+    assert log.begin_sync() is not None
+    assert log.end_sync(None) == 4
+    log.close()
+
+
+def test_a_bug_at_the_beginning_of_a_sync_leaves_the_log_to_others(
+    tmp_path: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = PartitionLog.open(tmp_path, LogConfig())
+    batches.append(log)
+    with monkeypatch.context() as patch:
+        patch.setattr(LogSync, "_needs_data_alone", Mock(side_effect=IndexError))
+        with pytest.raises(IndexError):
+            log.begin_sync()
+    assert log.sync() == 1
     log.close()
 
 
