@@ -174,16 +174,6 @@ def test_a_foreign_outcome_makes_all_of_that_call_unknown(
 
 
 @pytest.mark.usefixtures("_own_orders")
-def test_an_outcome_that_an_earlier_call_left_behind_is_not_taken_for_one_of_this_call(handles: list[int]) -> None:
-    orders = _orders_of_this_thread()
-    wait = orders._wait
-    orders._wait = lambda taken: [None] * taken  # type: ignore[method-assign]
-    orders.sync(handles[:2])
-    orders._wait = wait  # type: ignore[method-assign]
-    assert [None if each is None else each.errno for each in orders.sync(handles[:2])] == [errno.EIO] * 2
-
-
-@pytest.mark.usefixtures("_own_orders")
 @pytest.mark.parametrize(
     ("call", "number", "remedy"),
     [
