@@ -433,6 +433,15 @@ MUTANTS: tuple[Mutant, ...] = (
         scenario="sync fails then power",
     ),
     _mutant(
+        "a sync together with others counts what was appended while it ran",
+        (
+            LogSync.end_sync,
+            "self._begun = self._begun, None",
+            "self._begun = self._begun, None\n    end = state.log_end_offset",
+        ),
+        rules=("R12",),
+    ),
+    _mutant(
         "a follower takes appended records for synced at once",
         (FollowerDriver._append, "durable_end=durable_end,", "durable_end=self.log.log_end_offset,"),
         rules=("R12",),

@@ -42,16 +42,91 @@ READERS: Any = "readers"
 """In place of the executors for reads, and for decoding."""
 
 
+class SimIoLock:
+    """The I/O lock of a log whose sync lasts. All is done in one thread here: whoever has to wait for the lock ends
+    that sync first."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self.sync: SimSync | None = None
+        """The one that holds it."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if self._is_held:
+            if not blocking:
+                return False
+            assert self.sync is not None, "its holder waits for itself"
+            self.sync.end()
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        self._is_held, self.sync = False, None
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimSync:
+    """A sync of one log, and the callbacks that it serves."""
+
+    def __init__(self, log: Syncable, served: list[Done]) -> None:
+        self.log = log
+        self.served = served
+        self.outcome: Offset | Exception | None = None
+        self._handle = -1
+        self._failed: list[OSError | None] = []
+
+    def alone(self) -> None:
+        try:
+            self.outcome = self.log.sync()
+        except Exception as error:  # noqa: BLE001 - goes to the waiting callers
+            self.outcome = error
+
+    def begin(self) -> bool:
+        """Returns False, with nothing done, where one fdatasync is not enough."""
+        assert isinstance(self.log, PartitionLog)
+        state: Any = self.log._state
+        if not isinstance(state.io_lock, SimIoLock):
+            state.io_lock = SimIoLock()
+        handle = self.log.begin_sync()
+        if handle is None:
+            return False
+        self._handle = handle
+        state.io_lock.sync = self
+        return True
+
+    def to_disk(self) -> None:
+        assert isinstance(self.log, PartitionLog)
+        if not self._failed:
+            self._failed = self.log.files.sync_data_of_each([self._handle])
+
+    def end(self) -> None:
+        if self.outcome is None:
+            assert isinstance(self.log, PartitionLog)
+            self.to_disk()
+            try:
+                self.outcome = self.log.end_sync(self._failed[0])
+            except Exception as error:  # noqa: BLE001 - goes to the waiting callers
+                self.outcome = error
+
+
 class SimSyncer:
     """`dataplane.log.storage.group_commit.SyncScheduler`, its threads simulated: a log is synced by one of them at a
     time, and a sync serves all callers that waited when it began. Whether the disk is quick enough to sync at once, and
-    whether a thread syncs others with it, is a matter of chance."""
+    whether a thread syncs others with it, is a matter of chance. Logs that are synced together are begun at one moment
+    and ended at a later one, and are on the disk at either: appends, rolls and losses of power come between."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._waiting: dict[Syncable, list[Done]] = {}
         self._running: dict[Syncable, float] = {}
         """When the sync of that log began."""
+        self._queued: list[Syncable] = []
+        """Those whose thread has not begun: another one may take them with its own."""
 
     def request(self, log: Syncable, done: Done) -> bool:
         waiting = self._waiting.get(log)
@@ -78,29 +153,57 @@ class SimSyncer:
         return log.sync_small(1 << 20)
 
     def _begin(self, log: Syncable) -> None:
-        served: list[Done] = []
         self._running[log] = self._process.time()
+        self._queued.append(log)
+        self._process.in_thread(partial(self._work, log), self._go_on)
 
-        def work() -> Any:
-            served.extend(self._waiting[log])
-            self._waiting[log] = []
-            if isinstance(log, PartitionLog) and self._process.world.rng.random() < 0.5:
-                handle = log.begin_sync()
-                if handle is not None:
-                    (failed,) = log.files.sync_data_of_each([handle])
-                    return log.end_sync(failed)
-            return log.sync()
+    def _work(self, log: Syncable) -> list[SimSync]:
+        """Syncs that log, or begins syncs of it and of others. Returns them."""
+        if log not in self._queued:
+            return []  # another thread has taken it
+        rng = self._process.world.rng
+        sync = self._taken(log)
+        if not isinstance(log, PartitionLog) or rng.random() < 0.5 or not sync.begin():
+            sync.alone()
+            return [sync]
+        syncs = [sync]
+        for other in [each for each in self._queued if isinstance(each, PartitionLog)]:
+            sync = self._taken(other)
+            if not sync.begin():
+                sync.alone()
+            syncs.append(sync)
+        if rng.random() < 0.5:
+            for sync in syncs:
+                if sync.outcome is None:
+                    sync.to_disk()
+        return syncs
 
-        def finished(result: Any, error: BaseException | None) -> None:
-            del self._running[log]
-            if self._waiting[log]:
-                self._begin(log)
+    def _taken(self, log: Syncable) -> SimSync:
+        self._queued.remove(log)
+        served, self._waiting[log] = self._waiting[log], []
+        return SimSync(log, served)
+
+    def _go_on(self, syncs: list[SimSync], error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        if any(sync.outcome is None for sync in syncs):
+            self._process.in_thread(partial(self._end, syncs), self._go_on)
+            return
+        for sync in syncs:
+            del self._running[sync.log]
+            if self._waiting[sync.log]:
+                self._begin(sync.log)
             else:
-                del self._waiting[log]
-            for done in served:
-                done(error if isinstance(error, Exception) else result)
+                del self._waiting[sync.log]
+            assert sync.outcome is not None
+            for done in sync.served:
+                done(sync.outcome)
 
-        self._process.in_thread(work, finished)
+    @staticmethod
+    def _end(syncs: list[SimSync]) -> list[SimSync]:
+        for sync in syncs:
+            sync.end()
+        return syncs
 
 
 class SimBroker:
