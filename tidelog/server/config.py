@@ -150,7 +150,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
         values.update(document)
         for key in ("raft_secret_file", "data_dir", "boot_id_file", "master_key_file", *_RAFT_TLS, *FILE_KEYS):
             if key in values:
-                values[key] = str(file.parent / str(values[key]))
+                values[key] = str(file.parent.absolute() / str(values[key]))
     for key in _KEYS:
         text = environment.get(f"TIDELOG_{key.upper()}")
         if text:

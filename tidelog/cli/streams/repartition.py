@@ -4,6 +4,7 @@ use."""
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.2
 """Seconds between two requests for the progress."""
+QUIET_S: Final = 2.0
+"""Seconds after which a command whose stderr is no terminal says what it waits for, and again in each phase."""
 _SHOWN: Final = 12
 """Partitions that one line lists."""
 
@@ -138,9 +141,14 @@ async def wait_finished(client: Client, name: str, found: RepartitionStatus | No
     try:
         with _progress() as bar:
             task = None if bar is None else bar.add_task("", total=None)
+            begun, said = time.monotonic(), ""
             while (state := found["repartition"]) is not None:
+                phase = f"{state['phase']}, {state['done'] < state['of']}"
                 if bar is not None and task is not None:
                     _advance(bar, task, state)
+                elif phase != said and time.monotonic() >= begun + QUIET_S:
+                    said = phase
+                    click.echo(f"waiting: {_waits_for(state)}", err=True)
                 await asyncio.sleep(POLL_S)
                 found = await client.repartition_status(name)
     except asyncio.CancelledError:
