@@ -28,7 +28,7 @@ class ReplicaSettings:
     """After a broker's own reconnect to NATS a 503 is no ground for suspicion for this long."""
     report_interval: float = 0.2
     """A suspicion is reported again at this interval; where the leader has never answered in its LeaderEpoch, after
-    twice as long each time, up to `replica_max_idle_wait`."""
+    twice as long each time, up to `replica_max_idle_wait`, and to 2 s at most."""
     offset_retry: float = 0.2
     """A follower that was refused by a broker with newer metadata asks again after this long; it is also the first
     pause after a second bad answer."""

@@ -9,8 +9,8 @@ to its parts, which share one `Leadership`:
     data_waiters    answers to fetches, data waiters, notifications
     isr_keeper      which replicas are dropped from the ISR and which join it
     draining        a planned move of leadership
-    pauses          of the partition: class `Pausing`, below
-    cutovers        where the layout before the newest one ends here: class `Cutovers`, below
+    Pausing         a pause of the partition (below)
+    Cutover         where the layout before the newest one ends here (below)
     consumers       consumers that read here
 
 Invariants, beside those of the parts
