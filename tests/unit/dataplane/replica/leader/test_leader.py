@@ -28,7 +28,7 @@ from tests.views import A, B, C, partition_view
 from wire.durability import ACCEPTED
 from wire.error_details import DELETIONS_GONE
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.types import BrokerId, LeaderEpoch, Offset
+from wire.types import BrokerId, Incarnation, IsrMember, LeaderEpoch, Offset
 
 
 # ---------------------------------------------------------------- commit
@@ -283,6 +283,15 @@ def test_a_leader_whose_followers_are_in_step_ticks_rarely_and_finds_a_lag_with_
     assert driver.leader.next_deadline() == pytest.approx(late + near)
     (proposal,) = of(ProposeIsr, driver.leader.tick(late + near))
     assert [m.broker for m in proposal.change.new_isr] == [A]
+
+
+def test_a_leader_with_a_member_that_returned_ticks_as_often_as_ever() -> None:
+    """Its confirmation (R71) may be lost, and a tick repeats it."""
+    driver = Driver(replace(view(isr=(A, B, C)), returned=(IsrMember(B, Incarnation(2)),)))
+    driver.fetch(B, 0, now=1.0)
+    driver.fetch(C, 0, now=1.0)
+    driver.leader.tick(1.0)
+    assert driver.leader.next_deadline() <= 1.0 + driver.leader.settings.replica_max_lag_time / 4
 
 
 def test_a_leader_that_slept_until_its_members_lag_drops_none() -> None:
