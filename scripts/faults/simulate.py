@@ -9,6 +9,8 @@
     scripts/simulate --mutants                 defects made on purpose: which invariant finds each, after how many seeds
                                                (those that are broken without the defect, too, do not count)
     scripts/simulate --mutants --only TEXT     only the mutants with TEXT in their name
+    scripts/simulate --mutants --record        the same, and writes the seed that caught each to
+                                               tests/simulation/mutant_seeds.json; a recorded seed is tried first
 
 With --json the summary, or the table of mutants, is one JSON object on stdout; progress goes to stderr. A run that
 fails, or uses a minute of CPU time, prints its seed, the commit, and the command that replays it. The exit status is 1
@@ -29,7 +31,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.simulation.faults import Fault
@@ -37,6 +40,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import Result, has_transactions, plan_of, scenario_of
 from tests.simulation.runs import ASKED, TO_ASK_FOR, run
 
+SEEDS = Path(__file__).resolve().parents[2] / "tests" / "simulation" / "mutant_seeds.json"
 MAX_SHRUNK = 3
 """Of that many failures the faults that matter are looked for."""
 MAX_FAILURES = 10
@@ -244,21 +248,33 @@ class Sight(NamedTuple):
     mutant: int
     invariant: str | None
     seeds: int
+    """So many were tried."""
+    caught_by: int | None
+    """The seed whose run breaks the invariant."""
     broken_anyway: list[int]
     """Seeds that break an invariant without the mutant, too."""
+
+
+def recorded_seeds() -> dict[str, int]:
+    """By the name of a mutant, the seed that caught it when the table was last recorded."""
+    found: dict[str, int] = json.loads(SEEDS.read_text())
+    return found
 
 
 def hunt(order: tuple[int, int]) -> Sight:
     number, budget = order
     mutant = MUTANTS[number]
     asked = mutant.scenario if mutant.scenario in ASKED else None
-    seeds = (
+    recorded = recorded_seeds().get(mutant.name)
+    others = (
         seed
         for seed in count(1)
-        if (mutant.scenario is None or scenario_of(seed, asked) == mutant.scenario)
+        if seed != recorded
+        and (mutant.scenario is None or scenario_of(seed, asked) == mutant.scenario)
         and (not mutant.in_transactions or has_transactions(seed))
         and (not mutant.in_repartitions or plan_of(seed).has_repartitions)
     )
+    seeds = others if recorded is None else chain([recorded], others)
     broken_anyway: list[int] = []
     for tried, seed in enumerate(islice(seeds, budget), 1):
         with mutant.applied():
@@ -269,9 +285,9 @@ def hunt(order: tuple[int, int]) -> Sight:
         sound = run(seed, scenario=asked).broken is None
         gc.collect()
         if sound:
-            return Sight(number, result.broken.invariant, tried, broken_anyway)
+            return Sight(number, result.broken.invariant, tried, seed, broken_anyway)
         broken_anyway.append(seed)
-    return Sight(number, None, budget, broken_anyway)
+    return Sight(number, None, budget, None, broken_anyway)
 
 
 def mutants_with(text: str) -> list[int]:
@@ -279,26 +295,37 @@ def mutants_with(text: str) -> list[int]:
     return [number for number, mutant in enumerate(MUTANTS) if text.lower() in mutant.name.lower()]
 
 
-def run_mutants(numbers: list[int], budget: int, jobs: int, *, as_json: bool) -> int:
+def record(caught: dict[str, int]) -> None:
+    """Adds seeds to the recorded ones, and drops those of mutants that are no more."""
+    known = recorded_seeds() | caught
+    names = sorted(mutant.name for mutant in MUTANTS if mutant.name in known)
+    SEEDS.write_text(json.dumps({name: known[name] for name in names}, indent=1) + "\n")
+
+
+def run_mutants(numbers: list[int], budget: int, jobs: int, *, keep: bool, as_json: bool) -> int:
+    """`keep`: the seed of each mutant that is caught is recorded at once."""
     unseen = 0
     broken: set[int] = set()
     width = max(len(MUTANTS[number].name) for number in numbers)
-    tell(f"{'mutant':<{width}}  caught by                 after seeds", as_json=as_json)
+    tell(f"{'mutant':<{width}}  caught by                 after seeds  seed", as_json=as_json)
     sights = []
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
-        for sight in pool.imap(hunt, [(number, budget) for number in numbers]):
+        for sight in pool.imap_unordered(hunt, [(number, budget) for number in numbers]):
             unseen += sight.invariant is None
             broken.update(sight.broken_anyway)
             name = MUTANTS[sight.mutant].name
+            if keep and sight.caught_by is not None:
+                record({name: sight.caught_by})
             sights.append(
                 {
                     "mutant": name,
                     "caught_by": sight.invariant,
                     "seeds": sight.seeds,
+                    "seed": sight.caught_by,
                     "broken_anyway": sight.broken_anyway,
                 }
             )
-            told = f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds}"
+            told = f"{name:<{width}}  {sight.invariant or 'NOT CAUGHT':<24}  {sight.seeds:<11}  {sight.caught_by or ''}"
             if sight.broken_anyway:
                 told += f"  seeds that are broken without it: {', '.join(map(str, sight.broken_anyway))}"
             tell(told, as_json=as_json)
@@ -318,6 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="with --seed: as few faults as still break it")
     parser.add_argument("--mutants", action="store_true", help="defects made on purpose: which invariant finds them?")
     parser.add_argument("--only", default="", metavar="TEXT", help="with --mutants: those with TEXT in their name")
+    parser.add_argument("--record", action="store_true", help="with --mutants: write down the seed that caught each")
     parser.add_argument("--budget", type=int, default=200, metavar="N", help="with --mutants: seeds for each (200)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: cores)")
     parser.add_argument("--json", action="store_true", help="the summary, or the mutants, as JSON")
@@ -329,7 +357,7 @@ def main(arguments: list[str] | None = None) -> int:
         numbers = mutants_with(given.only)
         if not numbers:
             parser.error(f"no mutant has {given.only!r} in its name")
-        return run_mutants(numbers, given.budget, given.jobs, as_json=given.json)
+        return run_mutants(numbers, given.budget, given.jobs, keep=given.record, as_json=given.json)
     number = given.seeds if given.seeds is not None or given.minutes is not None else 200
     return run_many(given.first, number, given.minutes, given.jobs, scenario=given.scenario, as_json=given.json)
 
