@@ -261,11 +261,11 @@ def recorded_seeds() -> dict[str, int]:
     return found
 
 
-def hunt(order: tuple[int, int]) -> Sight:
-    number, budget = order
+def hunt(order: tuple[int, int, int | None]) -> Sight:
+    """`order`: the number of the mutant, how many seeds are tried, and the recorded seed."""
+    number, budget, recorded = order
     mutant = MUTANTS[number]
     asked = mutant.scenario if mutant.scenario in ASKED else None
-    recorded = recorded_seeds().get(mutant.name)
     others = (
         seed
         for seed in count(1)
@@ -309,8 +309,10 @@ def run_mutants(numbers: list[int], budget: int, jobs: int, *, keep: bool, as_js
     width = max(len(MUTANTS[number].name) for number in numbers)
     tell(f"{'mutant':<{width}}  caught by                 after seeds  seed", as_json=as_json)
     sights = []
+    known = recorded_seeds()
+    orders = [(number, budget, known.get(MUTANTS[number].name)) for number in numbers]
     with multiprocessing.Pool(jobs, initializer=settle_in) as pool:
-        for sight in pool.imap_unordered(hunt, [(number, budget) for number in numbers]):
+        for sight in pool.imap_unordered(hunt, orders):
             unseen += sight.invariant is None
             broken.update(sight.broken_anyway)
             name = MUTANTS[sight.mutant].name

@@ -260,16 +260,13 @@ def test_a_seed_that_is_broken_without_the_mutant_proves_nothing(monkeypatch: py
         return Result(seed, InvariantBroken("AckedIsCommitted", "a history") if is_broken else None)
 
     monkeypatch.setattr(simulate, "run", judged)
-    monkeypatch.setattr(simulate, "recorded_seeds", dict)
-    assert simulate.hunt((number, 10)) == simulate.Sight(number, "AckedIsCommitted", 4, 4, [2])
+    assert simulate.hunt((number, 10, None)) == simulate.Sight(number, "AckedIsCommitted", 4, 4, [2])
     assert asked == [1, 2, 2, 3, 4, 4]
     # The seed that caught it the last time is tried first; the rest follows where it catches it no more.
     asked.clear()
-    monkeypatch.setattr(simulate, "recorded_seeds", lambda: {MUTANTS[number].name: 4})
-    assert simulate.hunt((number, 10)) == simulate.Sight(number, "AckedIsCommitted", 1, 4, [])
+    assert simulate.hunt((number, 10, 4)) == simulate.Sight(number, "AckedIsCommitted", 1, 4, [])
     asked.clear()
-    monkeypatch.setattr(simulate, "recorded_seeds", lambda: {MUTANTS[number].name: 3})
-    assert simulate.hunt((number, 10)) == simulate.Sight(number, "AckedIsCommitted", 4, 4, [2])
+    assert simulate.hunt((number, 10, 3)) == simulate.Sight(number, "AckedIsCommitted", 4, 4, [2])
     assert asked == [3, 1, 2, 2, 4, 4]
 
 
