@@ -104,11 +104,14 @@ class PartitionView:
     config: StreamConfig
     """Resolved: min_isr is set."""
     replicas: tuple[BrokerId, ...]
+    """While a reassignment is under way, also those that it adds and those that it will remove."""
     leader: BrokerId | None
     isr: tuple[BrokerId, ...]
     eligible: tuple[BrokerId, ...]
     epoch: PartitionEpoch
     leader_epoch: LeaderEpoch
+    copies: int = 0
+    """Number of replicas that the partition has and keeps; 0: all."""
     loss_accepted: bool = False
     """This LeaderEpoch began with an unclean election: an operator knows that the leader lacks committed records."""
     loss_epoch: LeaderEpoch = LeaderEpoch(0)
@@ -135,6 +138,11 @@ class PartitionView:
     either."""
     further_subjects: tuple[str, ...] = ()
     """Subjects of partitions that keys are not spread over any more, on which the leader listens in their place."""
+
+    @property
+    def kept_copies(self) -> int:
+        """Number of replicas that the partition has and keeps, whatever a reassignment adds and removes."""
+        return self.copies or len(self.replicas)
 
     @property
     def is_routed(self) -> bool:

@@ -32,6 +32,9 @@ class Counts:
         """Counts the partition when it is created (`by` 1) and when it is removed (`by` -1)."""
         self.partitions += by
         self.count_leader(partition.leader, by)
+        self.count_replicas(partition, by)
+
+    def count_replicas(self, partition: Partition, by: int) -> None:
         for replica in partition.replicas:
             self.held[replica] = self.held.get(replica, 0) + by
 

@@ -8,7 +8,10 @@ Invariants of a partition, checked by `check`:
 - `returned` names members of `isr` and `eligible`;
 - `isr` and `eligible` are disjoint; `eligible` is empty while the ISR has min ISR members (KIP-966);
 - the leader, if there is one, is in the ISR and not withdrawn;
-- `epoch` grows with every change, `leader_epoch` with every change of leader, new incarnation of it, and withdrawal.
+- `epoch` grows with every change, `leader_epoch` with every change of leader, new incarnation of it, and withdrawal,
+  and when replicas are removed;
+- the replicas of a partition under reassignment include the original ones; once it is started they begin with its
+  target, in that order.
 
 A stream is repartitioned while it is in use (R58). The newest layout's partitions have the numbers 0 to n, exclusive;
 a partition with a higher number takes no records:
@@ -95,9 +98,27 @@ class LostDecisions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """A change of a partition's replicas that is under way (`metadata.cluster.reassignment`)."""
+
+    target: tuple[BrokerId, ...]
+    """The replicas that the partition is to have; the first one is its preferred leader."""
+    original: tuple[BrokerId, ...]
+    """The replicas that it had before."""
+    begun: Generation
+    """Generation of the command that began it. Those that were begun first start first."""
+    is_started: bool = False
+    """The replicas that are added copy; until then none is."""
+    is_cancelled: bool = False
+    """It goes back: the target is the original set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     incarnation: Incarnation
     replicas: tuple[BrokerId, ...]
+    """While a reassignment copies: its target, then those that are to be removed. A replica outside the ISR and
+    `eligible` counts for nothing."""
     leader: BrokerId | None
     isr: tuple[BrokerId, ...]
     eligible: tuple[BrokerId, ...] = ()
@@ -121,6 +142,14 @@ class Partition:
     """The partition takes no records (R43)."""
     purged_end: Offset = Offset(0)
     """Records below it were deleted by an operator (R44). It only grows."""
+    reassignment: Reassignment | None = None
+
+    @property
+    def copies(self) -> int:
+        """Number of replicas that the partition has and keeps. Those that a reassignment adds do not count while those
+        that it removes are there."""
+        moving = self.reassignment
+        return len(self.replicas) if moving is None else min(len(moving.original), len(moving.target))
 
     def is_withdrawn(self, broker: BrokerId) -> bool:
         return any(entry.replica == broker for entry in self.withdrawn)
@@ -147,11 +176,30 @@ class Partition:
                 ),
                 ("the leader is withdrawn", self.leader is None or self.leader not in withdrawn),
                 ("an epoch is below 1", self.epoch >= 1 and self.leader_epoch >= 1),
+                ("a replica is named twice", len({*self.replicas}) == len(self.replicas)),
+                *self._of_reassignment(),
             )
             if not holds
         ]
         if broken:
             raise InvariantViolation(f"{'; '.join(broken)}: {self}")
+
+    def _of_reassignment(self) -> tuple[tuple[str, bool], ...]:
+        moving = self.reassignment
+        if moving is None:
+            return ()
+        return (
+            ("an original replica is gone", {*moving.original} <= {*self.replicas}),
+            (
+                "the replicas do not begin with the target",
+                not moving.is_started or self.replicas[: len(moving.target)] == moving.target,
+            ),
+            (
+                "a replica is added that waits",
+                moving.is_started or all(b in (*moving.original, *self.isr, *self.eligible) for b in self.replicas),
+            ),
+            ("a reassignment goes back to another set", not moving.is_cancelled or moving.target == moving.original),
+        )
 
 
 class RepartitionPhase(Enum):
@@ -271,6 +319,7 @@ class Stream:
             subject=ingest_subject(self.subject, number),
             config=self.settings,
             replicas=partition.replicas,
+            copies=partition.copies,
             leader=partition.leader,
             isr=partition.isr,
             eligible=partition.eligible,

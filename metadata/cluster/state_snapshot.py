@@ -15,6 +15,7 @@ from metadata.cluster.model import (
     LostDecisions,
     Outcome,
     Partition,
+    Reassignment,
     Repartition,
     RepartitionPhase,
     Returned,
@@ -97,6 +98,7 @@ def encoding(contents: Contents) -> Steps[bytes]:
         for part in pieces(stream.partitions.values(), PIECE):
             yield len(part)
             found.update(chain.from_iterable(partition.replicas for partition in part))
+            found.update(chain.from_iterable(p.reassignment.target for p in part if p.reassignment is not None))
     names = sorted(found)
     place = {name: index for index, name in enumerate(names)}
     snapshot = pb.Snapshot(
@@ -266,6 +268,15 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int], written: pb.Str
                     )
                     for entry in partition.returned
                 ],
+                reassignment=None
+                if (moving := partition.reassignment) is None
+                else pb.Reassignment(
+                    target=places(moving.target),
+                    original=places(moving.original),
+                    begun=moving.begun,
+                    is_started=moving.is_started,
+                    is_cancelled=moving.is_cancelled,
+                ),
             )
 
 
@@ -317,6 +328,15 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Steps[Stre
                     )
                     for entry in record.returned
                 ),
+                reassignment=Reassignment(
+                    target=brokers(record.reassignment.target),
+                    original=brokers(record.reassignment.original),
+                    begun=Generation(record.reassignment.begun),
+                    is_started=record.reassignment.is_started,
+                    is_cancelled=record.reassignment.is_cancelled,
+                )
+                if record.HasField("reassignment")
+                else None,
             )
     return Stream(
         name=StreamName(stream.name),

@@ -57,7 +57,18 @@ PIECE: Final = 50
 
 _AT_ONCE: Final = frozenset({"begin_controller_epoch", "alter_cluster", "allocate_producer_ids"})
 """Commands that look at no partition."""
-_OF_NAMED: Final = frozenset({"alter_isr", "elect_leaders", "withdraw", "remove_retired"})
+_OF_NAMED: Final = frozenset(
+    {
+        "alter_isr",
+        "elect_leaders",
+        "withdraw",
+        "remove_retired",
+        "begin_reassignments",
+        "start_reassignments",
+        "complete_reassignments",
+        "cancel_reassignments",
+    }
+)
 """Commands that look at the partitions that they name. All others may look at all of a stream, or of the cluster."""
 
 
@@ -252,6 +263,14 @@ def _dispatch(ledger: Ledger, message: pb.Command) -> Outcome | Steps[Outcome]:
             return repartition_commands.finish(ledger, message.finish_repartition)
         case "remove_retired":
             return repartition_commands.remove_retired(ledger, message.remove_retired)
+        case "begin_reassignments":
+            return partition_commands.begin_reassignments(ledger, message.begin_reassignments)
+        case "start_reassignments":
+            return partition_commands.start_reassignments(ledger, message.start_reassignments)
+        case "complete_reassignments":
+            return partition_commands.complete_reassignments(ledger, message.complete_reassignments)
+        case "cancel_reassignments":
+            return partition_commands.cancel_reassignments(ledger, message.cancel_reassignments)
         case None:
             return ledger.refuse(
                 Code.BAD_REQUEST, "a metadata command of a kind that this version does not know; update the broker"

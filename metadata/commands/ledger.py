@@ -100,6 +100,9 @@ class Ledger(Cluster):
         partitions[key.partition] = replace(changed, epoch=PartitionEpoch(old.epoch + 1))
         if (changed.leader, changed.leader_epoch, changed.state) != (old.leader, old.leader_epoch, old.state):
             stream.routing_generation = self.next_generation()
+        if changed.replicas != old.replicas:
+            self._counts.count_replicas(old, -1)
+            self._counts.count_replicas(changed, 1)
         self._counts.count_leader(old.leader, -1)
         self._counts.count_leader(changed.leader, 1)
 

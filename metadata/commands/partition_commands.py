@@ -1,13 +1,14 @@
-"""Commands about partitions: ISR changes, elections and withdrawals. A command names many partitions; each of its items
-is decided on its own."""
+"""Commands about partitions: ISR changes, elections, withdrawals, and changes of their replicas. A command names many
+partitions; each of its items is decided on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
-from metadata.cluster import election
+from metadata.cluster import election, reassignment
 from metadata.cluster.cluster_view import Cluster
 from metadata.cluster.model import Changes, Outcome, Partition
 from metadata.cluster.references import key_of
@@ -16,9 +17,17 @@ from metadata.commands.ledger import PARTITION, Ledger
 from wire.errors import Code
 from wire.protobuf import metadata_pb2 as pb
 from wire.turns import Steps
-from wire.types import KEY_ORDER, BrokerId, PartitionEpoch, PartitionKey
+from wire.types import KEY_ORDER, BrokerId, PartitionEpoch, PartitionKey, StreamName
 
-_Item = TypeVar("_Item", pb.IsrAlteration, pb.PauseAlteration, pb.Election, pb.WithdrawReplica)
+_Item = TypeVar(
+    "_Item",
+    pb.IsrAlteration,
+    pb.PauseAlteration,
+    pb.Election,
+    pb.WithdrawReplica,
+    pb.ReassignmentTarget,
+    pb.ReassignmentStep,
+)
 _Decide: TypeAlias = Callable[[Ledger, _Item, Partition, int], tuple[Code | None, Partition]]
 
 
@@ -154,6 +163,104 @@ def _withdraw_one(
         reason=item.reason or "unsound",
         reported_by=reporter,
     )
+
+
+# Keeps R84.
+def begin_reassignments(ledger: Ledger, command: pb.BeginReassignments) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    if refused is not None:
+        return refused
+    names = [BrokerId(name) for name in command.brokers]
+    return (yield from _each_partition(ledger, command.items, partial(_begin_one_reassignment, names)))
+
+
+def _begin_one_reassignment(
+    names: list[BrokerId], ledger: Ledger, item: pb.ReassignmentTarget, partition: Partition, min_isr: int
+) -> tuple[Code | None, Partition]:
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    if any(index >= len(names) for index in item.replicas):
+        return Code.BAD_REQUEST, partition
+    target = tuple(names[index] for index in item.replicas)
+    factor = ledger.contents.streams[StreamName(item.partition.stream)].replication_factor
+    if why_not_target(ledger, partition, target, factor) is not None:
+        return Code.BAD_REQUEST, partition
+    return None, reassignment.begin(partition, target, ledger.next_generation(), min_isr=min_isr)
+
+
+def why_not_target(cluster: Cluster, partition: Partition, target: Sequence[BrokerId], factor: int) -> str | None:
+    """Returns why the partition cannot get these replicas; None: it can."""
+    if len({*target}) != len(target):
+        return "a broker is named twice; name each once"
+    if len(target) != factor:
+        return f"{len(target)} brokers are named, and the stream has {factor} replicas; name {factor}"
+    unknown = [broker for broker in target if broker not in cluster.brokers]
+    if unknown:
+        return f"broker {unknown[0]} is not known; `tidelog cluster status` shows the brokers"
+    dead = [broker for broker in target if broker not in partition.replicas and not cluster.is_alive(broker)]
+    if dead:
+        return f"broker {dead[0]} is not alive; start it first"
+    wanted = partition.replicas if partition.reassignment is None else partition.reassignment.target
+    if tuple(target) == wanted:
+        return "these are its replicas already, or those that it is to get"
+    return None
+
+
+# Keeps R84.
+def start_reassignments(ledger: Ledger, command: pb.StartReassignments) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _start_one))
+
+
+def _start_one(
+    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
+    item: pb.ReassignmentStep,
+    partition: Partition,
+    min_isr: int,
+) -> tuple[Code | None, Partition]:
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    if partition.reassignment is None or partition.reassignment.is_started:
+        return Code.BAD_REQUEST, partition
+    return None, reassignment.start(partition, min_isr=min_isr)
+
+
+# Keeps R84, R85.
+def complete_reassignments(ledger: Ledger, command: pb.CompleteReassignments) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _complete_one))
+
+
+def _complete_one(
+    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
+    item: pb.ReassignmentStep,
+    partition: Partition,
+    min_isr: int,
+) -> tuple[Code | None, Partition]:
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    if reassignment.why_not_complete(partition, min_isr) is not None:
+        return Code.NOT_ENOUGH_REPLICAS, partition
+    return None, reassignment.complete(partition, min_isr=min_isr)
+
+
+# Keeps R85.
+def cancel_reassignments(ledger: Ledger, command: pb.CancelReassignments) -> Steps[Outcome]:
+    refused = ledger.not_controller(command.controller_epoch)
+    return refused if refused is not None else (yield from _each_partition(ledger, command.items, _cancel_one))
+
+
+def _cancel_one(
+    ledger: Ledger,  # noqa: ARG001 - the signature of `_Decide`
+    item: pb.ReassignmentStep,
+    partition: Partition,
+    min_isr: int,
+) -> tuple[Code | None, Partition]:
+    if item.expected_epoch != partition.epoch:
+        return Code.STALE_EPOCH, partition
+    if partition.reassignment is None or partition.reassignment.is_cancelled:
+        return Code.BAD_REQUEST, partition
+    return None, reassignment.cancel(partition, min_isr=min_isr)
 
 
 def _each_partition(ledger: Ledger, items: Iterable[_Item], change: _Decide[_Item]) -> Steps[Outcome]:

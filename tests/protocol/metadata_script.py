@@ -14,6 +14,9 @@
     cancel s | cutover s | finish s [version=N] [epoch=N]     the other commands of a repartition
     leader-tells N=OFFSET … [e=N] [version=N]     the leaders of partitions N report where the layout before ends
     leader-is-empty N … [p=N] [e=N]        the leaders of retired partitions N report that no record is left in them
+    reassign N=a,b,c … [p=N] [epoch=N]     partition N is to have these replicas
+    start N … | complete N … | give-up N … [p=N]     the other commands of a reassignment
+    moves                                  replicas of every partition, and what they are to be
     routes s                               layouts, and the repartition that is under way
     register b [life=same] [folder=other|old|N] [cache=lost] [unsound=N,…]     `folder=N`: it last registered as life N
                 [logs=N:E@END,…]           the last record of its log of partition N is of LeaderEpoch E, and the
@@ -150,6 +153,11 @@ class MetadataScript:
             "finish": self._step_of_repartition,
             "leader-tells": self._leader_tells,
             "leader-is-empty": self._leader_is_empty,
+            "reassign": self._reassign,
+            "start": self._step_of_reassignment,
+            "complete": self._step_of_reassignment,
+            "give-up": self._step_of_reassignment,
+            "moves": self._moves_shown,
             "routes": self._routes,
             "register": self._register,
             "die": self._die,
@@ -295,6 +303,41 @@ class MetadataScript:
         stream = self.cluster.state.streams.get(StreamName(name))
         if stream is not None:
             self._lines.append(f"  {name}: min ISR {stream.min_isr}, {_settings_shown(stream.config)}")
+
+    def _reassign(self, command: Command) -> None:
+        options = dict(command.options)
+        expected, epoch = options.pop("p", None), options.pop("epoch", None)
+        keys = {self._key(int(number)): target.replace(",", " ") for number, target in options.items()}
+        outcome = self.cluster.reassign(
+            {key.partition: target for key, target in keys.items()},
+            name=next(iter(keys)).stream,
+            expected_epoch=None if expected is None else int(expected),
+            epoch=None if epoch is None else int(epoch),
+        )
+        self._ended(outcome)
+
+    def _step_of_reassignment(self, command: Command) -> None:
+        command.check_options("p")
+        cluster = self.cluster
+        steps = {"start": cluster.start, "complete": cluster.complete, "give-up": cluster.cancel_reassignment}
+        keys = [self._key(int(word)) for word in command.words]
+        expected = command.options.get("p")
+        self._ended(
+            steps[command.name](
+                *(key.partition for key in keys),
+                name=keys[0].stream,
+                expected_epoch=None if expected is None else int(expected),
+            )
+        )
+
+    def _moves_shown(self, _: Command) -> None:
+        for key, partition in self.cluster.state.partitions():
+            moving = partition.reassignment
+            text = f"{key} {','.join(partition.replicas)}"
+            if moving is not None:
+                phase = "going back" if moving.is_cancelled else "copying" if moving.is_started else "waiting"
+                text += f", {phase}: {','.join(moving.original)} to {','.join(moving.target)}"
+            self._lines.append(text)
 
     def _readonly(self, command: Command) -> None:
         command.check_options()

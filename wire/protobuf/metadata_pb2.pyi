@@ -104,6 +104,10 @@ class Command(_message.Message):
     REPORT_CUTOVER_FIELD_NUMBER: _builtins.int
     FINISH_REPARTITION_FIELD_NUMBER: _builtins.int
     REMOVE_RETIRED_FIELD_NUMBER: _builtins.int
+    BEGIN_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    START_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    CANCEL_REASSIGNMENTS_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """(client, sequence) is answered once: a repeat gets the first outcome. Empty client: applied as often as it comes."""
     sequence: _builtins.int
@@ -151,6 +155,14 @@ class Command(_message.Message):
     def finish_repartition(self) -> Global___FinishRepartition: ...
     @_builtins.property
     def remove_retired(self) -> Global___RemoveRetired: ...
+    @_builtins.property
+    def begin_reassignments(self) -> Global___BeginReassignments: ...
+    @_builtins.property
+    def start_reassignments(self) -> Global___StartReassignments: ...
+    @_builtins.property
+    def complete_reassignments(self) -> Global___CompleteReassignments: ...
+    @_builtins.property
+    def cancel_reassignments(self) -> Global___CancelReassignments: ...
     def __init__(
         self,
         *,
@@ -178,12 +190,16 @@ class Command(_message.Message):
         report_cutover: Global___ReportCutover | None = ...,
         finish_repartition: Global___FinishRepartition | None = ...,
         remove_retired: Global___RemoveRetired | None = ...,
+        begin_reassignments: Global___BeginReassignments | None = ...,
+        start_reassignments: Global___StartReassignments | None = ...,
+        complete_reassignments: Global___CompleteReassignments | None = ...,
+        cancel_reassignments: Global___CancelReassignments | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_repartition", b"cancel_repartition", "client", b"client", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster", b"alter_cluster", "alter_isr", b"alter_isr", "alter_paused", b"alter_paused", "alter_stream", b"alter_stream", "begin_controller_epoch", b"begin_controller_epoch", "begin_reassignments", b"begin_reassignments", "body", b"body", "brokers_dead", b"brokers_dead", "cancel_reassignments", b"cancel_reassignments", "cancel_repartition", b"cancel_repartition", "client", b"client", "complete_reassignments", b"complete_reassignments", "create_stream", b"create_stream", "cutover", b"cutover", "delete_records", b"delete_records", "delete_stream", b"delete_stream", "elect_leaders", b"elect_leaders", "finish_repartition", b"finish_repartition", "prepare_repartition", b"prepare_repartition", "register_broker", b"register_broker", "remove_retired", b"remove_retired", "report_cutover", b"report_cutover", "sequence", b"sequence", "set_paused", b"set_paused", "set_readonly", b"set_readonly", "start_reassignments", b"start_reassignments", "unclean_elect", b"unclean_elect", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin_controller_epoch", "register_broker", "brokers_dead", "create_stream", "delete_stream", "alter_isr", "elect_leaders", "withdraw", "allocate_producer_ids", "unclean_elect", "alter_stream", "alter_cluster", "set_readonly", "delete_records", "set_paused", "alter_paused", "prepare_repartition", "cancel_repartition", "cutover", "report_cutover", "finish_repartition", "remove_retired", "begin_reassignments", "start_reassignments", "complete_reassignments", "cancel_reassignments"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1252,6 +1268,167 @@ class Withdraw(_message.Message):
 Global___Withdraw: _TypeAlias = Withdraw  # noqa: Y015
 
 @_typing.final
+class ReassignmentTarget(_message.Message):
+    """The replicas that a partition is to have, in order: the first one is to lead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EXPECTED_EPOCH_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    expected_epoch: _builtins.int
+    """compare-and-set: the partition epoch"""
+    @_builtins.property
+    def partition(self) -> Global___PartitionRef: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indexes into the command's brokers"""
+
+    def __init__(
+        self,
+        *,
+        partition: Global___PartitionRef | None = ...,
+        expected_epoch: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_epoch", b"expected_epoch", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReassignmentTarget: _TypeAlias = ReassignmentTarget  # noqa: Y015
+
+@_typing.final
+class BeginReassignments(_message.Message):
+    """Partitions are to have other replicas (R84). Each waits until it is started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentTarget]: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        brokers: _abc.Iterable[_builtins.str] | None = ...,
+        items: _abc.Iterable[Global___ReassignmentTarget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginReassignments: _TypeAlias = BeginReassignments  # noqa: Y015
+
+@_typing.final
+class ReassignmentStep(_message.Message):
+    """A compare-and-set on the partition epoch of a partition that gets other replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    EXPECTED_EPOCH_FIELD_NUMBER: _builtins.int
+    expected_epoch: _builtins.int
+    @_builtins.property
+    def partition(self) -> Global___PartitionRef: ...
+    def __init__(
+        self,
+        *,
+        partition: Global___PartitionRef | None = ...,
+        expected_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_epoch", b"expected_epoch", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReassignmentStep: _TypeAlias = ReassignmentStep  # noqa: Y015
+
+@_typing.final
+class StartReassignments(_message.Message):
+    """The replicas that partitions get are added to those that they have, and begin to copy (R84)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentStep]: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        items: _abc.Iterable[Global___ReassignmentStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartReassignments: _TypeAlias = StartReassignments  # noqa: Y015
+
+@_typing.final
+class CompleteReassignments(_message.Message):
+    """The replicas that partitions are not to have any more go (R84, R85)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentStep]: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        items: _abc.Iterable[Global___ReassignmentStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompleteReassignments: _TypeAlias = CompleteReassignments  # noqa: Y015
+
+@_typing.final
+class CancelReassignments(_message.Message):
+    """Partitions go back to the replicas that they had (R85)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLLER_EPOCH_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    controller_epoch: _builtins.int
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentStep]: ...
+    def __init__(
+        self,
+        *,
+        controller_epoch: _builtins.int = ...,
+        items: _abc.Iterable[Global___ReassignmentStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_epoch", b"controller_epoch", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelReassignments: _TypeAlias = CancelReassignments  # noqa: Y015
+
+@_typing.final
 class AllocateProducerIds(_message.Message):
     """Producer ids, which are given out once."""
 
@@ -1680,6 +1857,48 @@ class Returned(_message.Message):
 Global___Returned: _TypeAlias = Returned  # noqa: Y015
 
 @_typing.final
+class Reassignment(_message.Message):
+    """A change of a partition's replicas that is under way (R84). Brokers by their places in the snapshot's names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    ORIGINAL_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    IS_STARTED_FIELD_NUMBER: _builtins.int
+    IS_CANCELLED_FIELD_NUMBER: _builtins.int
+    begun: _builtins.int
+    """generation of the command that began it"""
+    is_started: _builtins.bool
+    """the replicas that are added copy"""
+    is_cancelled: _builtins.bool
+    """it goes back to the original ones"""
+    @_builtins.property
+    def target(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """replicas that the partition is to have, in order"""
+
+    @_builtins.property
+    def original(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """replicas that it had before"""
+
+    def __init__(
+        self,
+        *,
+        target: _abc.Iterable[_builtins.int] | None = ...,
+        original: _abc.Iterable[_builtins.int] | None = ...,
+        begun: _builtins.int = ...,
+        is_started: _builtins.bool = ...,
+        is_cancelled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "is_cancelled", b"is_cancelled", "is_started", b"is_started", "original", b"original", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reassignment: _TypeAlias = Reassignment  # noqa: Y015
+
+@_typing.final
 class PartitionStateRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1699,6 +1918,7 @@ class PartitionStateRecord(_message.Message):
     PURGED_END_FIELD_NUMBER: _builtins.int
     RESUME_ALL_FIELD_NUMBER: _builtins.int
     RETURNED_FIELD_NUMBER: _builtins.int
+    REASSIGNMENT_FIELD_NUMBER: _builtins.int
     LOSS_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     incarnation: _builtins.int
@@ -1729,6 +1949,10 @@ class PartitionStateRecord(_message.Message):
     def returned(self) -> _containers.RepeatedCompositeFieldContainer[Global___Returned]:
         """in lives that no leader has seen to be in sync (R71)"""
 
+    @_builtins.property
+    def reassignment(self) -> Global___Reassignment:
+        """missing: none is under way"""
+
     def __init__(
         self,
         *,
@@ -1748,11 +1972,12 @@ class PartitionStateRecord(_message.Message):
         purged_end: _builtins.int = ...,
         resume_all: _builtins.bool = ...,
         returned: _abc.Iterable[Global___Returned] | None = ...,
+        reassignment: Global___Reassignment | None = ...,
         loss_epoch: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reassignment", b"reassignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "loss_epoch", b"loss_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "replicas", b"replicas", "resume_all", b"resume_all", "returned", b"returned", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eligible", b"eligible", "epoch", b"epoch", "incarnation", b"incarnation", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "loss_epoch", b"loss_epoch", "partition", b"partition", "paused", b"paused", "purged_end", b"purged_end", "readonly", b"readonly", "reassignment", b"reassignment", "replicas", b"replicas", "resume_all", b"resume_all", "returned", b"returned", "state", b"state", "unclean_epoch", b"unclean_epoch", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

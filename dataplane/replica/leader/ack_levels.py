@@ -178,12 +178,12 @@ def ack_level(view: PartitionView, asked: Durability | None = None, *, by_leader
             f"durability={asked} waits for other replicas, and acks=leader for the leader alone; ask for acks=all, or"
             " for durability=local_durable",
         )
-    floor = level.in_sync_floor(len(view.replicas))
-    if floor > len(view.replicas):
+    copies = view.kept_copies
+    floor = level.in_sync_floor(copies)
+    if floor > copies:
         raise TidelogError(
             Code.BAD_REQUEST,
-            f"durability={level} needs {floor} replicas and {view.key} has {len(view.replicas)}; ask for"
-            f" {len(view.replicas)} at most",
+            f"durability={level} needs {floor} replicas and {view.key} has {copies}; ask for {copies} at most",
         )
     if by_leader or level.is_local:
         return AckLevel(is_local=True, is_synced=level.is_synced)

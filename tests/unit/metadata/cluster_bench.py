@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from metadata.cluster.command_rules import RULES
 from metadata.cluster.model import Outcome, Partition
@@ -356,6 +356,52 @@ class Cluster:
                 )
             )
         )
+
+    def reassign(
+        self,
+        targets: Mapping[int, str],
+        *,
+        name: str = "s",
+        expected_epoch: int | None = None,
+        epoch: int | None = None,
+    ) -> Outcome:
+        """`targets`: by partition, the replicas that it is to have, with blanks between them."""
+        brokers = sorted({broker for target in targets.values() for broker in target.split()})
+        items = [
+            pb.ReassignmentTarget(
+                partition=ref_of(self.key(number, name)),
+                expected_epoch=self.partition(number, name).epoch if expected_epoch is None else expected_epoch,
+                replicas=[brokers.index(broker) for broker in target.split()],
+            )
+            for number, target in targets.items()
+        ]
+        controller_epoch = self.state.controller_epoch if epoch is None else epoch
+        begin = pb.BeginReassignments(controller_epoch=controller_epoch, brokers=brokers, items=items)
+        return self.apply(pb.Command(begin_reassignments=begin))
+
+    def start(self, *numbers: int, **how: Any) -> Outcome:
+        """Of reassignments, as `complete` and `cancel_reassignment`."""
+        return self.apply(pb.Command(start_reassignments=pb.StartReassignments(**self._steps(*numbers, **how))))
+
+    def complete(self, *numbers: int, **how: Any) -> Outcome:
+        return self.apply(pb.Command(complete_reassignments=pb.CompleteReassignments(**self._steps(*numbers, **how))))
+
+    def cancel_reassignment(self, *numbers: int, **how: Any) -> Outcome:
+        return self.apply(pb.Command(cancel_reassignments=pb.CancelReassignments(**self._steps(*numbers, **how))))
+
+    def _steps(
+        self, *numbers: int, name: str = "s", expected_epoch: int | None = None, epoch: int | None = None
+    ) -> dict[str, Any]:
+        return {
+            "controller_epoch": self.state.controller_epoch if epoch is None else epoch,
+            "items": [
+                pb.ReassignmentStep(
+                    partition=ref_of(self.key(number, name)),
+                    expected_epoch=self.partition(number, name).epoch if expected_epoch is None else expected_epoch,
+                )
+                for number in numbers
+            ],
+        }
 
     def delete(self, name: str = "s", incarnation: int | None = None) -> Outcome:
         stream = self.state.streams.get(StreamName(name))

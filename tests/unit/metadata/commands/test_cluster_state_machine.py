@@ -306,6 +306,39 @@ class ClusterStateMachine(RuleBasedStateMachine):
                 )
                 assert stream.awaits_sources(number) == expected
 
+    @rule(number=small, order=st.permutations(BROKERS), late=st.booleans())
+    def reassign(self, number: int, order: list[str], late: bool) -> None:
+        key = self._key(number)
+        if key is None:
+            return
+        factor = self.cluster.state.streams[key.stream].replication_factor
+        epoch = self.cluster.partition(key.partition, key.stream).epoch
+        self.cluster.reassign({key.partition: " ".join(order[:factor])}, name=key.stream, expected_epoch=epoch - late)
+
+    @rule(number=small, step=st.sampled_from(["start", "complete", "cancel"]), late=st.booleans())
+    def step_of_reassignment(self, number: int, step: str, late: bool) -> None:
+        key = self._key(number)
+        if key is None:
+            return
+        before = self.cluster.partition(key.partition, key.stream)
+        steps = {
+            "start": self.cluster.start,
+            "complete": self.cluster.complete,
+            "cancel": self.cluster.cancel_reassignment,
+        }
+        outcome = steps[step](key.partition, name=key.stream, expected_epoch=before.epoch - late)
+        after = self.cluster.partition(key.partition, key.stream)
+        assert not late or outcome.items[0] is not None
+        assert {*after.isr} <= {*before.isr}, "a step takes nobody into the ISR"
+        assert {*before.replicas} <= {*after.replicas} or after.leader_epoch > before.leader_epoch
+        if after.reassignment is None is not before.reassignment and step == "complete":
+            moving = before.reassignment
+            assert moving is not None
+            assert after.replicas == moving.target
+            min_isr = self.cluster.state.streams[key.stream].min_isr
+            if {*before.isr, *before.eligible} - {*moving.target}:
+                assert len(after.isr) >= (min_isr if moving.is_cancelled else len(moving.target))
+
     @rule(broker=broker_ids)
     def begin_controller_epoch(self, broker: str) -> None:
         self.cluster.begin_controller_epoch(broker)
@@ -367,6 +400,8 @@ class ClusterStateMachine(RuleBasedStateMachine):
         for broker in BROKERS:
             led = [key for key, partition in cluster_state.partitions() if partition.leader == broker]
             assert cluster_state.led_by(BrokerId(broker)) == len(led)
+            held = [key for key, partition in cluster_state.partitions() if broker in partition.replicas]
+            assert cluster_state.held_by(BrokerId(broker)) == len(held)
 
 
 TestClusterState = ClusterStateMachine.TestCase
