@@ -173,6 +173,7 @@ class Consumer(Reader[consumer.Consumer[K, V]], Generic[K, V]):
     pause = made(consumer.Consumer.pause, as_it_is)
     resume = made(consumer.Consumer.resume, as_it_is)
     position = made(consumer.Consumer.position, as_it_is)
+    delay = made(consumer.Consumer.delay, as_it_is)
     beginning_offsets = blocking(consumer.Consumer.beginning_offsets)
     end_offsets = blocking(consumer.Consumer.end_offsets)
     offsets_for_times = blocking(consumer.Consumer.offsets_for_times)
@@ -233,6 +234,7 @@ class GroupConsumer(Reader[group_consumer.GroupConsumer[K, V]], Generic[K, V]):
     pause = made(group_consumer.GroupConsumer.pause, as_it_is)
     resume = made(group_consumer.GroupConsumer.resume, as_it_is)
     position = made(group_consumer.GroupConsumer.position, as_it_is)
+    delay = made(group_consumer.GroupConsumer.delay, as_it_is)
 
     group = Read[str](group_consumer.GroupConsumer.group)
     member_id = Read[str](group_consumer.GroupConsumer.member_id)
@@ -279,6 +281,7 @@ class Client(Facade[client.Client]):
             self._thread.stop()
 
     is_connected = Read[bool](client.Client.is_connected)
+    delay = made(client.Client.delay, as_it_is)
 
     create_stream = blocking(client.Client.create_stream)
     ensure_stream = blocking(client.Client.ensure_stream)

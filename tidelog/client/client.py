@@ -187,6 +187,11 @@ class Client:
 
     # Streams
 
+    def delay(self) -> tuple[float, str] | None:
+        """Returns for how many seconds a request to the controller is being repeated because it is not answered, or is
+        refused for the time being, and why, in a sentence; the longest time of all requests. None: none is."""
+        return self._api.delay()
+
     async def create_stream(
         self,
         name: str,

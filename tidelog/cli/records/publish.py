@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tidelog.cli.records.record_input import CHUNK_RECORDS, InputFault, chunks
+from tidelog.cli.terminal.delays import delays_reported
 from tidelog.cli.terminal.name_completion import stream_names
 from tidelog.cli.terminal.session import Work, cluster_command, counted, fail, print_json
-from wire.echo import one_line
 from wire.layouts import PARTITIONERS
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MOST_RANGES = 5
 """Ranges of lines that an error names."""
-SILENCE = 1.0
-"""Seconds that records wait for a leader that refuses them, or is missing, before stderr reports it."""
 GRACE = 1.0
 """Seconds that Ctrl-C leaves the brokers to acknowledge lines that were sent already; a second Ctrl-C ends at once."""
 
@@ -162,7 +160,7 @@ def publish(
 
     async def work(client: Client) -> None:
         async with client.producer(stream, **options) as producer:
-            async with _delays_told(producer):
+            async with delays_reported(producer):
                 if file is not None:
                     acknowledged = options["acks"] != "none"
                     await _publish_file(producer, file, form, given, acknowledged=acknowledged, as_json=as_json)
@@ -186,27 +184,6 @@ def publish(
                 click.echo(f"{stream}/{receipt.partition} offset {offset}{again}")
 
     return work
-
-
-@asynccontextmanager
-async def _delays_told(producer: Producer) -> AsyncIterator[None]:
-    """Reports on stderr, inside the `with`, each reason that keeps records waiting for longer than SILENCE."""
-    import asyncio
-
-    async def watch() -> None:
-        told: set[str] = set()
-        while True:
-            await asyncio.sleep(SILENCE / 4)
-            delay = producer.delay()
-            if delay is not None and delay[0] >= SILENCE and delay[1] not in told:
-                told.add(delay[1])
-                click.echo(f"waiting: {one_line(delay[1])}", err=True)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
 
 
 async def _publish_file(

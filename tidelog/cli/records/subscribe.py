@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from tidelog.cli.records.record_formats import RecordFormat, record_format
+from tidelog.cli.terminal.delays import delays_reported
 from tidelog.cli.terminal.name_completion import group_names, stream_names
 from tidelog.cli.terminal.points_in_time import FORMS, position, shown_time, time_zone_option
 from tidelog.cli.terminal.session import Work, cluster_command
@@ -250,21 +251,24 @@ def subscribe(
             raise click.UsageError(f"--start {start}: with --group it is one of {', '.join(_GROUP_STARTS)}")
 
         async def take_part(client: Client) -> None:
-            async with client.subscribe(
-                streams,
-                group=group,
-                patterns=patterns,
-                instance_id=instance_id,
-                start=cast("Literal['earliest', 'latest', 'new']", start),
-                order=order or "key",
-                auto_commit_interval=KEPT_EVERY,
-                rack=rack if options["read_from"] == "nearest" else None,
-                **options
-                | {
-                    "on_gap": options["on_gap"] or "skip",
-                    "on_out_of_range": options["on_out_of_range"] or "earliest",
-                },
-            ) as member:
+            async with (
+                client.subscribe(
+                    streams,
+                    group=group,
+                    patterns=patterns,
+                    instance_id=instance_id,
+                    start=cast("Literal['earliest', 'latest', 'new']", start),
+                    order=order or "key",
+                    auto_commit_interval=KEPT_EVERY,
+                    rack=rack if options["read_from"] == "nearest" else None,
+                    **options
+                    | {
+                        "on_gap": options["on_gap"] or "skip",
+                        "on_out_of_range": options["on_out_of_range"] or "earliest",
+                    },
+                ) as member,
+                delays_reported(member),
+            ):
                 await _print_shared(member, show, limit)
 
         return take_part
@@ -281,15 +285,18 @@ def subscribe(
 
         file = None if resume is None else PositionsFile(resume, await client.metadata(stream))
         kept = None if file is None else file.start(partitions)
-        async with client.consume(
-            stream,
-            start=begin if kept is None else kept,
-            stop=end,
-            partitions=partitions or None,
-            order=order or "partition",
-            rack=rack if options["read_from"] == "nearest" else None,
-            **options,
-        ) as consumer:
+        async with (
+            client.consume(
+                stream,
+                start=begin if kept is None else kept,
+                stop=end,
+                partitions=partitions or None,
+                order=order or "partition",
+                rack=rack if options["read_from"] == "nearest" else None,
+                **options,
+            ) as consumer,
+            delays_reported(consumer),
+        ):
             if file is None:
                 await _print(consumer, show, limit, {})
             else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import click
 from click.core import ParameterSource
 
+from tidelog.cli.terminal.delays import delays_reported
 from tidelog.cli.terminal.login_options import asked_context, given_login, login_options, use_context, warn_of_secrets
 from tidelog.cli.terminal.shown import plain_json
 from wire.echo import one_line
@@ -192,9 +193,12 @@ async def _connected(
 
     inboxes = click.get_current_context().meta[_INBOX_PREFIX]
     if not waits_for_start:
-        async with await connect(
-            server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
-        ) as client:
+        async with (
+            await connect(
+                server, namespace=namespace, inbox_prefix=inboxes, api_timeout=API_TIMEOUT, **login
+            ) as client,
+            delays_reported(client),
+        ):
             await work(client)
         return
     at = "" if server is None else f" at {server.rsplit('@', 1)[-1]}"

@@ -19,7 +19,9 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import random
@@ -66,6 +68,13 @@ _SECOND_CLUSTER_WAIT = 0.01
 """Seconds, once for a client: an answer of another cluster comes as fast as the first one."""
 
 
+@dataclass(eq=False, slots=True)
+class _Wait:
+    began: float
+    why: str = ""
+    """Why the last request got no answer that ends the call; empty: the first request is on its way."""
+
+
 class Api:
     """`server` is the NATS URL, for sentences; `timeout` the default seconds for a call with all its repetitions."""
 
@@ -85,12 +94,20 @@ class Api:
         self._identifying = asyncio.Lock()
         self._asked: dict[asyncio.Future[Message], str] = {}
         """Pending answers, with the subjects of their requests."""
+        self._waits: list[_Wait] = []
+        """The waits of calls that are under way."""
         transport.violations.hear(self._on_violation)
 
     @property
     def cluster_id(self) -> str:
         """The id of the cluster that this client began with; empty before the first answer."""
         return self._cluster or ""
+
+    def delay(self) -> tuple[float, str] | None:
+        """Returns for how many seconds a call is being repeated because no controller answers it, or refuses it for
+        the time being, and why, in a sentence; the longest time of all calls. None: none is."""
+        now = asyncio.get_running_loop().time()
+        return max(((now - wait.began, wait.why) for wait in self._waits if wait.why), default=None)
 
     async def call(self, operation: Operation[_P, Any, _Answer], *args: _P.args, **kwargs: _P.kwargs) -> _Answer:
         """Returns the answer to an operation; the arguments are those of its request. Raises typed errors; NoServer
@@ -147,31 +164,45 @@ class Api:
         repeated = False
         refusal: TidelogError | None = None
         nobody_listens = False
-        while (left := retry.left_s(clock())) > 0:
-            try:
-                message = await self._ask(subject, payload, headers, min(left, _ATTEMPT_TIMEOUT), inboxes)
-            except TimeoutError:
-                if self._transport.is_connected:
-                    # An attempt that the deadline cut short does not show whether anybody listens.
-                    repeated, nobody_listens = True, nobody_listens and left < _ATTEMPT_TIMEOUT
+        with self._waiting(clock()) as wait:
+            while (left := retry.left_s(clock())) > 0:
+                try:
+                    message = await self._ask(subject, payload, headers, min(left, _ATTEMPT_TIMEOUT), inboxes)
+                except TimeoutError:
+                    wait.why = f"the controller has not answered {called} yet"
+                    if self._transport.is_connected:
+                        # An attempt that the deadline cut short does not show whether anybody listens.
+                        repeated, nobody_listens = True, nobody_listens and left < _ATTEMPT_TIMEOUT
+                    await asyncio.sleep(retry.failed(clock()))
+                    continue
+                except TidelogError as not_sent:  # the request is too large for NATS, or not permitted
+                    raise typed(_with_repeated(not_sent, repeated)) from None
+                if message.status == NO_RESPONDERS:
+                    nobody_listens = True
+                    wait.why = f"no controller answers {called}"
+                    await asyncio.sleep(retry.failed(clock()))
+                    continue
+                nobody_listens = False
+                try:
+                    return operation.decode_answer(message.data, message.headers)
+                except TidelogError as error:
+                    if not error.retriable:
+                        raise typed(_with_repeated(error, repeated)) from None
+                    refusal, repeated = error, repeated or error.code.unknown_outcome
+                    wait.why = f"{called}: {error.message}"
                 await asyncio.sleep(retry.failed(clock()))
-                continue
-            except TidelogError as not_sent:  # the request is too large for NATS, or not permitted
-                raise typed(_with_repeated(not_sent, repeated)) from None
-            if message.status == NO_RESPONDERS:
-                nobody_listens = True
-                await asyncio.sleep(retry.failed(clock()))
-                continue
-            nobody_listens = False
-            try:
-                return operation.decode_answer(message.data, message.headers)
-            except TidelogError as error:
-                if not error.retriable:
-                    raise typed(_with_repeated(error, repeated)) from None
-                refusal, repeated = error, repeated or error.code.unknown_outcome
-            await asyncio.sleep(retry.failed(clock()))
         brokers = await self._connected_brokers() if nobody_listens and self._transport.is_connected else {}
         raise self._nobody(called, limit, nobody_listens, brokers, refusal, repeated)
+
+    @contextmanager
+    def _waiting(self, now: float) -> Iterator[_Wait]:
+        """The wait of one call, inside the `with`."""
+        wait = _Wait(now)
+        self._waits.append(wait)
+        try:
+            yield wait
+        finally:
+            self._waits.remove(wait)
 
     async def _ask(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -149,6 +150,13 @@ class Consumer(Generic[K, V]):
     def missed(self) -> Mapping[int, int]:
         """Per partition the number of records that retention removed before they were read (see `on_gap`)."""
         return {number: assigned.missed for number, assigned in tuple(self._assigned.items())}
+
+    def delay(self) -> tuple[float, str] | None:
+        """Returns for how many seconds a partition has got no answer from a replica, because it has no leader or is
+        refused for the time being, and why, in a sentence; the longest time of all partitions. None: all answer.
+        Reading goes on by itself when they do."""
+        now_ns = time.time_ns()
+        return max((waits for one in tuple(self._assigned.values()) if (waits := one.delay(now_ns))), default=None)
 
     async def start(self) -> None:
         """Look the positions up and begin to fetch. Iterating does this; call it to fix "new" and "latest" before.

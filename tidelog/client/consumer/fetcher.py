@@ -165,6 +165,10 @@ class PartitionFetcher:
         """The part of `max_bytes` that is asked for."""
         self._asked: str = ""
         self._asked_at = 0
+        self._silent_since_ns = 0
+        """`clock_ns` of the first request that got no answer, or a refusal, since the last answer; 0: the last request
+        was answered."""
+        self._silent_because = ""
         self._source: BrokerId | None = None
         """The replica that was asked last; None: the leader."""
         self.followers = followers
@@ -174,6 +178,13 @@ class PartitionFetcher:
     def is_resolved(self) -> bool:
         """Start and stop are known, but for a stop at a time that lies ahead."""
         return self.position is not None and (self._stop_wanted is None or isinstance(self._stop_wanted, AtTime))
+
+    def delay(self, clock_ns: int) -> tuple[float, str] | None:
+        """Returns for how many seconds no replica has answered, and why, in a sentence. None: the last request was
+        answered, or has not ended yet and those before it were."""
+        if not self._silent_since_ns:
+            return None
+        return max(0.0, (clock_ns - self._silent_since_ns) / 1e9), self._silent_because
 
     @property
     def is_done(self) -> bool:
@@ -233,9 +244,17 @@ class PartitionFetcher:
                     "see the broker's log",
                 )
             )
+        self._on_answered()
+        return outcome
+
+    def _on_answered(self) -> None:
         self._retry.succeeded()
         self._lost = 0
-        return outcome
+        self._silent_since_ns = 0
+
+    def _on_silence(self, why: str) -> None:
+        self._silent_since_ns = self._silent_since_ns or self._asked_at
+        self._silent_because = why
 
     def on_error(self, error: TidelogError) -> Outcome:
         """The replica that was asked refused."""
@@ -262,6 +281,7 @@ class PartitionFetcher:
             )
         if not error.retriable:
             return Raise(typed(error))
+        self._on_silence(f"{self.name}: {error.message}")
         return Wait(self._retry.failed(at_least_s=error.retry_after or 0.0), error.code.refresh_metadata)
 
     def on_metadata(self, leader_epoch: int) -> None:
@@ -276,10 +296,12 @@ class PartitionFetcher:
         elsewhere = self._leave_source()
         if elsewhere is not None:
             return elsewhere
+        self._on_silence(f"{self.name} has no leader; see `tidelog cluster status`")
         return Wait(self._retry.failed(), refresh=self._retry.failures % 16 == 0)
 
     def on_disconnected(self) -> Outcome:
         """Our own connection is down, which says nothing of the replica that was asked."""
+        self._on_silence("this client is not connected to a NATS server")
         return Wait(self._retry.failed())
 
     def on_timeout(self) -> Outcome:
@@ -288,6 +310,7 @@ class PartitionFetcher:
         if elsewhere is not None:
             return elsewhere
         self._lost += 1
+        self._on_silence(f"the leader of {self.name} does not answer; see `tidelog cluster status`")
         if self._asked == "records":
             self._share = max(self._share / 2, _LEAST_SHARE)
         return Wait(0.0, refresh=self._lost % 4 == 0)
@@ -307,8 +330,7 @@ class PartitionFetcher:
         self.settled_start = whole_number(headers.get(SETTLED_START_HEADER, ""))
         self.log_end = whole_number(headers.get(LOG_END_HEADER, ""))
         self.span_bytes = whole_number(headers.get(BYTES_HEADER, "")) or 0
-        self._retry.succeeded()
-        self._lost = 0
+        self._on_answered()
         if self._asked == "stop":
             self.stop = offset
             self._stop_wanted = None

@@ -217,6 +217,10 @@ class AssignedPartition:
         """The beginning of the gap that ends at `offset`; `offset` itself where none does."""
         return self.gap[0] if self.gap is not None and self.gap[1] == offset else offset
 
+    def delay(self, clock_ns: int) -> tuple[float, str] | None:
+        """See `PartitionFetcher.delay`."""
+        return None if self.fetcher is None else self.fetcher.delay(clock_ns)
+
     @property
     def lag(self) -> int | None:
         """The committed records from its position on, as of the newest answer of a broker; None before it is begun."""

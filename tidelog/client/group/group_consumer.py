@@ -171,6 +171,11 @@ class GroupConsumer(Generic[K, V]):
         """Per partition read, the committed records from its position on, as of the newest answer of a broker."""
         return _by_name(self._state.each(lambda assigned: assigned.lag))
 
+    def delay(self) -> tuple[float, str] | None:
+        """As `Consumer.delay`, of the partitions that are assigned to this member."""
+        now_ns = time.time_ns()
+        return max((waits for one in self._state.partitions.values() if (waits := one.delay(now_ns))), default=None)
+
     @property
     def missed(self) -> Mapping[Name, int]:
         """Per partition read, the number of records that retention removed before they were read (see `on_gap`)."""

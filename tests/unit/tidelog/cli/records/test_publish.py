@@ -20,6 +20,7 @@ from tests.unit.tidelog.client.fake_broker import make
 from tidelog.cli import main
 from tidelog.cli.records import publish, record_input
 from tidelog.cli.records.publish import _Given, _publish_file, _Published
+from tidelog.cli.terminal import delays
 from tidelog.cli.terminal.session import Failure
 from tidelog.client.base.records import BatchReceipt, Receipt
 from wire.batch import RecordBatch
@@ -143,7 +144,7 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
 ) -> None:
     """The first chunk is taken; of the second each batch is refused."""
     monkeypatch.setattr(record_input, "CHUNK_RECORDS", 2)
-    monkeypatch.setattr(publish, "SILENCE", 0.1)
+    monkeypatch.setattr(delays, "SILENCE", 0.1)
     _, broker, client = make()
     broker.create("s", 1)
     refusal = TidelogError(
@@ -159,7 +160,7 @@ async def test_a_quota_is_told_while_it_delays_and_at_the_end_with_what_is_writt
     began = asyncio.get_running_loop().time()
     async with client.producer("s", confirm_timeout=2.0) as producer:
         with pytest.raises(Failure) as failed:
-            async with publish._delays_told(producer):
+            async with delays.delays_reported(producer):
                 await _publish_file(producer, BytesIO(), form, _Given(), acknowledged=True, as_json=False)
     assert asyncio.get_running_loop().time() - began < 60, "the broker has asked for a pause of 900 s"
     assert failed.value.message == (

@@ -25,7 +25,7 @@ from tidelog.cli.records import subscribe
 from tidelog.cli.records.positions_file import Position
 from tidelog.cli.records.record_formats import record_format
 from tidelog.cli.records.subscribe import StandardOutput
-from tidelog.cli.terminal import session
+from tidelog.cli.terminal import delays, session
 from tidelog.client.base.read_positions import timestamp_to_text
 from tidelog.client.base.records import Record
 from wire.batch import decode_headers, encode_headers
@@ -416,3 +416,23 @@ def test_options_of_members_and_of_others(arguments: list[str], sentence: str) -
     result = CliRunner().invoke(main, ["subscribe", *arguments])
     assert result.exit_code == 2
     assert sentence in " ".join(result.stderr.split())
+
+
+async def test_a_reader_without_a_leader_says_so_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(delays, "SILENCE", 0.04)
+
+    class Consumer:
+        def delay(self) -> tuple[float, str] | None:
+            return 2.0, "s/0 has no leader"
+
+    async with delays.delays_reported(Consumer()):
+        await asyncio.sleep(0.5)
+    assert capsys.readouterr().err == "waiting: s/0 has no leader\n"
+    monkeypatch.setattr(delays, "AGAIN", 0.0)
+    async with asyncio.timeout(LIMIT), delays.delays_reported(Consumer()):
+        shown = ""
+        while shown.count("waiting: s/0 has no leader\n") < 2:
+            await asyncio.sleep(0.01)
+            shown += capsys.readouterr().err

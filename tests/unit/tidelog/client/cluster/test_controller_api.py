@@ -123,6 +123,21 @@ async def test_a_controller_that_is_being_elected_is_no_missing_broker(cluster: 
         await client.cluster_status()
 
 
+async def test_why_a_call_is_repeated_is_known_while_it_is(cluster: Cluster) -> None:
+    transport, _, client = cluster
+    assert client.delay() is None
+    transport.listen(api_subject("cluster.id"), None)
+    asked = asyncio.ensure_future(client.cluster_status())
+    async with asyncio.timeout(30):
+        while (waits := client.delay()) is None:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+    assert waits[0] >= 0
+    assert waits[1] == "no controller answers cluster.status"
+    with pytest.raises(NoServer):
+        await asked
+    assert client.delay() is None
+
+
 async def test_streams_and_partitions_come_by_pages(cluster: Cluster) -> None:
     transport, _, client = cluster
     pages = [blank(StreamList, streams=[blank(StreamSummary, name=name)], unanswered=[name]) for name in "ab"]

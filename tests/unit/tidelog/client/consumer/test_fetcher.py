@@ -420,3 +420,24 @@ def test_less_is_asked_for_over_a_link_that_is_too_slow() -> None:
         f.on_answer(answer(batch(number, 1)), None)
         assert asked[-1] < f.next_request(NOW).request.max_bytes <= whole
     assert f.next_request(NOW).request.max_bytes == whole
+
+
+def test_how_long_no_replica_has_answered_and_why() -> None:
+    f = fetcher(AtOffset(7))
+    second = 1_000_000_000
+    assert f.delay(second) is None
+    f.next_request(second)
+    assert f.delay(2 * second) is None, "the request is on its way"
+    f.on_no_responders()
+    assert f.delay(2 * second) == (1.0, "s/0 has no leader; see `tidelog cluster status`")
+    f.next_request(3 * second)
+    f.on_timeout()
+    assert f.delay(4 * second) == (3.0, "the leader of s/0 does not answer; see `tidelog cluster status`")
+    f.next_request(5 * second)
+    f.on_error(TidelogError(Code.UNAVAILABLE, "the replica is opening"))
+    assert f.delay(6 * second) == (5.0, "s/0: the replica is opening")
+    f.on_disconnected()
+    assert f.delay(6 * second) == (5.0, "this client is not connected to a NATS server")
+    f.next_request(7 * second)
+    f.on_answer(answer(), None)
+    assert f.delay(8 * second) is None
