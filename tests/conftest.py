@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rewrite", action="store_true", help="write down what the transcripts of tests/testdata print now"
     )
     parser.addoption(
+        "--examples", type=int, default=100, help="examples of a property that states no number of its own"
+    )
+    parser.addoption(
         "--outage-seconds",
         type=float,
         default=8.0,
@@ -33,13 +36,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Examples of hypothesis are not timed, for the machine may be busy. Processes of pytest-xdist take their ports
     from ranges of their own, and so do the commands that they start. Those obey SIGINT even where a shell started
     pytest in the background, and so with SIGINT ignored, which children inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.register_profile("tidelog", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "tidelog",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=config.getoption("--examples"),
+    )
     settings.load_profile("tidelog")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:

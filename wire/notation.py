@@ -1,5 +1,5 @@
 """Values as people write them in settings, options and labels: amounts of bytes and of time (`512KiB`, `10GB`, `7d`),
-TCP ports, and racks.
+TCP ports, racks, zones and tags.
 
     bytes      B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024); small and capital letters alike
     time       ms, s, m, h, d
@@ -9,12 +9,15 @@ A setting whose value is a number of bytes or of milliseconds takes both the pla
 minutes.
 
 A rack is where a broker or a consumer runs, such as an availability zone; equal texts are near each other. A broker
-reports its rack as a label of its probe answers; clients get the racks of a stream's replicas with its metadata.
+reports its rack as a label of its probe answers; clients get the racks of a stream's replicas with its metadata. The
+rack of a broker is its zone: replicas of a partition are spread over zones. A broker's tags, such as `ssd` or
+`region=eu`, are compared with the tags that streams ask for (`metadata.controller.placement`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Final, TypeAlias
 
@@ -34,6 +37,36 @@ def check_rack(rack: object) -> str:
             " 'eu-1a'",
         )
     return rack
+
+
+def check_zone(zone: object) -> str:
+    """Returns the zone of a broker. Raises TidelogError(BAD_CONFIG) for text that is no name of a zone."""
+    if not isinstance(zone, str) or not _RACK.fullmatch(zone):
+        raise TidelogError(
+            Code.BAD_CONFIG,
+            f"zone={echo(zone):.120} is no name of a zone: letters, digits, '.', '_' and '-', at most 100, such as"
+            " 'eu-1a'",
+        )
+    return zone
+
+
+MOST_TAGS: Final = 32
+"""Limit of the tags of a broker, and of those that a stream asks for."""
+_TAG = re.compile(r"[A-Za-z0-9._=-]{1,100}")
+
+
+def tags_of(given: Iterable[object]) -> tuple[str, ...]:
+    """Returns the tags, sorted, each once. Raises ValueError, to be read after `tags=… `."""
+    tags = sorted({*map(str, given)})
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise ValueError(
+                f"has {echo(tag):.120}, which is no tag: letters, digits, '.', '_', '=' and '-', at most 100, such as"
+                " 'ssd' or 'region=eu'"
+            )
+    if len(tags) > MOST_TAGS:
+        raise ValueError(f"has {len(tags)} tags; give {MOST_TAGS} at most")
+    return tuple(tags)
 
 
 MOST_PORT: Final = 65535

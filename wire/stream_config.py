@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from wire.durability import DURABLE, MAX_REPLICAS, Durability
 from wire.echo import echo
 from wire.errors import Code, TidelogError
-from wire.notation import BYTES, TIME, amount, units_in_words
+from wire.notation import BYTES, TIME, amount, tags_of, units_in_words
+from wire.placement import STANDARD, PlacementPolicy, Strategy, broker_named, stream_named
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=Enum)
@@ -196,6 +197,65 @@ class Level(Kind[Durability]):
         return tuple(spelling.removesuffix("N") for spelling in Durability.spellings())
 
 
+@dataclass(frozen=True, slots=True)
+class Policy(Kind[PlacementPolicy]):
+    def parse(self, text: str) -> PlacementPolicy:
+        policy = PlacementPolicy.parse(text)
+        if len(policy.brokers) > MAX_REPLICAS:
+            raise ValueError(f"names {len(policy.brokers)} brokers; name {MAX_REPLICAS} at most")
+        return policy
+
+    def spell(self, value: PlacementPolicy) -> str:
+        return str(value)
+
+    @property
+    def values(self) -> str:
+        return "standard, pinned:BROKER,BROKER,…, colocation_strict:STREAM"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return "standard", "pinned:", "colocation_strict:"
+
+
+@dataclass(frozen=True, slots=True)
+class Tags(Kind[tuple[str, ...]]):
+    def parse(self, text: str) -> tuple[str, ...]:
+        return tags_of(tag.strip() for tag in text.split(",")) if text else ()
+
+    def spell(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+    @property
+    def values(self) -> str:
+        return "TAG,TAG,… or empty"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class NameOf(Kind[str]):
+    """The name of a broker or a stream; empty: none."""
+
+    what: str
+    named: Callable[[str], str]
+
+    def parse(self, text: str) -> str:
+        return self.named(text) if text else ""
+
+    def spell(self, value: str) -> str:
+        return value
+
+    @property
+    def values(self) -> str:
+        return f"{self.what} or empty"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return ()
+
+
 def _neither_nor(choices: tuple[str, ...]) -> str:
     return f"is neither {' nor '.join(map(repr, choices))}; give one of them"
 
@@ -239,7 +299,7 @@ class Setting:
     def default_in_words(self) -> str:
         days = self.default / _DAY_MS if self.name.endswith("_ms") else 0
         in_days = f" ({days:g} day{'' if days == 1 else 's'})" if days >= 1 else ""
-        return self.shown_default or self.kind.spell(self.default) + in_days
+        return self.shown_default or (self.kind.spell(self.default) or "none") + in_days
 
     @property
     def alterable_in_words(self) -> str:
@@ -264,7 +324,7 @@ class Setting:
             )
 
 
-def _setting(
+def setting_field(
     default: _T,
     kind: Kind[_T],
     help: str,  # noqa: A002 - its name in dataclass fields and in click
@@ -288,13 +348,13 @@ def _setting(
 class StreamConfig:
     """The settings of a stream, one field for each."""
 
-    min_isr: int = _setting(
+    min_isr: int = setting_field(
         0,
         WholeNumber(0, MAX_REPLICAS),
         "members of the ISR that must have a record before it commits",
         shown_default="what durability says, else 2 from replication factor 3 up, else 1",
     )
-    durability: Durability = _setting(
+    durability: Durability = setting_field(
         DURABLE,
         Level(),
         "what an acknowledgement waits for",
@@ -305,84 +365,84 @@ class StreamConfig:
             remedy="ask for durability={wanted} at each publish, or create another stream",
         ),
     )
-    reply_acks: bool = _setting(
+    reply_acks: bool = setting_field(
         True,
         Flag(),
         "answer bare publishes that carry a reply subject; false for subjects that serve requests of others",
     )
-    max_record_bytes: int = _setting(
+    max_record_bytes: int = setting_field(
         1 << 20,
         Bytes(1, 64 << 20),
         "largest record, key, value and headers together; never above what one NATS message holds",
     )
-    segment_bytes: int = _setting(256 << 20, Bytes(4096, 1 << 30), "a log segment is rolled at this size")
-    segment_max_age_ms: int = _setting(
+    segment_bytes: int = setting_field(256 << 20, Bytes(4096, 1 << 30), "a log segment is rolled at this size")
+    segment_max_age_ms: int = setting_field(
         7 * _DAY_MS,
         Milliseconds(0, 1 << 52),
         "a log segment is rolled when its first record is this old; 0 = never for its age",
     )
-    producer_byte_rate: int = _setting(
+    producer_byte_rate: int = setting_field(
         0,
         Bytes(0, 1 << 40),
         "per partition: its leader takes so many bytes a second, and refuses more with BACKPRESSURE; 0 = no limit",
     )
-    producer_record_rate: int = _setting(
+    producer_record_rate: int = setting_field(
         0,
         WholeNumber(0, 1 << 40),
         "per partition: its leader takes so many records a second, and refuses more with BACKPRESSURE; 0 = no limit",
     )
-    confirm_timeout_ms: int = _setting(
+    confirm_timeout_ms: int = setting_field(
         10_000,
         Milliseconds(1, MAX_CONFIRM_TIMEOUT_MS),
         "an acknowledged publish waits at most this long for what its level asks for; then CONFIRM_TIMEOUT",
     )
-    dedup_window_ms: int = _setting(
+    dedup_window_ms: int = setting_field(
         120_000,
         Milliseconds(0, _DAY_MS),
         "per partition: a record whose message id (msg_id, header Nats-Msg-Id) was stored within so long is not stored"
         " again; 0 = message ids mean nothing",
     )
-    retention_max_age_ms: int = _setting(
+    retention_max_age_ms: int = setting_field(
         0, Milliseconds(0, 1 << 52), "segments whose newest record is older are removed; 0 = kept whatever their age"
     )
-    retention_max_bytes: int = _setting(
+    retention_max_bytes: int = setting_field(
         0, Bytes(0, 1 << 60), "per partition: the oldest segments beyond so many bytes are removed; 0 = no limit"
     )
-    retention_max_messages: int = _setting(
+    retention_max_messages: int = setting_field(
         0,
         WholeNumber(0, 1 << 60),
         "per partition: the oldest segments beyond so many records are removed; 0 = no limit",
     )
-    compact: bool = _setting(False, Flag(), "keep the newest record of each key, at its offset")
-    tombstone_retention_ms: int = _setting(
+    compact: bool = setting_field(False, Flag(), "keep the newest record of each key, at its offset")
+    tombstone_retention_ms: int = setting_field(
         _DAY_MS,
         Milliseconds(0, 1 << 52),
         "of a compacted stream: a key without a value is remembered so long at least, once it was compacted",
     )
-    on_under_capacity: OnUnderCapacity = _setting(
+    on_under_capacity: OnUnderCapacity = setting_field(
         OnUnderCapacity.WITHDRAW,
         OneOf(OnUnderCapacity),
         "what a broker does with its replica when its disk runs full: withdraw (give leadership away, refuse publishes)"
         " or evict_oldest (retention before its time), which needs a retention limit",
     )
-    compression: StreamCompression = _setting(
+    compression: StreamCompression = setting_field(
         StreamCompression.NONE,
         OneOf(StreamCompression),
         "lz4 (fast) or zstd (dense): how the leader compresses the batches that it makes of plain publishes and"
         " envelopes, and what producers do that do not choose",
     )
-    auto_pause_time_ms: int = _setting(
+    auto_pause_time_ms: int = setting_field(
         0,
         Milliseconds(0, 1 << 52),
         "a partition to which no record came for so long is paused until one comes; 0 = never",
     )
-    auto_pause_disable_if_subscribers: bool = _setting(
+    auto_pause_disable_if_subscribers: bool = setting_field(
         False, Flag(), "a partition is not paused by itself while consumers wait for its records at the leader"
     )
-    delete_protection: bool = _setting(
+    delete_protection: bool = setting_field(
         False, Flag(), "the stream cannot be deleted before this is false again, or unset"
     )
-    encryption: bool = _setting(
+    encryption: bool = setting_field(
         False,
         Flag(),
         "batches lie encrypted on disk (AES-256-GCM); needs a master key on every broker",
@@ -391,6 +451,30 @@ class StreamConfig:
             why="what is on the disks would stay as it is",
             remedy="create another stream",
         ),
+    )
+    placement: PlacementPolicy = setting_field(
+        STANDARD,
+        Policy(),
+        "which brokers hold the replicas: standard (even, spread over zones), pinned (these brokers; their number is"
+        " the replication factor), or colocation_strict (brokers that hold the same partition of STREAM); a change is"
+        " for partitions that are placed from then on",
+    )
+    require_tags: tuple[str, ...] = setting_field(
+        (), Tags(), "replicas are placed only on brokers that have all of these tags"
+    )
+    prefer_tags: tuple[str, ...] = setting_field(
+        (),
+        Tags(),
+        "replicas are placed on brokers that have most of these tags where that does not bring two into one zone",
+    )
+    colocate_with: str = setting_field(
+        "",
+        NameOf("STREAM", stream_named),
+        "partition i is placed on brokers that hold partition i of that stream where that does not bring two replicas"
+        " into one zone",
+    )
+    leader_pin: str = setting_field(
+        "", NameOf("BROKER", broker_named), "this broker leads the partitions of which it has a replica"
     )
 
     @classmethod
@@ -457,6 +541,17 @@ class StreamConfig:
             wrong = (
                 "on_under_capacity=evict_oldest has nothing that it may evict: set retention_max_age_ms,"
                 " retention_max_bytes or retention_max_messages, or use withdraw"
+            )
+        elif self.placement.strategy is Strategy.PINNED and len(self.placement.brokers) != replication_factor:
+            named = len(self.placement.brokers)
+            wrong = (
+                f"placement={self.placement} names {named} broker{'' if named == 1 else 's'} and the replication factor"
+                f" is {replication_factor}; name {replication_factor}, or give another replication factor"
+            )
+        elif self.leader_pin and self.placement.brokers and self.leader_pin not in self.placement.brokers:
+            wrong = (
+                f"leader_pin={self.leader_pin} is none of the brokers of placement={self.placement}; pin one of them,"
+                " or name it there"
             )
         if wrong is not None:
             raise TidelogError(Code.BAD_CONFIG, wrong)

@@ -26,15 +26,14 @@ from collections.abc import Container
 from typing import Final
 
 from wire.errors import Code, TidelogError
+from wire.names import check_name, check_text
 from wire.types import BrokerId, StreamName
 
 DEFAULT_NAMESPACE: Final = "tidelog"
-MAX_NAME_LENGTH: Final = 64
 MAX_SUBJECT_LENGTH: Final = 255
 RESERVED_STREAM_NAMES: Final = frozenset({"notify", "metadata", "api", "inbox"})
 
 _PLAIN = re.compile(r"[^\x00-\x20\x7f.*>]+(?:\.[^\x00-\x20\x7f.*>]+)*")
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
 DEFAULT_INBOX_PREFIX: Final = "_INBOX"
 """The inbox prefix of all NATS clients that are not configured with another one."""
 _WILD: Final = "…"
@@ -283,7 +282,7 @@ def check_namespace(namespace: str) -> str:
 
 def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Checks that a client may have its inboxes below `prefix` in a cluster that owns `<namespace>.>`."""
-    _check_text(prefix, "inbox prefix", Code.BAD_SUBJECT)
+    check_text(prefix, "inbox prefix", Code.BAD_SUBJECT)
     first = prefix.partition(".")[0]
     if len(prefix) > MAX_SUBJECT_LENGTH or not _PLAIN.fullmatch(prefix) or first.startswith("$") or first == namespace:
         raise TidelogError(
@@ -299,7 +298,7 @@ def check_inbox_prefix(prefix: str, namespace: str = DEFAULT_NAMESPACE) -> str:
 # Hazard: Feedback: a stream that stores its own acknowledgements.
 def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Checks that a stream may be attached to `subject` in a cluster that owns `<namespace>.>`."""
-    _check_text(subject, "subject", Code.BAD_SUBJECT)
+    check_text(subject, "subject", Code.BAD_SUBJECT)
     wrong = _subject_fault(subject, namespace)
     if wrong is not None:
         raise TidelogError(Code.BAD_SUBJECT, f"subject {subject[: MAX_SUBJECT_LENGTH + 1]!r} {wrong}")
@@ -308,7 +307,7 @@ def check_subject(subject: str, namespace: str = DEFAULT_NAMESPACE) -> str:
 
 def check_captured(pattern: str, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Checks that `pattern` matches subjects of possible streams: as `check_subject`, with NATS' wildcards."""
-    _check_text(pattern, "subject", Code.BAD_SUBJECT)
+    check_text(pattern, "subject", Code.BAD_SUBJECT)
     tokens = pattern.split(".")
     last = len(tokens) - 1
     plain = [_WILD if each == "*" or (each == ">" and at == last) else each for at, each in enumerate(tokens)]
@@ -344,22 +343,3 @@ def _subject_fault(subject: str, namespace: str) -> str | None:
 def _is_partition_number(token: str) -> bool:
     """Whether the token is a number as `ingest_subject` writes it: from 1, no leading zeros."""
     return token.isascii() and token.isdigit() and token[0] != "0"
-
-
-def _check_text(given: object, what: str, code: Code) -> None:
-    if not isinstance(given, str):
-        raise TidelogError(code, f"{what} {given!r:.80} is {type(given).__name__}, not text; give it as text")
-
-
-def check_name(name: str, what: str) -> str:
-    """Checks that `name` can be a token of a subject. Raises TidelogError(BAD_NAME), which calls it `what`."""
-    _check_text(name, what, Code.BAD_NAME)
-    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
-        shown = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}…"
-        raise TidelogError(
-            Code.BAD_NAME,
-            f"{what} {shown!r} is not 1 to {MAX_NAME_LENGTH} characters of A-Z, a-z, 0-9, '_' and '-';"
-            + (" a dot would make it two tokens of NATS subjects, which it is one token of;" if "." in name else "")
-            + " choose such a name",
-        )
-    return name

@@ -8,6 +8,7 @@ from typing import Final
 from metadata.cluster.counts import Counts
 from metadata.cluster.model import Broker, Partition, Stream
 from metadata.cluster.state_snapshot import Contents
+from wire.cluster_config import ClusterConfig, split
 from wire.turns import pieces
 from wire.types import BrokerId, Generation, Incarnation, PartitionKey, PartitionView, StreamName
 
@@ -56,7 +57,16 @@ class Cluster:
     @property
     def defaults(self) -> Mapping[str, str]:
         """Cluster-wide settings that new streams get where their creation sets none."""
+        return split(self._contents.cluster_config)[1]
+
+    @property
+    def cluster_config(self) -> Mapping[str, str]:
+        """The settings of the cluster that an operator has given, and the defaults of new streams."""
         return self._contents.cluster_config
+
+    @property
+    def cluster_settings(self) -> ClusterConfig:
+        return ClusterConfig.from_strings(self._contents.cluster_config)
 
     @property
     def unclean_elections(self) -> int:

@@ -61,6 +61,10 @@ class Broker:
     earlier_lives: tuple[str, ...] = ()
     """Ids of processes that are over, as far as remembered, oldest first: a late registration of one of them is
     refused."""
+    zone: str = ""
+    """Where it runs: replicas of a partition are spread over zones. Empty: not given."""
+    tags: tuple[str, ...] = ()
+    """Sorted; streams may ask for brokers with some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +231,7 @@ class Repartition:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """`kind`, `placement` and `leader_pin` are stored and not yet acted on: docs/design.md."""
+    """`kind` is stored and not yet acted on: docs/design.md."""
 
     name: StreamName
     subject: str
@@ -243,8 +247,6 @@ class Stream:
     routing_generation: Generation
     """Generation at which leaders, partitions or layouts last changed."""
     layouts: tuple[Layout, ...]
-    placement: str
-    leader_pin: str
     partitions: dict[int, Partition]
     """All partitions, also with numbers above the newest layout's, of which some may be missing."""
     repartition: Repartition | None = None

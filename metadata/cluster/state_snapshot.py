@@ -118,6 +118,8 @@ def encoding(contents: Contents) -> Steps[bytes]:
                 alive=broker.alive,
                 raft_address=broker.raft_address,
                 earlier_lives=broker.earlier_lives,
+                zone=broker.zone,
+                tags=broker.tags,
             )
             for _, broker in sorted(contents.brokers.items())
         ],
@@ -191,6 +193,8 @@ def _contents_from_pb(snapshot: pb.Snapshot) -> Steps[Contents]:
                 alive=broker.alive,
                 raft_address=broker.raft_address,
                 earlier_lives=tuple(broker.earlier_lives),
+                zone=broker.zone,
+                tags=tuple(broker.tags),
             )
             for broker in snapshot.brokers
         },
@@ -226,8 +230,6 @@ def _stream_to_pb(stream: Stream, place: Mapping[BrokerId, int], written: pb.Str
             )
             for layout in stream.layouts
         ],
-        placement=stream.placement,
-        leader_pin=stream.leader_pin,
         repartition=None if stream.repartition is None else _repartition_to_pb(stream.repartition),
     )
     written.MergeFrom(head)
@@ -357,8 +359,6 @@ def _stream_from_pb(stream: pb.StreamState, names: list[BrokerId]) -> Steps[Stre
             )
             for layout in stream.layouts
         ),
-        placement=stream.placement,
-        leader_pin=stream.leader_pin,
         partitions=partitions,
         repartition=_repartition_from_pb(stream.repartition) if stream.HasField("repartition") else None,
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from wire.cluster_config import CLUSTER_SETTINGS, ClusterConfig, split
 from wire.errors import Code, TidelogError
 from wire.stream_config import StreamConfig, setting_named
 
@@ -51,15 +52,18 @@ def altered(
 def altered_defaults(
     defaults: Mapping[str, str], *, changes: Mapping[str, str], unset: Collection[str]
 ) -> dict[str, str]:
-    """Returns the cluster's defaults after an operator's change. Raises TidelogError(BAD_CONFIG)."""
+    """Returns the settings of the cluster and its defaults of new streams after an operator's change. Raises
+    TidelogError(BAD_CONFIG)."""
     wanted = {**_without(defaults, changes, unset), **changes}
-    StreamConfig.from_strings(wanted)
+    ClusterConfig.from_strings(wanted)
+    StreamConfig.from_strings(split(wanted)[1])
     return dict(sorted(wanted.items()))
 
 
 def _without(config: Mapping[str, str], changes: Mapping[str, str], unset: Collection[str]) -> dict[str, str]:
     for key in unset:
-        setting_named(key)
+        if key not in CLUSTER_SETTINGS:
+            setting_named(key)
         if key in changes:
             raise TidelogError(Code.BAD_CONFIG, f"{key} is to be {changes[key]!r} and to be unset; say one of them")
     return {key: value for key, value in config.items() if key not in unset}

@@ -114,6 +114,8 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
         alive=True,
         raft_address=command.raft_address,
         earlier_lives=_lives_before(command, known),
+        zone=command.zone,
+        tags=tuple(command.tags),
     )
     changed = yield from ledger.sweep(
         lambda key, partition, stream: (

@@ -31,7 +31,6 @@ OfStream: TypeAlias = (
 """A controller's command about one incarnation of a stream."""
 
 DEFAULT_KIND = "log"
-DEFAULT_PLACEMENT = "spread"
 
 
 def create_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome]:
@@ -53,8 +52,6 @@ def create_stream(ledger: Ledger, command: pb.CreateStream) -> Steps[Outcome]:
             partitioning_version=1,
             routing_generation=ledger.next_generation(),
             layouts=(Layout(version=1, partitions=len(partitions)),),
-            placement=command.placement or DEFAULT_PLACEMENT,
-            leader_pin=command.leader_pin,
             partitions=partitions,
         )
         StreamConfig.from_strings(stream.config).check(stream.replication_factor)
@@ -257,10 +254,10 @@ def alter_cluster(ledger: Ledger, command: pb.AlterCluster) -> Outcome:
     if refused is not None:
         return refused
     try:
-        defaults = stream_settings.altered_defaults(ledger.defaults, changes=command.set, unset=command.unset)
+        defaults = stream_settings.altered_defaults(ledger.cluster_config, changes=command.set, unset=command.unset)
     except TidelogError as error:
         return ledger.refuse(error.code, error.message)
-    if defaults == ledger.defaults:
+    if defaults == ledger.cluster_config:
         return ledger.unchanged()
     ledger.contents.cluster_config = defaults
     return ledger.changed()

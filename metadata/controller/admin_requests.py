@@ -18,19 +18,23 @@ from metadata.commands.repartition_commands import missing_partitions, why_not_c
 from metadata.commands.stream_commands import why_not_compacted
 from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.metadata_settings import MetadataSettings
-from metadata.controller.placement import Chance, place
-from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
+from metadata.controller.placement import Chance, candidates, check_brokers, check_followed, place
+from wire.cluster_config import plain
 from wire.echo import echo
 from wire.error_details import END
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_streams import PREFIX, InternalStream, is_internal, is_reserved
 from wire.layouts import check_partition_count, check_partitioner
 from wire.operations.partition_operations import LATEST
+from wire.placement import Strategy
 from wire.protobuf import metadata_pb2 as pb
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects, check_stream_name
 from wire.turns import Steps, pieces
 from wire.types import BrokerId, LeaderEpoch, LeaderMove, PartitionKey, StreamName
+
+MANY_REPLICAS: Final = 8
+"""More replicas of a partition are noted to whoever asks for them."""
 
 _PIECE: Final = 100
 """Partitions that are looked at before `Steps` yield."""
@@ -72,7 +76,7 @@ class AdminRequests:
         partitioner: str | None = None,
         voters: int = 1,
     ) -> Steps[pb.Command]:
-        """Returns the command that creates it. `replication_factor` None: DEFAULT_REPLICAS, or all brokers of a smaller
+        """Returns the command that creates it. `replication_factor` None: the default, or all brokers of a smaller
         cluster: brokers that have ever registered, and at least as many as the metadata group has `voters`, some of
         which may not have registered yet. `partitioner` None: the default one.
 
@@ -113,17 +117,12 @@ class AdminRequests:
         voters: int,
     ) -> Steps[pb.Command]:
         check_partition_count(partitions)
-        factor = replication_factor
-        if factor is None:
-            factor = min(DEFAULT_REPLICAS, len(self._state.brokers) + self._unregistered(voters))
-        if not 1 <= factor <= MAX_REPLICAS:
-            raise TidelogError(
-                Code.BAD_REPLICATION_FACTOR, f"replication_factor={factor} is outside 1 to {MAX_REPLICAS}"
-            )
         given = StreamConfig.plain(config)
-        wanted = stream_settings.with_defaults(given, self._state.defaults)
-        StreamConfig.from_strings(wanted).check(factor)
-        live, assignments = yield from self._assignments(partitions, factor, voters)
+        settings = StreamConfig.from_strings(stream_settings.with_defaults(given, self._state.defaults))
+        check_followed(self._state, name, settings)
+        factor = self._factor(replication_factor, settings, voters)
+        settings.check(factor)
+        live, assignments = yield from self._assignments(range(partitions), factor, settings, voters)
         return pb.Command(
             create_stream=pb.CreateStream(
                 controller_epoch=self._epoch(),
@@ -137,15 +136,66 @@ class AdminRequests:
             )
         )
 
+    def _factor(self, given: int | None, settings: StreamConfig, voters: int) -> int:
+        """Returns the replication factor of a new stream. None was given: that of its policy, else the cluster's
+        default, or all brokers of a smaller cluster. Raises TidelogError(BAD_REPLICATION_FACTOR)."""
+        cluster, policy = self._state.cluster_settings, settings.placement
+        followed = self._state.streams.get(StreamName(policy.stream))
+        factor = given
+        if factor is None and policy.brokers:
+            factor = len(policy.brokers)
+        elif factor is None and followed is not None:
+            factor = followed.replication_factor
+        elif factor is None:
+            brokers = len(self._state.brokers) + self._unregistered(voters)
+            factor = min(cluster.default_replication_factor, brokers)
+        if not 1 <= factor <= cluster.max_replication_factor:
+            raise TidelogError(
+                Code.BAD_REPLICATION_FACTOR,
+                f"replication_factor={factor} is outside 1 to {cluster.max_replication_factor}, the cluster's"
+                " max_replication_factor (16 at most; `tidelog cluster alter` changes it)",
+            )
+        return factor
+
+    def notes(self, asked: int | None, command: pb.CreateStream) -> list[str]:
+        """Returns sentences for the operator who creates a stream, and `asked` for so many replicas."""
+        notes, factor = [], command.replication_factor
+        wanted = self._state.cluster_settings.default_replication_factor
+        settings = StreamConfig.from_strings(stream_settings.with_defaults(command.config, self._state.defaults))
+        if asked is None and settings.placement.strategy is Strategy.STANDARD and factor < wanted:
+            notes.append(
+                f"replication_factor={factor}: the cluster has {factor} broker{'' if factor == 1 else 's'}, fewer than"
+                f" default_replication_factor={wanted}"
+            )
+        if factor > MANY_REPLICAS:
+            notes.append(
+                f"replication_factor={factor} is above {MANY_REPLICAS}: the leader sends each record to {factor - 1}"
+                " followers, and the ISR changes whenever one of them falls behind"
+            )
+        return notes
+
     def _assignments(
-        self, partitions: int, factor: int, voters: int, *, beside: Iterable[Partition] = ()
+        self,
+        numbers: Sequence[int],
+        factor: int,
+        settings: StreamConfig,
+        voters: int,
+        *,
+        beside: Iterable[Partition] = (),
     ) -> Steps[tuple[list[BrokerId], list[pb.Assignment]]]:
-        """Returns the live brokers, and which of them hold the new partitions of a stream whose others are `beside`."""
+        """Returns the brokers that may hold new partitions with these numbers of a stream whose others are `beside`,
+        and which of them do."""
         live = self._live_brokers()
         self._check_enough(factor, live, voters)
-        live = self._rebalancing.with_room(live, factor)
+        live = self._rebalancing.with_room(candidates(self._state, live, settings, factor), factor)
         placements = yield from place(
-            self._state, live, partitions=partitions, replication_factor=factor, chance=self._chance, beside=beside
+            self._state,
+            live,
+            numbers=numbers,
+            replication_factor=factor,
+            settings=settings,
+            chance=self._chance,
+            beside=beside,
         )
         index = {broker: place_of for place_of, broker in enumerate(live)}
         assignments: list[pb.Assignment] = []
@@ -220,10 +270,19 @@ class AdminRequests:
             defaults=self._state.defaults,
             replication_factor=stream.replication_factor,
         )
+        self._check_policy(stream, StreamConfig.from_strings(config))
         wrong = why_not_compacted(stream, config)
         if wrong is not None:
             raise TidelogError(Code.BAD_CONFIG, wrong)
         return self._command("alter_stream", stream, set=wanted, unset=unset)
+
+    def _check_policy(self, stream: Stream, after: StreamConfig) -> None:
+        """Checks names of brokers and streams in a policy that is changed. Raises TidelogError(BAD_CONFIG)."""
+        before = stream.settings
+        if (after.placement, after.colocate_with) != (before.placement, before.colocate_with):
+            check_followed(self._state, stream.name, after)
+        if (after.placement, after.leader_pin) != (before.placement, before.leader_pin):
+            check_brokers(self._state, after)
 
     def prepare_repartition(self, name: str, partitions: int, *, voters: int = 1) -> Steps[pb.Command]:
         """Returns the command that begins a repartition to so many partitions. `voters`: as for `create_stream`.
@@ -241,7 +300,7 @@ class AdminRequests:
         if missing:
             self._check_limits(len(missing), streams=0)
             live, assignments = yield from self._assignments(
-                len(missing), stream.replication_factor, voters, beside=[*stream.partitions.values()]
+                missing, stream.replication_factor, stream.settings, voters, beside=[*stream.partitions.values()]
             )
         version = stream.partitioning_version
         return self._command(
@@ -319,12 +378,13 @@ class AdminRequests:
         return self._command("delete_records", stream, items=items)
 
     def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
-        """Other defaults for new streams. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST, BAD_CONFIG."""
+        """Other settings of the cluster, and defaults for new streams. Raises TidelogError: NOT_CONTROLLER,
+        BAD_REQUEST, BAD_CONFIG."""
         self._require_controller()
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
-        wanted = StreamConfig.plain(changes)
-        stream_settings.altered_defaults(self._state.defaults, changes=wanted, unset=unset)
+        wanted = plain(changes)
+        stream_settings.altered_defaults(self._state.cluster_config, changes=wanted, unset=unset)
         return pb.Command(alter_cluster=pb.AlterCluster(controller_epoch=self._epoch(), set=wanted, unset=unset))
 
     def plan_move(self, name: str, partition: int, target: BrokerId) -> LeaderMove:

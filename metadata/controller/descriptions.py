@@ -543,8 +543,8 @@ def metadata_form(
 
 
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:
-    """Settings of new streams where their creation sets none."""
-    return {"config": dict(state.defaults)}
+    """Settings of the cluster, and of new streams where their creation sets none."""
+    return {"config": dict(state.cluster_config)}
 
 
 def cluster_form(
@@ -696,6 +696,8 @@ def _broker_form(
         "alive": known.alive,
         "incarnation": known.incarnation,
         "voter": bool(known.raft_address),
+        "zone": known.zone,
+        "tags": [*known.tags],
         "leaders": counts.leaders[broker] - of_internal.leaders[broker],
         "replicas": counts.replicas[broker] - of_internal.replicas[broker],
         "internal_leaders": of_internal.leaders[broker],

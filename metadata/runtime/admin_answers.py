@@ -211,6 +211,7 @@ class Admin:
             transport, subject = self._context.transport, command.create_stream.subject
             await check_subject_unserved(self._rounds, transport, subject)
             await check_subject_uncaptured(self._rounds, transport, subject, request.partitions)
+        notes = self._context.core.requests.notes(request.replication_factor, command.create_stream)
         (await self._commit(command)).raise_for_refusal()
         retry = self._readiness()
         made = await self._until(
@@ -222,6 +223,8 @@ class Admin:
         others = [] if "next" not in made else sorted(find_stream(self._context.state, request.name).partitions)
         for numbers in pieces(others[op.PAGE :], MAX_ASKED):
             await self._until(partial(self._not_served, request.name, numbers), lambda waiting: not waiting, retry)
+        if notes:
+            made["notes"] = notes
         return made
 
     async def _not_served(self, name: str, numbers: Sequence[int]) -> list[int]:

@@ -61,6 +61,9 @@ class Registration:
     """Empty: an observer."""
     replace: bool = False
     """The operator has confirmed that an empty folder takes the place of the last process's folder."""
+    zone: str = ""
+    """Where the broker runs; empty: not given."""
+    tags: tuple[str, ...] = ()
     folder: str = ""
     """Path of the data folder, for messages."""
 
@@ -150,8 +153,6 @@ class Registrar:
             return None
         if own.life_id == context.life_id and own.alive:
             return own.incarnation if own.incarnation != context.incarnation else None
-        if own.life_id == context.life_id and context.is_leaving:
-            return None
         if own.life_id == context.life_id:
             _log.warning("broker %s finds itself declared dead and registers again", context.broker_id)
             self._is_due.set()
@@ -240,6 +241,8 @@ class Registrar:
                 unsound_logs=unsound,
                 raft_address=known.raft_address,
                 replace=known.replace,
+                zone=known.zone,
+                tags=known.tags,
                 silent_life=self._silent_life,
                 logs=self._as_many(ends, min(MOST_LOGS_BYTES, max(0, MOST_NAMED_BYTES - named))),
             )

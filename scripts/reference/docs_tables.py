@@ -32,6 +32,7 @@ from tidelog.client.base.options import options
 from tidelog.client.consumer.consumer_config import ConsumerConfig
 from tidelog.client.group.subscription import GroupConfig
 from tidelog.client.producer.producer_config import ProducerConfig, TransactionConfig
+from wire.cluster_config import CLUSTER_SETTINGS
 from wire.error_details import ADDED_BY_CLIENTS, declared_details
 from wire.errors import Code
 from wire.operations.api_operations import OPERATIONS
@@ -42,6 +43,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PROTOS = ROOT / "wire" / "protobuf"
 _TABLE = re.compile(r"(<!-- table: (?P<name>[a-z_-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def cluster_settings() -> str:
+    return _table(
+        ("KEY", "values", "default", "meaning"),
+        (
+            (f"`{setting.name}`", setting.kind.values, setting.default_in_words, setting.help)
+            for setting in CLUSTER_SETTINGS.values()
+        ),
+    )
 
 
 def stream_settings() -> str:
@@ -297,6 +308,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "group-options": client_options(GroupConfig),
     "api-operations": api_operations,
     "error-details": error_details,
+    "cluster-settings": cluster_settings,
     "stream-settings": stream_settings,
     "replica-settings": section(ReplicaSettings),
     "metadata-settings": section(MetadataSettings),

@@ -111,6 +111,9 @@ class BrokerDependencies:
     storage_settings: StorageSettings
     replace: bool = False
     """The operator declares that an empty data folder takes the place of the broker's earlier one."""
+    zone: str = ""
+    """Where the broker runs, for the placement of replicas; empty: not given."""
+    tags: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the broker, read anew for each probe answer."""
     keyring: Keyring = field(default_factory=Keyring)
@@ -261,6 +264,8 @@ class BrokerRuntime:
             labels=needs.labels,
             raft_address=needs.raft_address,
             replace=needs.replace,
+            zone=needs.zone,
+            tags=needs.tags,
             folder=str(data_dir.path),
         )
         return cls(needs, on_fatal, space, replicas, registration)
@@ -380,10 +385,6 @@ class BrokerRuntime:
         self._activity.look()
 
     # ---- the end ---------------------------------------------------------------------------------------------------
-
-    async def hand_over(self) -> None:
-        """Hands the leaderships over before the end (`metadata.runtime.hand_over`). May be cancelled."""
-        await self.metadata.hand_over()
 
     async def close(self) -> bool:
         """Closes all parts. False: the disk hangs, and threads wait for it. Then the disk is not used any more; the

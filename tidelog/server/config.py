@@ -20,7 +20,9 @@
     replace = true                          # the folder that this broker had is lost for good; data_dir may be empty
     boot_id_file = "/run/boot-id"           # where the system has no boot id of its own: see docs/operations.md
     namespace = "tidelog"
-    rack = "eu-1a"                          # where it runs, for consumers that read from the nearest replica
+    zone = "eu-1a"                          # where it runs: replicas are spread over zones, and consumers read from
+                                            # the nearest one; `rack` is its earlier name
+    tags = ["ssd"]                          # for streams that ask for brokers with them
     log_level = "info"
     master_key_file = "master-keys"         # for streams with encryption: dataplane.encryption.keyring; SIGHUP
                                             # makes a running broker read it again
@@ -40,9 +42,9 @@
 
 Environment: TIDELOG_ID, TIDELOG_NATS, TIDELOG_RAFT_ADDRESS, TIDELOG_RAFT_PEERS ("b2=host:port,b3=host:port"),
 TIDELOG_RAFT_SECRET, TIDELOG_RAFT_SECRET_FILE, TIDELOG_RAFT_CA, TIDELOG_RAFT_CERT, TIDELOG_RAFT_KEY, TIDELOG_DATA_DIR,
-TIDELOG_REPLACE, TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_RACK, TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or
-TIDELOG_MASTER_KEY with the key itself; TIDELOG_LIFTBRIDGE_PORT and its like; TIDELOG_NATS_USER and the others of the
-login.
+TIDELOG_REPLACE, TIDELOG_BOOT_ID_FILE, TIDELOG_NAMESPACE, TIDELOG_ZONE, TIDELOG_TAGS ("ssd,region=eu"),
+TIDELOG_LOG_LEVEL, TIDELOG_MASTER_KEY_FILE, or TIDELOG_MASTER_KEY with the key itself; TIDELOG_LIFTBRIDGE_PORT and its
+like; TIDELOG_NATS_USER and the others of the login.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ from tidelog.server.liftbridge.port_settings import FILE_KEYS, SECRET_FILE_KEYS,
 from tidelog.server.liftbridge.port_settings import KEYS as LIFTBRIDGE_KEYS
 from tidelog.server.secret_file import SecretFile
 from wire.errors import Code, TidelogError
-from wire.notation import BYTES, TIME, amount, check_rack, port_number, units_in_words
+from wire.notation import BYTES, TIME, amount, check_rack, check_zone, port_number, tags_of, units_in_words
 from wire.security.cluster_secrets import ClusterSecret, ClusterSecrets, parse_secrets, public_secrets
 from wire.subjects import DEFAULT_INBOX_PREFIX, DEFAULT_NAMESPACE, check_broker_id, check_namespace
 from wire.types import BrokerId
@@ -78,7 +80,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _KEYS = (
     "id", "nats", "raft_address", "raft_peers", "raft_secret", "raft_secret_file", "data_dir", "boot_id_file",
     "namespace", "log_level", "master_key_file", "raft_ca", "raft_cert", "raft_key",
-    "rack", "replace", *LIFTBRIDGE_KEYS,
+    "zone", "rack", "tags", "replace", *LIFTBRIDGE_KEYS,
 )  # fmt: skip
 _SECRET_FILES = ("raft_secret_file", "master_key_file", "raft_key", *SECRET_FILE_KEYS)
 _RAFT_TLS = ("raft_ca", "raft_cert", "raft_key")
@@ -113,8 +115,10 @@ class ServerConfig:
     boot_id_file: Path = LINUX_BOOT_ID
     """A file whose content differs after every start of the operating system."""
     namespace: str = DEFAULT_NAMESPACE
-    rack: str | None = None
-    """The place of this broker, for consumers that read from the nearest replica."""
+    zone: str = ""
+    """Where this broker runs, for the placement of replicas and for consumers that read from the nearest one. Empty:
+    not given."""
+    tags: tuple[str, ...] = ()
     log_level: str = "info"
     master_keys: MasterKeys = field(default_factory=MasterKeys)
     master_key_file: Path | None = None
@@ -216,7 +220,8 @@ def _build(
         liftbridge=liftbridge,
         liftbridge_login=lambda: _login_of_port(liftbridge, sources, found.servers),
         namespace=namespace,
-        rack=check_rack(str(values["rack"])) if values.get("rack") else None,
+        zone=_zone(values),
+        tags=_tags(values.get("tags") or ()),
         log_level=level,
         master_keys=(
             keys_from_file(master_key_file)
@@ -232,6 +237,25 @@ def _build(
     )
     _check_reach(config)
     return config
+
+
+def _zone(values: Mapping[str, Any]) -> str:
+    """`rack` is the earlier name of `zone`."""
+    zone = check_zone(str(values["zone"])) if values.get("zone") else ""
+    rack = check_rack(str(values["rack"])) if values.get("rack") else ""
+    if zone and rack and zone != rack:
+        raise _bad(f"zone={zone!r} and rack={rack!r} name one thing, where this broker runs; leave rack out")
+    return zone or rack
+
+
+def _tags(given: object) -> tuple[str, ...]:
+    wanted = [tag.strip() for tag in given.split(",")] if isinstance(given, str) else given
+    if not isinstance(wanted, list | tuple):
+        raise _bad(f"tags={given!r} is no list of texts; write such as tags = ['ssd']")
+    try:
+        return tags_of(wanted)
+    except ValueError as error:
+        raise _bad(f"tags={given!r} {error}") from None
 
 
 def _flag(name: str, value: object) -> bool:

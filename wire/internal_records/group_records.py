@@ -27,8 +27,9 @@ from typing import Final, NamedTuple
 
 from wire.errors import Code, TidelogError
 from wire.internal_streams import GROUPS
+from wire.names import check_name
 from wire.protobuf.groups_pb2 import StreamPartitions
-from wire.subjects import Subjects, check_name
+from wire.subjects import Subjects
 from wire.types import StreamName
 
 HEARTBEAT: Final = "heartbeat"

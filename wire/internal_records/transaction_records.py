@@ -32,9 +32,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from wire.internal_streams import TRANSACTIONS
+from wire.names import check_name
 from wire.operations.api_operations import Done
 from wire.operations.operation import Operation
-from wire.subjects import Subjects, check_name
+from wire.subjects import Subjects
 from wire.types import FIRST_TRANSACTIONAL_ID, StreamName
 
 INIT: Final = "init"

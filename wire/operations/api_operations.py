@@ -164,6 +164,8 @@ class StreamDescription(TypedDict):
     bytes_on_disk: int | None
     """The sum over all replicas whose brokers answer; None, as `traffic`: no broker does."""
     traffic: Traffic | None
+    notes: NotRequired[list[str]]
+    """Sentences for whoever has just created the stream, on how its replicas were placed."""
     next: NotRequired[int]
     """There are partitions from this number on that are not in `partitions`, `bytes_on_disk`, `traffic` and `refusals`.
     """
@@ -691,6 +693,9 @@ class BrokerStatus(TypedDict):
     alive: bool
     incarnation: int
     voter: bool
+    zone: NotRequired[str]
+    """Where it runs; empty: not given. Missing, as `tags`, in answers of versions before it."""
+    tags: NotRequired[list[str]]
     leaders: int
     replicas: int
     """Both without internal streams, as `streams` and `partitions` of the cluster are."""
@@ -726,7 +731,7 @@ class BrokerStatus(TypedDict):
 
 class ClusterDefaults(TypedDict):
     config: dict[str, str]
-    """Settings that new streams get where they bring none of their own."""
+    """Settings of the cluster, and settings that new streams get where they bring none of their own."""
 
 
 class OfflinePartition(TypedDict):
@@ -837,7 +842,7 @@ CLUSTER_ALTER = Operation(
     name="cluster.alter",
     request=AlterClusterRequest,
     answer=ClusterDefaults,
-    help="change the settings that new streams get where they bring none of their own",
+    help="change settings of the cluster, and those that new streams get where they bring none of their own",
     writes=True,
     refusals=(Code.BAD_CONFIG,),
 )

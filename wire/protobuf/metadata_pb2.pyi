@@ -302,6 +302,8 @@ class RegisterBroker(_message.Message):
     SILENT_LIFE_FIELD_NUMBER: _builtins.int
     UNSOUND_LOGS_FIELD_NUMBER: _builtins.int
     LOGS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     """one run of the process; a life registers once while it is alive"""
@@ -319,6 +321,8 @@ class RegisterBroker(_message.Message):
     """the operator says that an empty folder takes the place of the one of the last life; missing: of a version that did not ask"""
     silent_life: _builtins.str
     """a registered life that was asked and has not answered"""
+    zone: _builtins.str
+    """where it runs; empty: not given"""
     @_builtins.property
     def unsound(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRef]:
         """as unsound_logs, of a version before that"""
@@ -334,6 +338,10 @@ class RegisterBroker(_message.Message):
     @_builtins.property
     def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogEnds]:
         """where its logs end (R71)"""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sorted"""
 
     def __init__(
         self,
@@ -351,10 +359,12 @@ class RegisterBroker(_message.Message):
         silent_life: _builtins.str = ...,
         unsound_logs: _abc.Iterable[Global___LogEnds] | None = ...,
         logs: _abc.Iterable[Global___LogEnds] | None = ...,
+        zone: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "replace", b"replace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "unsound", b"unsound", "unsound_logs", b"unsound_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replace", b"_replace", "broker", b"broker", "cluster_id", b"cluster_id", "earlier_lives", b"earlier_lives", "folder_same", b"folder_same", "last_incarnation", b"last_incarnation", "life_id", b"life_id", "logs", b"logs", "page_cache_survived", b"page_cache_survived", "raft_address", b"raft_address", "replace", b"replace", "silent_life", b"silent_life", "tags", b"tags", "unsound", b"unsound", "unsound_logs", b"unsound_logs", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__replace: _TypeAlias = _typing.Literal["replace"]  # noqa: Y015
     _WhichOneofArgType__replace: _TypeAlias = _typing.Literal["_replace", b"_replace"]  # noqa: Y015
@@ -448,8 +458,6 @@ class CreateStream(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PARTITIONER_FIELD_NUMBER: _builtins.int
-    PLACEMENT_FIELD_NUMBER: _builtins.int
-    LEADER_PIN_FIELD_NUMBER: _builtins.int
     controller_epoch: _builtins.int
     name: _builtins.str
     subject: _builtins.str
@@ -458,10 +466,6 @@ class CreateStream(_message.Message):
     """empty: log; stored and not yet acted on (docs/design.md)"""
     partitioner: _builtins.str
     """how producers that choose none spread keys; empty: crc32c"""
-    placement: _builtins.str
-    """empty: spread; stored and not yet acted on (docs/design.md)"""
-    leader_pin: _builtins.str
-    """stored and not yet acted on (docs/design.md)"""
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """as the user gave them; other settings get the cluster's default, else the built-in one"""
@@ -484,12 +488,10 @@ class CreateStream(_message.Message):
         assignments: _abc.Iterable[Global___Assignment] | None = ...,
         kind: _builtins.str = ...,
         partitioner: _builtins.str = ...,
-        placement: _builtins.str = ...,
-        leader_pin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "config", b"config", "controller_epoch", b"controller_epoch", "kind", b"kind", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "placement", b"placement", "replication_factor", b"replication_factor", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "brokers", b"brokers", "config", b"config", "controller_epoch", b"controller_epoch", "kind", b"kind", "name", b"name", "partitioner", b"partitioner", "replication_factor", b"replication_factor", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1617,14 +1619,22 @@ class BrokerState(_message.Message):
     ALIVE_FIELD_NUMBER: _builtins.int
     RAFT_ADDRESS_FIELD_NUMBER: _builtins.int
     EARLIER_LIVES_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
     alive: _builtins.bool
     raft_address: _builtins.str
+    zone: _builtins.str
+    """where it runs; empty: not given"""
     @_builtins.property
     def earlier_lives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of lives that are over, oldest first"""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sorted"""
 
     def __init__(
         self,
@@ -1635,10 +1645,12 @@ class BrokerState(_message.Message):
         alive: _builtins.bool = ...,
         raft_address: _builtins.str = ...,
         earlier_lives: _abc.Iterable[_builtins.str] | None = ...,
+        zone: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "earlier_lives", b"earlier_lives", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "earlier_lives", b"earlier_lives", "id", b"id", "incarnation", b"incarnation", "life_id", b"life_id", "raft_address", b"raft_address", "tags", b"tags", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1744,8 +1756,6 @@ class StreamState(_message.Message):
     PARTITIONER_FIELD_NUMBER: _builtins.int
     PARTITIONING_VERSION_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
-    PLACEMENT_FIELD_NUMBER: _builtins.int
-    LEADER_PIN_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     ROUTING_GENERATION_FIELD_NUMBER: _builtins.int
     REPARTITION_FIELD_NUMBER: _builtins.int
@@ -1756,8 +1766,6 @@ class StreamState(_message.Message):
     replication_factor: _builtins.int
     partitioner: _builtins.str
     partitioning_version: _builtins.int
-    placement: _builtins.str
-    leader_pin: _builtins.str
     routing_generation: _builtins.int
     """at which leaders, partitions or layouts last changed"""
     @_builtins.property
@@ -1784,15 +1792,13 @@ class StreamState(_message.Message):
         partitioner: _builtins.str = ...,
         partitioning_version: _builtins.int = ...,
         layouts: _abc.Iterable[Global___Layout] | None = ...,
-        placement: _builtins.str = ...,
-        leader_pin: _builtins.str = ...,
         partitions: _abc.Iterable[Global___PartitionStateRecord] | None = ...,
         routing_generation: _builtins.int = ...,
         repartition: Global___Repartition | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["repartition", b"repartition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "leader_pin", b"leader_pin", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "placement", b"placement", "repartition", b"repartition", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "incarnation", b"incarnation", "kind", b"kind", "layouts", b"layouts", "name", b"name", "partitioner", b"partitioner", "partitioning_version", b"partitioning_version", "partitions", b"partitions", "repartition", b"repartition", "replication_factor", b"replication_factor", "routing_generation", b"routing_generation", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2056,7 +2062,6 @@ class Probe(_message.Message):
     NEWCOMER_FIELD_NUMBER: _builtins.int
     AGREED_TIME_NS_FIELD_NUMBER: _builtins.int
     CLOCKS_ARE_APART_FIELD_NUMBER: _builtins.int
-    STOPPING_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     controller_epoch: _builtins.int
     number: _builtins.int
@@ -2075,10 +2080,6 @@ class Probe(_message.Message):
     """the time on which most brokers agree, when this was sent, ns since 1970; 0: not known (R72)"""
     clocks_are_apart: _builtins.bool
     """all clocks are known, and no majority of them agrees"""
-    @_builtins.property
-    def stopping(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """brokers that hand their leaderships over before they stop, sorted (R88)"""
-
     def __init__(
         self,
         *,
@@ -2092,11 +2093,10 @@ class Probe(_message.Message):
         newcomer: _builtins.str = ...,
         agreed_time_ns: _builtins.int = ...,
         clocks_are_apart: _builtins.bool = ...,
-        stopping: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_time_ns", b"agreed_time_ns", "answered", b"answered", "clocks_are_apart", b"clocks_are_apart", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_time_ns", b"agreed_time_ns", "answered", b"answered", "clocks_are_apart", b"clocks_are_apart", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2143,8 +2143,6 @@ class ProbeAnswer(_message.Message):
     BEGUN_FIELD_NUMBER: _builtins.int
     ROLES_PENDING_FIELD_NUMBER: _builtins.int
     ROLES_DONE_FIELD_NUMBER: _builtins.int
-    STOPPING_FIELD_NUMBER: _builtins.int
-    LEAVING_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -2170,10 +2168,6 @@ class ProbeAnswer(_message.Message):
     """steps of its replicas towards a role that have not ended"""
     roles_done: _builtins.int
     """such steps that have ended in this process (R27)"""
-    stopping: _builtins.bool
-    """it hands its leaderships over before it stops (R88)"""
-    leaving: _builtins.bool
-    """it has done so, and stops when it is taken out of the ISRs (R88)"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -2196,12 +2190,10 @@ class ProbeAnswer(_message.Message):
         begun: _builtins.int = ...,
         roles_pending: _builtins.int = ...,
         roles_done: _builtins.int = ...,
-        stopping: _builtins.bool = ...,
-        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "leaving", b"leaving", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "roles_done", b"roles_done", "roles_pending", b"roles_pending", "room", b"room", "stopping", b"stopping", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "roles_done", b"roles_done", "roles_pending", b"roles_pending", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

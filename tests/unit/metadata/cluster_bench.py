@@ -70,6 +70,8 @@ class Cluster:
         replace: bool | None = None,
         silent_life: str = "",
         logs: Mapping[PartitionKey, LogEnd] | None = None,
+        zone: str = "",
+        tags: Sequence[str] = (),
     ) -> Outcome:
         """A new life of `broker`, unless `same_life`. The facts of its folder are right unless told otherwise.
         `replace`: None: of a version that did not ask for it."""
@@ -93,6 +95,8 @@ class Cluster:
                     raft_address=f"{broker}:1",
                     replace=replace,
                     silent_life=silent_life,
+                    zone=zone,
+                    tags=tags,
                 )
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wire.errors import Code, TidelogError
-from wire.stream_config import SETTINGS, Bytes, Milliseconds, Setting, StreamConfig, WholeNumber
+from wire.stream_config import SETTINGS, Bytes, Milliseconds, NameOf, Setting, StreamConfig, Tags, WholeNumber
 
 EACH = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 
@@ -28,15 +28,18 @@ def test_each_choice_can_be_given(setting: Setting) -> None:
 
 @EACH
 def test_a_refusal_names_the_setting_the_value_and_the_values_that_it_takes(setting: Setting) -> None:
+    wrong = "no name!" if isinstance(setting.kind, Tags | NameOf) else "nonsense"
     with pytest.raises(TidelogError) as refused:
-        StreamConfig.from_strings({setting.name: "nonsense"})
+        StreamConfig.from_strings({setting.name: wrong})
     assert refused.value.code is Code.BAD_CONFIG
-    assert refused.value.message.startswith(f"{setting.name}='nonsense' ")
+    assert refused.value.message.startswith(f"{setting.name}='{wrong}' ")
     if isinstance(setting.kind, WholeNumber):
         assert f"{setting.kind.low} to {setting.kind.high}" in refused.value.message
         for beyond in (setting.kind.low - 1, setting.kind.high + 1):
             with pytest.raises(TidelogError, match=f"{setting.name}='{beyond}' is outside .*; give a number between"):
                 setting.parse(str(beyond))
+    elif isinstance(setting.kind, Tags | NameOf):
+        assert "such as" in refused.value.message or "shows them" in refused.value.message
     else:
         assert "give one of them" in refused.value.message
 

@@ -10,7 +10,7 @@ import click
 from tidelog.cli.administration.recover import recover
 from tidelog.cli.administration.rotate_secret import rotate_secret
 from tidelog.cli.terminal.session import Work, cluster_command, console, counted, print_answer
-from tidelog.cli.terminal.setting_options import SettingsCommand, alteration_options, config_of
+from tidelog.cli.terminal.setting_options import ClusterSettingsCommand, alteration_options, config_of
 from tidelog.cli.terminal.shown import shown
 from tidelog.cli.terminal.tables import Rows
 from wire.notation import bytes_in_words
@@ -36,11 +36,17 @@ async def status(client: Client, as_json: bool) -> None:
     print_answer(await client.cluster_status(), _show, as_json)
 
 
-@cluster.command(cls=SettingsCommand)
+@cluster.command(cls=ClusterSettingsCommand)
 @alteration_options
 @cluster_command
 def alter(settings: tuple[str, ...], unset: tuple[str, ...], as_json: bool) -> Work:
-    """Change the settings that new streams get where they bring none of their own."""
+    """Change settings of the cluster, and those that new streams get where they bring none of their own.
+
+    \b
+    Examples:
+      tidelog cluster alter --config default_replication_factor=2
+      tidelog cluster alter --config min_isr=2 --unset retention_max_age_ms
+    """
     config = config_of(settings)
 
     async def work(client: Client) -> None:
@@ -52,7 +58,7 @@ def alter(settings: tuple[str, ...], unset: tuple[str, ...], as_json: bool) -> W
 
 def _defaults(config: dict[str, str]) -> str:
     shown = "  ".join(f"{key}={value}" for key, value in sorted(config.items()))
-    return f"defaults of new streams: {shown or 'none but the built-in ones'}"
+    return f"settings, and defaults of new streams: {shown or 'none but the built-in ones'}"
 
 
 def _show(found: ClusterStatus) -> None:

@@ -48,7 +48,18 @@ from tidelog.cli.terminal.login_options import given_login, login_options, warn_
 )
 @click.option("--namespace", help="First token of Tidelog's own subjects.  [default: tidelog]")
 @click.option(
-    "--rack", metavar="NAME", help="Where it runs, such as a zone, for consumers that read from the nearest replica."
+    "--zone",
+    "--rack",
+    metavar="NAME",
+    help="Where it runs: replicas of a partition are spread over zones, and consumers read from the nearest one.",
+)
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help="A tag of this broker, such as ssd or region=eu, for streams that ask for it (require_tags, prefer_tags); once"
+    " for each.",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @login_options

@@ -60,7 +60,8 @@ def _check_before(_ctx: click.Context, _parameter: click.Parameter, given: str) 
 @click.option(
     "--replication-factor",
     type=click.IntRange(min=1, max=MAX_REPLICAS),
-    help=f"Replicas of each partition.  [default: {DEFAULT_REPLICAS}, or all brokers of a smaller cluster]",
+    help="Replicas of each partition.  [default: the brokers of placement=pinned:…, else the cluster's"
+    f" default_replication_factor, {DEFAULT_REPLICAS}, or all brokers of a smaller cluster]",
 )
 @click.option(
     "--partitioner",
@@ -77,6 +78,15 @@ def create(name: str, if_not_exists: bool, settings: tuple[str, ...], as_json: b
     """Create a stream. A cluster that is still starting is waited for.
 
     A setting that --config does not name has the cluster's default (`tidelog cluster alter`), else the one below.
+
+    Replicas are spread over brokers and zones as evenly as can be. docs/placement.md says how that is changed.
+
+    \b
+    Examples:
+      tidelog stream create orders --partitions 12
+      tidelog stream create canary --config placement=pinned:b1,b2,b3 --config leader_pin=b1
+      tidelog stream create hot --config require_tags=ssd --config prefer_tags=region=eu
+      tidelog stream create invoices --partitions 12 --config colocate_with=orders
     """
     config = config_of(settings)
 
@@ -92,6 +102,8 @@ def create(name: str, if_not_exists: bool, settings: tuple[str, ...], as_json: b
                 f"{counted(options['partitions'], 'partition')}, "
                 f"replication factor {made['replication_factor']}"
             )
+        for note in made.get("notes", []):
+            click.echo(f"tidelog: {note}", err=True)
 
     return work
 

@@ -5,13 +5,14 @@ All of it is made from the table in `wire.stream_config`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from wire.stream_config import SETTINGS
+from wire.cluster_config import CLUSTER_SETTINGS
+from wire.stream_config import SETTINGS, Setting
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -23,18 +24,30 @@ class SettingsCommand(click.Command):
     """A command with `--config`: its help ends with the settings that there are."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section(f"Settings (--config KEY=VALUE; {WITH_UNITS})"):
-            formatter.write_dl(
-                [
-                    (
-                        setting.name,
-                        f"{setting.help}.  [{setting.kind.values}; default: {setting.default_in_words}"
-                        + (f"; {setting.alterable_in_words}]" if setting.fixed is not None else "]"),
-                    )
-                    for setting in SETTINGS.values()
-                ]
-            )
+        _write_settings(formatter, f"Settings (--config KEY=VALUE; {WITH_UNITS})", SETTINGS.values())
         super().format_epilog(ctx, formatter)
+
+
+class ClusterSettingsCommand(SettingsCommand):
+    """A command that changes settings of the cluster, too."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_settings(formatter, "Settings of the cluster (--config KEY=VALUE)", CLUSTER_SETTINGS.values())
+        super().format_epilog(ctx, formatter)
+
+
+def _write_settings(formatter: click.HelpFormatter, title: str, settings: Iterable[Setting]) -> None:
+    with formatter.section(title):
+        formatter.write_dl(
+            [
+                (
+                    setting.name,
+                    f"{setting.help}.  [{setting.kind.values}; default: {setting.default_in_words}"
+                    + (f"; {setting.alterable_in_words}]" if setting.fixed is not None else "]"),
+                )
+                for setting in settings
+            ]
+        )
 
 
 def config_option(command: _Command) -> _Command:
@@ -73,16 +86,21 @@ def _setting(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _complete_setting(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _known(context: click.Context) -> Mapping[str, Setting]:
+    return {**CLUSTER_SETTINGS, **SETTINGS} if isinstance(context.command, ClusterSettingsCommand) else SETTINGS
+
+
+def _complete_setting(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes KEY=VALUE for each value where there are few, else KEY= with the default: shells begin a new word after
     a bare KEY=."""
     return [
         CompletionItem(f"{setting.name}={value}", help=setting.help)
-        for setting in SETTINGS.values()
+        for setting in _known(context).values()
         for value in setting.kind.choices or (setting.kind.spell(setting.default),)
         if f"{setting.name}={value}".startswith(incomplete)
     ]
 
 
-def _complete_name(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name, help=SETTINGS[name].help) for name in SETTINGS if name.startswith(incomplete)]
+def _complete_name(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    known = _known(context)
+    return [CompletionItem(name, help=known[name].help) for name in known if name.startswith(incomplete)]

@@ -29,7 +29,7 @@ from tidelog.client.consumer.consumer_config import ConsumerConfig, ConsumerOpti
 from tidelog.client.group.membership import MemberSettings
 from wire.errors import TidelogError
 from wire.internal_records.group_records import StreamPartition, check_group_name
-from wire.subjects import check_name
+from wire.names import check_name
 
 Name: TypeAlias = tuple[str, int]
 """A stream and a partition, as programs name them."""

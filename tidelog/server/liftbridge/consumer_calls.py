@@ -28,10 +28,10 @@ from wire.internal_records.group_records import (
     from_stream_partitions,
 )
 from wire.internal_streams import GROUPS
+from wire.names import check_name
 from wire.operations import api_operations as op
 from wire.protobuf import liftbridge_pb2 as pb
 from wire.protobuf.groups_pb2 import HeartbeatRequest, HeartbeatResponse, Subscription
-from wire.subjects import check_name
 from wire.types import StreamName
 
 SESSION_S = 15.0

@@ -21,6 +21,7 @@ from tests.unit.tidelog.client.fake_broker import blank
 from tidelog.cli import _ROOM_OF, main
 from tidelog.cli.streams import stream
 from tidelog.cli.terminal import session
+from wire.cluster_config import CLUSTER_SETTINGS
 from wire.operations.api_operations import StreamDescription
 from wire.stream_config import SETTINGS
 
@@ -211,7 +212,8 @@ def test_help_and_completion_know_every_setting(command: tuple[str, str]) -> Non
     assert all(re.search(rf"\n  {name}\s", out) for name in SETTINGS)
     words = f"tidelog {' '.join(command)} --config"
     _, keys, _ = invoke(COMP_WORDS=f"{words} ", COMP_CWORD="4", _MAIN_COMPLETE="bash_complete")
-    assert {line.removeprefix("plain,").partition("=")[0] for line in keys.splitlines()} == {*SETTINGS}
+    wanted = {*SETTINGS, *CLUSTER_SETTINGS} if command == ("cluster", "alter") else {*SETTINGS}
+    assert {line.removeprefix("plain,").partition("=")[0] for line in keys.splitlines()} == wanted
     _, values, _ = invoke(COMP_WORDS=f"{words} compr", COMP_CWORD="4", _MAIN_COMPLETE="bash_complete")
     assert values.split() == ["plain,compression=none", "plain,compression=lz4", "plain,compression=zstd"]
 

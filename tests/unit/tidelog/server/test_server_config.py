@@ -33,8 +33,11 @@ def test_flags_go_before_environment_before_file_before_defaults(tmp_path: Path)
     found = config({"id": "flag"}, environment, file)
     assert (found.broker, found.nats, found.namespace, found.log_level) == ("flag", ("nats://env:1",), "file", "info")
     assert found.data_dir == tmp_path / "data", "relative to the file that says so"
-    assert found.rack is None
-    assert config({"id": "flag", "rack": "eu-1a"}, environment, file).rack == "eu-1a"
+    assert (found.zone, found.tags) == ("", ())
+    assert config({"id": "flag", "rack": "eu-1a"}, environment, file).zone == "eu-1a", "the earlier name"
+    placed = config({"id": "flag", "zone": "eu-1a", "tags": ("ssd", "region=eu", "ssd")}, environment, file)
+    assert (placed.zone, placed.tags) == ("eu-1a", ("region=eu", "ssd"))
+    assert config({"id": "flag"}, environment | {"TIDELOG_TAGS": "ssd, region=eu"}, file).tags == ("region=eu", "ssd")
 
 
 def test_the_boot_id_is_read_from_the_systems_file_or_from_another(tmp_path: Path) -> None:
@@ -102,6 +105,10 @@ def test_the_login_and_the_certificates_of_raft_are_the_files(tmp_path: Path) ->
         ({**MINIMAL, "raft_address": "h:1", "raft_peers": ("b2=h:2",)}, "", ["2 Raft voters", "1, 3 or 5"]),
         ({**MINIMAL, "log_level": "loud"}, "", ["loud", "debug"]),
         ({**MINIMAL, "rack": "a b"}, "", ["rack='a b'", "'eu-1a'"]),
+        ({**MINIMAL, "zone": "a b"}, "", ["zone='a b'", "'eu-1a'"]),
+        ({**MINIMAL, "zone": "a", "rack": "b"}, "", ["zone='a'", "rack='b'", "leave rack out"]),
+        ({**MINIMAL, "tags": ("a,b",)}, "", ["tags=", "'a,b'", "no tag"]),
+        ({**MINIMAL, "tags": [f"t{number}" for number in range(33)]}, "", ["33 tags", "32"]),
         (MINIMAL, "colour = 1", ["colour", "known"]),
         (MINIMAL, "[replica]\ncolour = 1", ["[replica]", "colour", "replica_max_lag_time"]),
         (MINIMAL, "[replica]\nreplica_max_idle_wait = 9.0", ["[replica]", "replica_max_idle_wait", "9.0"]),

@@ -17,8 +17,9 @@ from tidelog.server.coordinators.known_streams import PATTERN
 from wire.echo import echo, one_line
 from wire.errors import Code, TidelogError, limit_reached
 from wire.internal_records.group_records import StreamPartition, from_stream_partitions, to_stream_partitions
+from wire.names import check_name
 from wire.protobuf.groups_pb2 import HeartbeatRequest, MemberRecord, Subscription
-from wire.subjects import check_name, check_stream_name
+from wire.subjects import check_stream_name
 
 MIN_TIMEOUT_MS: Final = 1000
 MAX_TIMEOUT_MS: Final = 3_600_000

@@ -43,9 +43,9 @@ from wire.internal_records.transaction_records import (
     child_id,
     family_of,
 )
+from wire.names import check_name
 from wire.protobuf.transactions_pb2 import EarlierCommit, EndFamilyRequest, FamilyMember, FamilyRecord
 from wire.security.tickets import LIFETIME_S
-from wire.subjects import check_name
 
 KEPT_S: Final = 30 * 24 * 3600
 """Seconds for which the last commit of a family is kept: a program that does not know whether it has committed may be

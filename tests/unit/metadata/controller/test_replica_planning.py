@@ -1,0 +1,270 @@
+"""Plans of other replicas: as few moves as can be, and as even as can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metadata.controller.replica_planning import Plan, PlannedBroker, PlannedPartition, plan
+from tests.turns import finished
+from wire.stream_config import StreamConfig
+from wire.types import BrokerId, Incarnation, PartitionKey, StreamName
+
+PLAIN = StreamConfig()
+
+
+def brokers(names: Iterable[str], zones: dict[str, str] | None = None, **different: set[str]) -> list[PlannedBroker]:
+    """`different`: names of brokers for which a field is the other value."""
+    return [
+        PlannedBroker(
+            id=BrokerId(name),
+            zone=(zones or {}).get(name, ""),
+            alive=name not in different.get("dead", ()),
+            draining=name in different.get("draining", ()),
+            has_room=name not in different.get("full", ()),
+        )
+        for name in names
+    ]
+
+
+def partitions(
+    sets: Sequence[str], *, stream: str = "s", factor: int | None = None, **config: str
+) -> list[PlannedPartition]:
+    """`sets`: the replicas of each partition, a letter each, the leader first."""
+    return [
+        PlannedPartition(
+            key=PartitionKey(StreamName(stream), Incarnation(1), number, Incarnation(1)),
+            replicas=tuple(map(BrokerId, replicas)),
+            isr=tuple(map(BrokerId, replicas)),
+            leader=BrokerId(replicas[0]),
+            replication_factor=len(replicas) if factor is None else factor,
+            settings=StreamConfig.from_strings(config),
+        )
+        for number, replicas in enumerate(sets)
+    ]
+
+
+def planned(
+    who: Sequence[PlannedBroker], of: Sequence[PlannedPartition], *, evacuate: str = "", balance: bool = False
+) -> Plan:
+    return finished(plan(who, of, evacuate=[*map(BrokerId, evacuate)], balance=balance))
+
+
+def after(of: Sequence[PlannedPartition], made: Plan) -> list[tuple[BrokerId, ...]]:
+    targets = {change.key: change.target for change in made.changes}
+    return [targets.get(known.key, known.replicas) for known in of]
+
+
+def moves(made: Plan) -> int:
+    return sum(len(change.added) for change in made.changes)
+
+
+def spread(counts: Counter[BrokerId], names: Iterable[str]) -> int:
+    found = [counts[BrokerId(name)] for name in names]
+    return max(found) - min(found)
+
+
+def counted(sets: Iterable[Sequence[BrokerId]]) -> Counter[BrokerId]:
+    return Counter(broker for replicas in sets for broker in replicas)
+
+
+def test_a_drained_broker_keeps_nothing_and_nothing_else_moves() -> None:
+    of = partitions(["abc", "bcd", "cda", "dab"] * 3)
+    made = planned(brokers("abcde", draining={"c"}), of, evacuate="c")
+    assert all("c" not in replicas for replicas in after(of, made))
+    assert moves(made) == 9
+    assert all(change.removed == ("c",) for change in made.changes)
+    assert counted(after(of, made))[BrokerId("e")] >= 7, "the empty one takes most of them"
+    assert not made.stuck
+
+
+def test_a_drain_without_another_broker_says_so_and_leaves_the_replica() -> None:
+    of = partitions(["abc"])
+    made = planned(brokers("abc", draining={"c"}), of, evacuate="c")
+    assert not made.changes
+    ((key, why),) = made.stuck
+    assert key == of[0].key
+    assert why == "the cluster leaves no other broker for it beside a, b"
+    pinned = planned(brokers("abcd", draining={"c"}), partitions(["abc"], placement="pinned:a,b,c"), evacuate="c")
+    assert "placement=pinned:a,b,c leaves no other broker" in pinned.stuck[0][1]
+
+
+def test_another_replication_factor_adds_or_removes_what_is_needed() -> None:
+    of = partitions(["ab", "bc", "ca"], factor=3)
+    more = planned(brokers("abcd"), of)
+    assert moves(more) == 3
+    assert all(change.target[:2] == change.before for change in more.changes), "leaders stay first"
+    assert counted(after(of, more)) == {"a": 2, "b": 3, "c": 2, "d": 2}
+    fewer = planned(brokers("abcd"), partitions(["abcd", "bcda"], factor=2))
+    assert moves(fewer) == 0
+    assert [change.target[0] for change in fewer.changes] == ["a", "b"], "leaders stay"
+    zoned = planned(brokers("abcd", {"a": "x", "b": "x", "c": "y", "d": "z"}), partitions(["abcd"], factor=3))
+    assert zoned.changes[0].target == ("a", "c", "d"), "of two in a zone one goes"
+
+
+def test_a_new_broker_gets_its_share_and_leads_some() -> None:
+    of = partitions(["abc", "bca", "cab"] * 4)
+    made = planned(brokers("abcd"), of, balance=True)
+    assert counted(after(of, made)) == dict.fromkeys("abcd", 9)
+    assert moves(made) == 9, "no replica moves but to the new broker"
+    assert spread(Counter(replicas[0] for replicas in after(of, made)), "abcd") <= 1
+
+
+def test_a_balanced_cluster_stays_as_it_is() -> None:
+    of = partitions(["abc", "bcd", "cda", "dab"] * 5)
+    assert not planned(brokers("abcd"), of, balance=True).changes
+
+
+def test_a_rebalance_spreads_over_zones_first() -> None:
+    of = partitions(["ab", "ba"])
+    made = planned(brokers("abc", {"a": "x", "b": "x", "c": "y"}), of, balance=True)
+    assert all("c" in replicas for replicas in after(of, made))
+    assert moves(made) == 2
+
+
+def test_dead_and_full_brokers_get_nothing_and_a_dead_one_keeps_what_it_holds() -> None:
+    of = partitions(["ab", "ba"] * 4)
+    assert not planned(brokers("abcd", dead={"c"}, full={"d"}), of, balance=True).changes
+    made = planned(brokers("abc", dead={"a"}), of, balance=True)
+    assert all("a" in replicas for replicas in after(of, made))
+
+
+def test_a_rebalance_keeps_to_the_policies_of_streams() -> None:
+    first = partitions(["ab", "bc", "ca"], stream="orders")
+    strict = partitions(["ad", "db", "cb"], stream="beside", placement="colocation_strict:orders")
+    pinned = partitions(["ab", "ab"], stream="pinned", placement="pinned:c,d")
+    led = partitions(["ab", "bc"], stream="led", leader_pin="d")
+    made = planned(brokers("abcd"), [*first, *strict, *pinned, *led], balance=True)
+    targets = after([*first, *strict, *pinned, *led], made)
+    for number in range(3):
+        assert {*targets[3 + number]} == {*targets[number]}
+    assert {frozenset(replicas) for replicas in targets[6:8]} == {frozenset("cd")}
+    assert all(replicas[0] == "d" for replicas in targets[8:])
+    again = planned(
+        brokers("abcd"),
+        [
+            PlannedPartition(
+                key=known.key,
+                replicas=replicas,
+                isr=replicas,
+                leader=replicas[0],
+                replication_factor=2,
+                settings=known.settings,
+            )
+            for known, replicas in zip([*first, *strict, *pinned, *led], targets, strict=True)
+        ],
+        balance=True,
+    )
+    assert moves(again) == 0
+
+
+def test_streams_of_one_partition_are_balanced_over_the_cluster() -> None:
+    of = [known for number in range(12) for known in partitions(["ab"], stream=f"s{number:02}")]
+    made = planned(brokers("abcd"), of, balance=True)
+    assert counted(after(of, made)) == dict.fromkeys("abcd", 6)
+    assert moves(made) == 12
+    assert Counter(replicas[0] for replicas in after(of, made)) == dict.fromkeys("abcd", 3)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[PlannedBroker], list[PlannedPartition], int]:
+    """Brokers in zones of equal size, one stream, anyhow placed but with no two replicas on one broker."""
+    zones, each = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    names = [f"b{zone}{number}" for zone in range(zones) for number in range(each)]
+    factor = draw(st.integers(1, min(4, len(names))))
+    rng = Random(draw(st.integers(0, 1 << 30)))
+    some = names[: draw(st.integers(factor, len(names)))]
+    sets = [tuple(map(BrokerId, rng.sample(some, factor))) for _ in range(draw(st.integers(1, 30)))]
+    of = [
+        PlannedPartition(
+            key=PartitionKey(StreamName("s"), Incarnation(1), number, Incarnation(1)),
+            replicas=replicas,
+            isr=replicas,
+            leader=replicas[0],
+            replication_factor=factor,
+            settings=StreamConfig(),
+        )
+        for number, replicas in enumerate(sets)
+    ]
+    return brokers(names, {name: f"z{name[1]}" for name in names}), of, zones
+
+
+def fewest_moves(of: Sequence[PlannedPartition], names: Sequence[BrokerId]) -> int:
+    """The least number of moves to numbers that differ by one at most, where all may move."""
+    held = counted(known.replicas for known in of)
+    total = sum(held.values())
+    low, more = divmod(total, len(names))
+    wanted = sorted(names, key=lambda broker: -held[broker])
+    return sum(max(0, held[broker] - (low + (place < more))) for place, broker in enumerate(wanted))
+
+
+@settings(max_examples=max(300, settings().max_examples))
+@given(clusters())
+def test_any_cluster_is_rebalanced(cluster: tuple[list[PlannedBroker], list[PlannedPartition], int]) -> None:
+    who, of, zones = cluster
+    names = [broker.id for broker in who]
+    zone = {broker.id: broker.zone for broker in who}
+    made = planned(who, of, balance=True)
+    targets = after(of, made)
+    factor = of[0].replication_factor
+    for replicas in targets:
+        assert len({*replicas}) == len(replicas) == factor
+        assert len({zone[broker] for broker in replicas}) == min(factor, zones)
+    assert spread(counted(targets), names) <= 1
+    assert spread(Counter(replicas[0] for replicas in targets), names) <= 1
+    if zones == 1 or zones == len(names):
+        assert moves(made) == fewest_moves(of, names)
+    settled = [
+        PlannedPartition(
+            key=known.key, replicas=replicas, isr=replicas, leader=replicas[0], replication_factor=factor,
+            settings=known.settings,
+        )
+        for known, replicas in zip(of, targets, strict=True)
+    ]  # fmt: skip
+    assert not planned(who, settled, balance=True).changes, "once is enough"
+
+
+@settings(max_examples=max(300, settings().max_examples))
+@given(clusters(), st.data())
+def test_any_broker_is_drained(
+    cluster: tuple[list[PlannedBroker], list[PlannedPartition], int], data: st.DataObject
+) -> None:
+    who, of, zones = cluster
+    gone = data.draw(st.sampled_from([broker.id for broker in who]))
+    zone = {broker.id: broker.zone for broker in who}
+    made = finished(plan(who, of, evacuate=[gone]))
+    held = [known for known in of if gone in known.replicas]
+    if len(who) - 1 < of[0].replication_factor:
+        assert {key for key, _ in made.stuck} == {known.key for known in held}
+        return
+    assert moves(made) == len(held) == len(made.changes)
+    left = {zone[broker.id] for broker in who if broker.id != gone}
+    for change in made.changes:
+        assert gone not in change.target
+        kept = {zone[broker] for broker in change.before if broker != gone}
+        assert len({zone[broker] for broker in change.target}) == min(len(kept) + 1, len(left)) or kept == left
+    assert zones >= len(left)
+
+
+@pytest.mark.parametrize("streams", [1, 100, 10_000])
+def test_ten_thousand_partitions_on_fifty_brokers(streams: int) -> None:
+    """Ten brokers are new."""
+    names = [f"b{number:02}" for number in range(50)]
+    rng = Random(1)
+    of = []
+    for number in range(10_000):
+        key = PartitionKey(StreamName(f"s{number % streams:05}"), Incarnation(1), number // streams, Incarnation(1))
+        replicas = tuple(BrokerId(names[(number * 7 + step) % 40]) for step in rng.sample(range(40), 3))
+        of.append(
+            PlannedPartition(
+                key=key, replicas=replicas, isr=replicas, leader=replicas[0], replication_factor=3, settings=PLAIN
+            )
+        )
+    who = brokers(names, {name: f"z{number % 5}" for number, name in enumerate(names)})
+    made = planned(who, of, balance=True)
+    assert spread(counted(after(of, made)), names) <= 1
