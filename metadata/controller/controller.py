@@ -50,7 +50,7 @@ from metadata.controller.placement import Chance
 from metadata.controller.repartitions import Repartitioning
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
-from wire.types import ALL_TAKEN_UP, BrokerId, Generation, LeaderMove, LeaderReport, RoleProgress, Room
+from wire.types import ALL_TAKEN_UP, BrokerId, Generation, Incarnation, LeaderMove, LeaderReport, RoleProgress, Room
 
 MOST_UNHEARD_PATIENCE_S = 300.0
 """Limit of the pause between attempts to hand over of a controller that clients cannot ask. It doubles with each
@@ -271,15 +271,28 @@ class ControllerCore:
         return [*self._failover.count_witnesses(now), *self._decide(now)]
 
     def on_condition(
-        self, broker: BrokerId, *, room: Room, disk_hangs: bool, has_master_key: bool, now: float
+        self,
+        broker: BrokerId,
+        *,
+        room: Room,
+        disk_hangs: bool,
+        has_master_key: bool,
+        now: float,
+        is_stopping: bool = False,
+        leaves: Incarnation | None = None,
     ) -> list[Effect]:
-        """A probe answer reported the broker's disk and keys."""
+        """A probe answer reported the broker's disk and keys, whether it is about to stop, and, when it has handed its
+        leaderships over, the incarnation that `leaves`."""
         self._rebalancing.on_room(broker, room)
         self._rebalancing.on_disk(broker, disk_hangs)
         self._rebalancing.on_master_key(broker, has_master_key)
+        self._rebalancing.on_stopping(broker, is_stopping)
         if self._phase is not Phase.ACTIVE:
             return []
-        return [MoveLeader(move) for move in self._rebalancing.due(now)]
+        effects: list[Effect] = [MoveLeader(move) for move in self._rebalancing.due(now)]
+        if leaves is not None and broker != self._id:
+            effects += self._failover.declare_dead(((broker, leaves),), now, is_asked_for=True)
+        return effects
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         """A `MoveLeader` was carried out, or failed."""
@@ -322,6 +335,10 @@ class ControllerCore:
         """The newest probe that this broker has answered, among answers that have arrived; 0: none in this controller
         epoch."""
         return self._liveness.newest_answer(broker)
+
+    def stopping_brokers(self) -> list[BrokerId]:
+        """Live brokers that hand their leaderships over before they stop, by their newest answers, sorted."""
+        return self._rebalancing.stopping
 
     def live_brokers(self) -> list[BrokerId]:
         """Brokers that are alive by the state and have not refused the last probe, sorted."""

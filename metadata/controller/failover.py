@@ -297,8 +297,11 @@ class Failover:
                 is_warning=True,
             )
 
-    def declare_dead(self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float) -> list[Effect]:
-        """Declares these incarnations dead, unless a command that does is on its way."""
+    def declare_dead(
+        self, dead: tuple[tuple[BrokerId, Incarnation], ...], now: float, *, is_asked_for: bool = False
+    ) -> list[Effect]:
+        """Declares these incarnations dead, unless a command that does is on its way. `is_asked_for`: they say that
+        they leave."""
         due = [life for life in dead if self._dying.get(life, -inf) <= now]
         self._dying = {life: until for life, until in self._dying.items() if life in dead}
         if not due:
@@ -312,7 +315,8 @@ class Failover:
             )
         )
         names = ", ".join(f"{broker} (incarnation {incarnation})" for broker, incarnation in due)
-        return [Note(f"dead: {names}", is_warning=True), self._propose(command)]
+        note = Note(f"leaving: {names}") if is_asked_for else Note(f"dead: {names}", is_warning=True)
+        return [note, self._propose(command)]
 
     def replace(self, behind: Collection[BrokerId], cut_off: Collection[BrokerId], now: float) -> list[Effect]:
         """Elects other leaders for the partitions that these brokers lead, as many as a turn takes: members of the ISR,

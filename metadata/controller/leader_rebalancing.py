@@ -1,10 +1,11 @@
-"""Brokers that cannot do a leader's work, because their disks run full or hang or because they lack the master key of
-encrypted streams, are relieved of their leaderships: which ones, when, and to whom. Events in, moves out.
+"""Brokers that cannot do a leader's work, because they are about to stop, because their disks run full or hang or
+because they lack the master key of encrypted streams, are relieved of their leaderships: which ones, when, and to whom.
+Events in, moves out.
 
-How much room a broker has, whether its disk hangs, and whether it has a key, rides on its probe answers, the newest
-counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would move it
-(`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on reports that have
-become old. The old leader stays in the ISR, unless its disk hangs.
+Whether a broker is stopping, how much room it has, whether its disk hangs, and whether it has a key, rides on its probe
+answers, the newest counts; it never enters Raft, for it changes by the second. A leadership moves as an operator would
+move it (`metadata.runtime.moves`): drained, a compare-and-set, so nothing is lost and nothing depends on reports that
+have become old. The old leader stays in the ISR, unless its disk hangs.
 
     SHORT     leaderships go to an ISR member with AMPLE room; but not of streams that evict, for which the broker makes
               room
@@ -14,9 +15,11 @@ become old. The old leader stays in the ISR, unless its disk hangs.
               min ISR members remain then, for commits would wait for its disk
     no key    leaderships of encrypted streams go to an ISR member with a key, whether it has room or not; and none of
               them goes to a broker without one
+    stopping  all go, to any member that is not stopping, whether it has room or not
 
-No leadership goes to a broker whose disk hangs. A move that fails is tried again after a pause that doubles; a few are
-under way at a time. A broker that was relieved gets no leadership back when it has room, or a disk that answers, again.
+No leadership goes to a broker whose disk hangs, or that is stopping. A move that fails is tried again after a pause
+that doubles; a few are under way at a time. A broker that was relieved gets no leadership back when it has room, or a
+disk that answers, again.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from wire.types import BrokerId, LeaderMove, PartitionKey, Room
 
 MAX_MOVES = 16
 """Limit of the moves under way at a time."""
+MAX_MOVES_OF_STOPPING = 48
+"""The same while a broker is stopping: it waits for them."""
 SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 LOOK_INTERVAL_S = 0.2
@@ -60,6 +65,7 @@ class LeaderRebalancing:
         self._rooms: dict[BrokerId, Room] = {}
         self._hanging: set[BrokerId] = set()
         self._without_key: set[BrokerId] = set()
+        self._stopping: set[BrokerId] = set()
         self._under_way: dict[PartitionKey, LeaderMove] = {}
         self._failed: dict[PartitionKey, _Failed] = {}
         self._in_need: set[BrokerId] = set()
@@ -72,6 +78,7 @@ class LeaderRebalancing:
         self._rooms.clear()
         self._hanging.clear()
         self._without_key.clear()
+        self._stopping.clear()
         self._failed.clear()
         self._walk = None
 
@@ -92,21 +99,43 @@ class LeaderRebalancing:
         else:
             self._without_key.add(broker)
 
+    # R88: A broker that is told to stop (SIGTERM) says so in its probe answers. The controller moves its leaderships to
+    # members of the ISR that are not stopping, by planned moves (R30), and gives it no leadership and, where enough
+    # others are there, no replica of a new partition. It goes on when it leads nothing that can move, after
+    # `hand_over_timeout_s`, where no majority of the metadata group is there, or at a second signal. A controller gives
+    # way to another voter. Then the broker says that it leaves; the controller declares this incarnation dead, so that
+    # no ISR waits for it, and it stops.
+    # Hazard: A restart of one broker after the other stalls every partition as often as so many crashes do; a broker
+    # that never stops, because nobody can take over.
+    # Not covered: Plain publishes that arrive between two leaders are stored by neither.
+    def on_stopping(self, broker: BrokerId, is_stopping: bool) -> None:
+        if is_stopping:
+            self._stopping.add(broker)
+        else:
+            self._stopping.discard(broker)
+
+    @property
+    def stopping(self) -> list[BrokerId]:
+        """Brokers that live and are about to stop, sorted."""
+        return sorted(broker for broker in self._stopping if self._state.is_alive(broker))
+
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
-        """Returns the brokers for new replicas: those not known to lack room or to hang, if there are `enough`, else
-        all."""
+        """Returns the brokers for new replicas: those not known to lack room, to hang or to be stopping, if there are
+        `enough`; else those that are not stopping, if these are enough; else all."""
+        staying = [broker for broker in brokers if broker not in self._stopping]
         roomy = [
             broker
-            for broker in brokers
+            for broker in staying
             if self._rooms.get(broker, Room.AMPLE) is Room.AMPLE and broker not in self._hanging
         ]
-        return roomy if len(roomy) >= enough else list(brokers)
+        return next((some for some in (roomy, staying) if len(some) >= enough), list(brokers))
 
     def due(self, now: float) -> list[LeaderMove]:
         """Returns the moves to begin now; report the end of each to `on_ended`."""
         short = {broker for broker, room in self._rooms.items() if room is not Room.AMPLE}
         keyless = self._without_key if self._without_key and self._is_any_encrypted() else set()
-        self._in_need = {broker for broker in short | keyless | self._hanging if self._state.is_alive(broker)}
+        in_need = short | keyless | self._hanging | self._stopping
+        self._in_need = {broker for broker in in_need if self._state.is_alive(broker)}
         if not self._in_need:
             self._failed.clear()
             self._walk = None
@@ -117,7 +146,7 @@ class LeaderRebalancing:
         looks = 0
         while self._walk is not None and looks < LOOKS:
             keys = next(self._walk, None)
-            if keys is None or len(self._under_way) >= MAX_MOVES:
+            if keys is None or len(self._under_way) >= self._most_moves:
                 self._walk = None
                 break
             looks += 1 + OF_LED * len(keys)
@@ -127,7 +156,7 @@ class LeaderRebalancing:
     def _moves(self, keys: Sequence[PartitionKey], now: float) -> Iterator[LeaderMove]:
         for key in keys:
             partition = self._state.partition(key)
-            if len(self._under_way) >= MAX_MOVES or partition is None or not self._is_to_move(key, partition):
+            if len(self._under_way) >= self._most_moves or partition is None or not self._is_to_move(key, partition):
                 continue
             target = self._target(key, partition)
             if target is None or key in self._under_way or not self._is_due(key, now):
@@ -142,6 +171,10 @@ class LeaderRebalancing:
             )
             self._under_way[key] = move
             yield move
+
+    @property
+    def _most_moves(self) -> int:
+        return MAX_MOVES_OF_STOPPING if self._in_need & self._stopping else MAX_MOVES
 
     def on_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         self._under_way.pop(move.key, None)
@@ -165,7 +198,8 @@ class LeaderRebalancing:
             return False
         room = self._rooms.get(leader, Room.AMPLE)
         return (
-            self._lacks_key(leader, settings)
+            leader in self._stopping
+            or self._lacks_key(leader, settings)
             or leader in self._hanging
             or room is Room.FULL
             or (room is Room.SHORT and settings.on_under_capacity is OnUnderCapacity.WITHDRAW)
@@ -183,7 +217,7 @@ class LeaderRebalancing:
         leader = partition.leader
         assert leader is not None
         settings = self._state.streams[key.stream].settings
-        if self._lacks_key(leader, settings):
+        if leader in self._stopping or self._lacks_key(leader, settings):
             worst = len(_RANK)
         elif leader in self._hanging:
             worst = _RANK[Room.FULL]
@@ -197,6 +231,7 @@ class LeaderRebalancing:
             and not partition.is_withdrawn(broker)
             and broker in self._rooms
             and broker not in self._hanging
+            and broker not in self._stopping
             and not self._lacks_key(broker, settings)
             and _RANK[self._rooms[broker]] < worst
         ]

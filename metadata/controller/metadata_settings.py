@@ -44,7 +44,9 @@ class MetadataSettings:
     drain_timeout_s: float = 2.0
     """In a planned move the leader stops sequencing for so long at most until the target holds everything, and as long
     again for the change to come."""
-
+    hand_over_timeout_s: float = 25.0
+    """A broker that is told to stop by SIGTERM hands its leaderships over for so long at most, and stops then. A
+    supervisor that kills it has to wait longer."""
     repartition_adoption_timeout_s: float = 30.0
     """A repartition is finished so long after all partitions have told of the cutover, if clients have not told
     before that they know of it (R60)."""

@@ -91,6 +91,7 @@ class ControllerRequests:
         # A generation proves the lease once it is applied, and a leader that it deposes must not believe in that lease.
         told = self._deliver_applied()
         state, now = context.state, context.monotonic()
+        context.stopping_brokers = frozenset(map(BrokerId, probe.stopping))
         # A probe that was meant for another incarnation of this broker may be a copy.
         if probe.incarnation == context.incarnation and not self._lease.on_probe(
             probe, controller_epoch=state.controller_epoch, generation=told.ended, now=now
@@ -119,6 +120,8 @@ class ControllerRequests:
             time_ns=context.clock.wall_ns(),
             roles_pending=roles.pending,
             roles_done=roles.done,
+            stopping=context.is_stopping,
+            leaving=context.is_leaving,
         )
         context.messages.answer(message.reply, answer.SerializeToString(), "the answer to a probe")
 

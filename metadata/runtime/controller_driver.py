@@ -33,7 +33,7 @@ from wire.errors import TidelogError
 from wire.messaging.transport import Message
 from wire.operations.adoption_report import ADOPTION_LABEL, decode_label
 from wire.protobuf import metadata_pb2 as pb
-from wire.types import BrokerId, Generation, LeaderMove, RoleProgress, Room
+from wire.types import BrokerId, Generation, Incarnation, LeaderMove, RoleProgress, Room
 
 _log = logging.getLogger(__name__)
 
@@ -243,6 +243,7 @@ class ControllerDriver:
             incarnation=known.incarnation if (known := context.state.brokers.get(broker)) is not None else 0,
             agreed_time_ns=clocks.agreed_ns or 0,
             clocks_are_apart=clocks.is_apart,
+            stopping=context.core.stopping_brokers(),
         ).SerializeToString()
 
         def refused() -> None:
@@ -281,6 +282,8 @@ class ControllerDriver:
                         disk_hangs=told.disk_hangs,
                         has_master_key=told.labels.get(MASTER_KEYS_LABEL) != "",
                         now=context.monotonic(),
+                        is_stopping=told.stopping,
+                        leaves=Incarnation(told.incarnation) if told.leaving and told.incarnation else None,
                     )
                 )
             vouches = (

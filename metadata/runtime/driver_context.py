@@ -141,6 +141,12 @@ class MetadataContext:
     """Count of the requests of clients and operators that the API refused."""
     unqueued_requests: int = 0
     """Count of the requests that the API refused because too many waited."""
+    is_stopping: bool = False
+    """This broker hands its leaderships over before it stops."""
+    is_leaving: bool = False
+    """It has done so, and waits until no ISR counts on it."""
+    stopping_brokers: frozenset[BrokerId] = frozenset()
+    """Brokers that do so, by the newest probe."""
     closed: bool = False
 
     @property

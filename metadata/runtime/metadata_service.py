@@ -27,6 +27,7 @@ from metadata.runtime.broker_answers import ControllerRequests
 from metadata.runtime.broker_clock import BrokerClock
 from metadata.runtime.controller_driver import ControllerDriver
 from metadata.runtime.driver_context import Messages, MetadataContext, Tasks
+from metadata.runtime.hand_over import HandOver
 from metadata.runtime.metadata_ports import BrokerPort, RaftFactory, StateObserver
 from metadata.runtime.namespace import Namespace
 from metadata.runtime.outbound import OutboundRequests
@@ -153,6 +154,11 @@ class MetadataService:
         await self._raft.start()
         self._registrar.start()
         self._controller.on_raft_status(self._raft.status())
+
+    async def hand_over(self) -> None:
+        """Hands the leaderships of this broker over, and what it decides, before it stops. Returns when it may close;
+        it may close at any time before that, too."""
+        await HandOver(self._context, self._raft).run()
 
     async def close(self) -> None:
         """Stops everything, the Raft node last. The broker is not reported dead by this; probes will find out."""

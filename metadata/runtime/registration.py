@@ -153,6 +153,8 @@ class Registrar:
             return None
         if own.life_id == context.life_id and own.alive:
             return own.incarnation if own.incarnation != context.incarnation else None
+        if own.life_id == context.life_id and context.is_leaving:
+            return None
         if own.life_id == context.life_id:
             _log.warning("broker %s finds itself declared dead and registers again", context.broker_id)
             self._is_due.set()

@@ -5,8 +5,9 @@ Order of a start:
     Raft joined -> registered (with the proof of this restart) -> folder marked in use -> views arrive, replicas take
     their roles -> `ready` written
 The start waits for NATS, and ends where NATS refuses the login or the URL.
-Order of an end: roles resign, logs are closed with their checkpoints, the folder is marked clean, Raft leaves, the
-lock goes. Where the disk hangs the process ends after the first of these, as by kill -9.
+Order of an end: after SIGTERM the leaderships are handed over; then, as at once after SIGINT, roles resign, logs are
+closed with their checkpoints, the folder is marked clean, Raft leaves, the lock goes. Where the disk hangs the process
+ends after the first of these, as by kill -9.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ REGISTRATION_TIMEOUT = 60.0
 
 
 def run(config: ServerConfig) -> int:
-    """Runs until SIGINT or SIGTERM. Returns the exit status. Raises TidelogError when it cannot start."""
+    """Runs until SIGTERM, which hands the leaderships over first, or SIGINT, which does not. A second signal ends the
+    handing over. Returns the exit status. Raises TidelogError when it cannot start."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormat())
     handler.addFilter(LogLimit())
@@ -123,13 +125,21 @@ async def _run(config: ServerConfig) -> int:
     # It is the clock of asyncio's loops, without the method around it: both planes and the loop ask for the time some
     # thirty times in each commit.
     loop.time = time.monotonic  # type: ignore[method-assign]
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop, stop_at_once = asyncio.Event(), asyncio.Event()
+
+    def on_signal(*, hands_over: bool) -> None:
+        if stop.is_set() or not hands_over:
+            stop_at_once.set()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, partial(on_signal, hands_over=False))
+    loop.add_signal_handler(signal.SIGTERM, partial(on_signal, hands_over=True))
     node = Node(config)
     loop.add_signal_handler(signal.SIGHUP, node.read_secrets)
     starting: asyncio.Future[None] = loop.create_task(node.start())
     stopping: asyncio.Future[bool] = loop.create_task(stop.wait())
+    hurrying: asyncio.Future[bool] = loop.create_task(stop_at_once.wait())
+    handing_over: asyncio.Future[None] | None = None
     try:
         await asyncio.wait(_any_of(starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -137,12 +147,20 @@ async def _run(config: ServerConfig) -> int:
             await asyncio.wait(_any_of(stopping, node.fatal), return_when=asyncio.FIRST_COMPLETED)
             if node.fatal.done():
                 node.fatal.result()
+            handing_over = loop.create_task(node.hand_over())
+            await asyncio.wait(_any_of(handing_over, hurrying, node.fatal), return_when=asyncio.FIRST_COMPLETED)
+            if node.fatal.done():
+                node.fatal.result()
         _log.info("%s is stopping", config.broker)
     finally:
-        stopping.cancel()
-        starting.cancel()
+        for future in (stopping, hurrying, starting, *(() if handing_over is None else (handing_over,))):
+            future.cancel()
         with contextlib.suppress(asyncio.CancelledError, TidelogError, RaftError):
             await starting
+        if handing_over is not None:
+            (ended,) = await asyncio.gather(handing_over, return_exceptions=True)
+            if isinstance(ended, Exception):
+                _log.error("%s could not hand its leaderships over", config.broker, exc_info=ended)
         await node.close()
     return 0
 
@@ -241,6 +259,7 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._raft_address = config.raft_address
         self._secret_watch: SecretWatch | None = None
+        self._runtime: BrokerRuntime | None = None
         self._disk_hangs = False
         """The disk was found to hang while the logs were closed."""
 
@@ -339,7 +358,7 @@ class Node:
             labels=self._labels,
             keyring=self._keyring,
         )
-        runtime = await BrokerRuntime.open(dependencies, self._on_fatal)
+        runtime = self._runtime = await BrokerRuntime.open(dependencies, self._on_fatal)
         stack.push_async_callback(self._close_runtime, runtime)
         try:
             await runtime.start()
@@ -569,6 +588,11 @@ class Node:
         for connection in connections:
             await connection.close()
         end_process(f"{self.config.broker} ends at once, for its threads wait for a disk that hangs")
+
+    async def hand_over(self) -> None:
+        """Hands the leaderships over before the end. May be cancelled."""
+        if self._runtime is not None:
+            await self._runtime.hand_over()
 
     async def close(self) -> None:
         await self._stack.aclose()

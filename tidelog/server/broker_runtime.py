@@ -386,6 +386,10 @@ class BrokerRuntime:
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
+    async def hand_over(self) -> None:
+        """Hands the leaderships over before the end (`metadata.runtime.hand_over`). May be cancelled."""
+        await self.metadata.hand_over()
+
     async def close(self) -> bool:
         """Closes all parts. False: the disk hangs, and threads wait for it. Then the disk is not used any more; the
         Raft journal is left as it is as well."""

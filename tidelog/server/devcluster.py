@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from metadata.controller.metadata_settings import MetadataSettings
 from tidelog.nats.login_sources import PREFIX
 from tidelog.nats.nats_server import MAX_PAYLOAD, EmbeddedNatsServer, NatsPortTaken, NatsServerFailed, ends_with_us
 from tidelog.process.loopback import HOST, free_addresses
@@ -126,7 +127,7 @@ class DevCluster:
         """Stops the brokers first, all at once, then nats-server."""
         running = [p for p in self._processes.values() if p.poll() is None]
         for process in running:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # nobody is left to take leaderships over
         deadline = time.monotonic() + STOP_TIMEOUT
         for process in running:
             try:
@@ -199,7 +200,8 @@ class DevCluster:
         process = self._processes[broker]
         process.send_signal(sig)
         if sig in (signal.SIGKILL, signal.SIGTERM):
-            process.wait(STOP_TIMEOUT)
+            hands_over = MetadataSettings().hand_over_timeout_s if sig == signal.SIGTERM else 0.0
+            process.wait(STOP_TIMEOUT + hands_over)
 
     def start_broker(self, broker: str, *, replace: bool = False) -> None:
         """Starts a broker that does not run. `replace`: its data folder is lost for good."""

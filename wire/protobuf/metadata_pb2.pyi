@@ -2062,6 +2062,7 @@ class Probe(_message.Message):
     NEWCOMER_FIELD_NUMBER: _builtins.int
     AGREED_TIME_NS_FIELD_NUMBER: _builtins.int
     CLOCKS_ARE_APART_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
     controller: _builtins.str
     controller_epoch: _builtins.int
     number: _builtins.int
@@ -2080,6 +2081,10 @@ class Probe(_message.Message):
     """the time on which most brokers agree, when this was sent, ns since 1970; 0: not known (R72)"""
     clocks_are_apart: _builtins.bool
     """all clocks are known, and no majority of them agrees"""
+    @_builtins.property
+    def stopping(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """brokers that hand their leaderships over before they stop, sorted (R88)"""
+
     def __init__(
         self,
         *,
@@ -2093,10 +2098,11 @@ class Probe(_message.Message):
         newcomer: _builtins.str = ...,
         agreed_time_ns: _builtins.int = ...,
         clocks_are_apart: _builtins.bool = ...,
+        stopping: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_time_ns", b"agreed_time_ns", "answered", b"answered", "clocks_are_apart", b"clocks_are_apart", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_time_ns", b"agreed_time_ns", "answered", b"answered", "clocks_are_apart", b"clocks_are_apart", "cluster_id", b"cluster_id", "controller", b"controller", "controller_epoch", b"controller_epoch", "generation", b"generation", "incarnation", b"incarnation", "newcomer", b"newcomer", "number", b"number", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2143,6 +2149,8 @@ class ProbeAnswer(_message.Message):
     BEGUN_FIELD_NUMBER: _builtins.int
     ROLES_PENDING_FIELD_NUMBER: _builtins.int
     ROLES_DONE_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     broker: _builtins.str
     life_id: _builtins.str
     incarnation: _builtins.int
@@ -2168,6 +2176,10 @@ class ProbeAnswer(_message.Message):
     """steps of its replicas towards a role that have not ended"""
     roles_done: _builtins.int
     """such steps that have ended in this process (R27)"""
+    stopping: _builtins.bool
+    """it hands its leaderships over before it stops (R88)"""
+    leaving: _builtins.bool
+    """it has done so, and stops when it is taken out of the ISRs (R88)"""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """the whole set, in every answer"""
@@ -2190,10 +2202,12 @@ class ProbeAnswer(_message.Message):
         begun: _builtins.int = ...,
         roles_pending: _builtins.int = ...,
         roles_done: _builtins.int = ...,
+        stopping: _builtins.bool = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "roles_done", b"roles_done", "roles_pending", b"roles_pending", "room", b"room", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "broker", b"broker", "connected_ms", b"connected_ms", "data_dir", b"data_dir", "disk_hangs", b"disk_hangs", "generation", b"generation", "incarnation", b"incarnation", "labels", b"labels", "leaving", b"leaving", "life_id", b"life_id", "nats_server", b"nats_server", "number", b"number", "roles_done", b"roles_done", "roles_pending", b"roles_pending", "room", b"room", "stopping", b"stopping", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -233,11 +234,14 @@ class SimBroker:
         self.on_crash: Callable[[SimBroker], None] = lambda _: None
         self.on_report: Callable[[LeaderReport], None] = lambda _: None
         self.on_died: Callable[[SimBroker], None] = lambda _: None
+        self.hands_over_for = 5.0
+        """Seconds after which a second signal comes."""
         self.restart_after: float | None = None
         """Set where a fault ends the process at a moment of its own: it is started again after so many seconds."""
         self.power_goes_with_it = False
         self._connections: list[SimConnection] = []
         self._closing: Callable[[], Any] | None = None
+        self._handing_over: Callable[[], Any] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -339,7 +343,7 @@ class SimBroker:
 
         metadata.report_leader = report_leader  # type: ignore[method-assign,assignment]
         self.metadata, self.broker = metadata, runtime.broker
-        self._closing = runtime.close
+        self._closing, self._handing_over = runtime.close, runtime.hand_over
         try:
             await runtime.start()
         except TidelogError as error:
@@ -425,14 +429,16 @@ class SimBroker:
 
     def stop(self) -> None:
         """In order, as on SIGTERM."""
-        process, closing = self.process, self._closing
-        if process is None or closing is None:
+        process, closing, handing_over = self.process, self._closing, self._handing_over
+        if process is None or closing is None or handing_over is None:
             self.kill()
             return
         self._closing = None
 
         async def end() -> None:
             try:
+                with suppress(TimeoutError):  # as a second signal ends it
+                    await asyncio.wait_for(handing_over(), self.hands_over_for)
                 await asyncio.wait_for(closing(), 20)
             finally:
                 self.kill()

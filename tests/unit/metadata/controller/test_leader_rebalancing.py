@@ -1,10 +1,18 @@
 """Leaderships leave a broker whose disk runs full: which ones, when, and where they go."""
 
+# Rules: R88.
+
 from __future__ import annotations
 
 import pytest
 
-from metadata.controller.leader_rebalancing import LONGEST_PAUSE_S, LOOK_INTERVAL_S, MAX_MOVES, LeaderRebalancing
+from metadata.controller.leader_rebalancing import (
+    LONGEST_PAUSE_S,
+    LOOK_INTERVAL_S,
+    MAX_MOVES,
+    MAX_MOVES_OF_STOPPING,
+    LeaderRebalancing,
+)
 from tests.unit.metadata.cluster_bench import Cluster
 from wire.types import BrokerId, LeaderMove, Room
 
@@ -111,6 +119,44 @@ def test_a_few_at_a_time() -> None:
     assert {move.target for move in moves} == {"b", "c"}
     script.rebalancing.on_ended(moves[0], True, script.now)
     assert len(script.moves()) == 1
+
+
+def test_a_broker_that_is_stopping_gives_all_away_to_members_that_stay(script: Script) -> None:
+    script.rooms(a=AMPLE, b=AMPLE, c=FULL)
+    script.rebalancing.on_stopping(BrokerId("a"), True)
+    assert script.rebalancing.stopping == ["a"]
+    assert script.shown() == ["s/0 a>b", "s/2 a>b"], "whether they have more room or not; roomy ones first"
+    script.rebalancing.on_stopping(BrokerId("a"), False)
+    assert script.rebalancing.stopping == []
+
+
+def test_a_broker_that_is_stopping_is_given_nothing(cluster: Cluster, script: Script) -> None:
+    script.rooms(a=FULL, b=AMPLE, c=AMPLE)
+    for broker in "abc":
+        script.rebalancing.on_stopping(BrokerId(broker), True)
+    assert script.shown() == []
+    script.rebalancing.on_stopping(BrokerId("c"), False)
+    assert script.shown() == ["s/0 a>c", "s/1 b>c", "s/2 a>c"]
+    cluster.die("a", "b")
+    assert script.rebalancing.stopping == [], "a dead broker hands nothing over"
+
+
+def test_many_leaderships_of_a_stopping_broker_move_at_a_time() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create("s", ["a b c"] * (2 * MAX_MOVES_OF_STOPPING))
+    script = Script(cluster)
+    script.rooms(a=AMPLE, b=AMPLE, c=AMPLE)
+    script.rebalancing.on_stopping(BrokerId("a"), True)
+    assert len(script.moves()) == MAX_MOVES_OF_STOPPING
+
+
+def test_new_replicas_go_to_a_stopping_broker_only_where_others_do_not_suffice(script: Script) -> None:
+    brokers = [BrokerId(broker) for broker in "abc"]
+    script.rooms(a=AMPLE, b=SHORT, c=AMPLE)
+    script.rebalancing.on_stopping(BrokerId("a"), True)
+    assert script.rebalancing.with_room(brokers, 1) == ["c"]
+    assert script.rebalancing.with_room(brokers, 2) == ["b", "c"]
+    assert script.rebalancing.with_room(brokers, 3) == ["a", "b", "c"]
 
 
 def test_another_controller_believes_nothing_that_was_heard_before(script: Script) -> None:
