@@ -112,6 +112,8 @@ LOADS: Mapping[str, Load] = {
     "cluster.status": Asked(),
     "cluster.alter": Asked(({"config": {"retention_max_age_ms": "60000"}},)),
     "broker.describe": Asked(({"broker": "a"},)),
+    "replica.list": Asked(({}, {"broker": "a"}, {"stream": LARGE})),
+    "cluster.restart_order": Asked(),
     "group.coordinator": Asked(({"group": "g"},)),
     "transaction.coordinator": Asked(({"transactional_id": "t"},)),
     "group.list": AtCoordinator("5000 groups of 20 offsets: they are listed"),

@@ -294,6 +294,8 @@ class Client(Facade[client.Client]):
     elect_unclean = blocking(client.Client.elect_unclean)
     partition_history = blocking(client.Client.partition_history)
     cluster_status = blocking(client.Client.cluster_status)
+    restart_order = blocking(client.Client.restart_order)
+    replicas = blocking(client.Client.replicas)
     describe_broker = blocking(client.Client.describe_broker)
     alter_cluster = blocking(client.Client.alter_cluster)
     set_readonly = blocking(client.Client.set_readonly)

@@ -30,6 +30,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from heapq import nlargest
+from itertools import chain
 from random import Random
 from typing import Final
 
@@ -60,7 +62,15 @@ from dataplane.replica.history import History
 from wire.errors import Code, TidelogError
 from wire.messaging.transport import Message, Subscription
 from wire.operations.api_operations import ReplicaEvent, Traffic
-from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, StreamUsage, UsageReport, total_traffic
+from wire.operations.reports import (
+    BrokerReport,
+    ReplicaReport,
+    ReportedLag,
+    StreamReport,
+    StreamUsage,
+    UsageReport,
+    total_traffic,
+)
 from wire.protobuf.tidelog_pb2 import PartitionNotification
 from wire.turns import Steps, in_turns, pieces
 from wire.types import (
@@ -131,6 +141,10 @@ class ReplicaNews:
 
 _LOOKED_THROUGH = 1_000
 """Replicas whose stream is looked at before `Steps` yield."""
+MAX_LAGS: Final = 10
+"""Limit of the lagging followers that a status names."""
+LAG_REPORTED_S: Final = 1.0
+"""Followers that are behind for less are no news: on a busy partition each one is, all the time."""
 _LOOKED_AT = 100
 """The same, of those that are looked at more closely."""
 _OF_STATUS = 15
@@ -516,13 +530,21 @@ class Broker:
         leaders = bytes_on_disk = 0
         failed: list[str] = []
         damaged: list[str] = []
+        lags: list[ReportedLag] = []
+        now = self.context.now()
         for replicas in pieces([*self._replicas.values()], _LOOKED_AT):
+            lags = nlargest(
+                MAX_LAGS,
+                chain(lags, chain.from_iterable(_lags_at(replica, now) for replica in replicas)),
+                key=lambda lag: (lag["lag_s"], lag["lag_records"]),
+            )
             leaders += sum(isinstance(replica.role, LeaderDriver) for replica in replicas)
             bytes_on_disk += sum(replica.bytes_on_disk for replica in replicas)
             failed += [str(replica.key) for replica in replicas if replica.failure]
             damaged += [str(replica.key) for replica in replicas if replica.is_damaged]
-            yield len(replicas) // 2
+            yield len(replicas)
         return {
+            "lags": lags,
             "replicas": len(self._replicas),
             "leaders": leaders,
             "failed": sorted(failed),
@@ -534,3 +556,22 @@ class Broker:
             "space": self.context.space.status(),
             "disk": self.context.disk.status(),
         }
+
+
+def _lags_at(replica: Replica, now: float) -> Iterator[ReportedLag]:
+    """Yields the followers of a leader that have been behind for LAG_REPORTED_S."""
+    role = replica.role
+    if not isinstance(role, LeaderDriver):
+        return
+    end = role.core.log_end_offset
+    for broker, (reached, _) in role.core.progress().items():
+        lag_s = role.core.lag_s(broker, now)
+        if reached is not None and reached < end and lag_s >= LAG_REPORTED_S:
+            yield {
+                "stream": replica.key.stream,
+                "partition": replica.key.partition,
+                "broker": broker,
+                "lag_records": end - reached,
+                "lag_bytes": role.log.bytes_from(reached),
+                "lag_s": round(lag_s, 3),
+            }

@@ -591,6 +591,7 @@ class Replica:
             "partition": self.key.partition,
             "incarnation": self.key.partition_incarnation,
             "role": "failed" if self.failure else role.title if role is not None else "none",
+            "doing": self._doing(),
             "failed": self.failure,
             "damage": _damage_form(self),
             "quarantined": {"events": len(self._quarantined), "latest": next(iter(self._quarantined[-1:]), None)},
@@ -609,10 +610,24 @@ class Replica:
             latest = role.latest(read_uncommitted=False)
             out["committed_end"] = None if isinstance(latest, TidelogError) else latest
             out["replicas_progress"] = {
-                replica: {"log_end_offset": end, "in_sync": in_sync}
+                replica: {
+                    "log_end_offset": end,
+                    "in_sync": in_sync,
+                    "lag_bytes": None if end is None else role.log.bytes_from(end),
+                    "lag_s": round(role.core.lag_s(replica, role.context.now()), 3),
+                }
                 for replica, (end, in_sync) in role.core.progress().items()
             }
         return out
+
+    def _doing(self) -> str:
+        """As of `ReplicaReport`."""
+        role = self.role
+        if isinstance(role, LeaderDriver):
+            return "leading" if role.is_serving else "starting"
+        if isinstance(role, FollowerDriver):
+            return type(role.core.state).__name__.lower()
+        return "opening" if self._log is None else "no role"
 
 
 def _is_accepted(view: PartitionView | None) -> bool:

@@ -343,6 +343,18 @@ class PartitionLog:
         """Bytes of its segment files. Known without a look at the disk."""
         return sum(segment.size for segment in self._state.segments)
 
+    def bytes_from(self, offset: Offset) -> int:
+        """Returns about how many bytes the batches from `offset` on have; a part of a segment counts by its offsets.
+        Known without a look at the disk."""
+        size, end = 0, int(self.log_end_offset)
+        for segment in reversed(self._state.segments):
+            if offset >= end:
+                break
+            span = end - segment.base_offset
+            size += segment.size if offset <= segment.base_offset else segment.size * (end - offset) // max(1, span)
+            end = segment.base_offset
+        return size
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Oldest first, to look at; the last one is written to."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nlargest
 from math import lcm
 
 from metadata.cluster.model import Partition, Repartition, RepartitionPhase, Stream
@@ -144,6 +145,8 @@ def status_form(stream: Stream, driver: Repartitioning, now: float) -> Repartiti
     }
 
 
+MAX_LAGS = 10
+"""Limit of the lags that the status of a cluster names."""
 MAX_NAMED = 100
 """Limit of the partitions of one kind that the status of a cluster names; it counts all."""
 _PIECE = 50
@@ -609,7 +612,19 @@ def cluster_form(
         "under_replicated_partitions": under_replicated,
         "topology_generation": Generation(topology),
         "repartitions": list(repartitions[:MAX_NAMED]),
+        "lags": _worst_lags(told),
     }
+
+
+def _worst_lags(told: Mapping[BrokerId, BrokerReport | TidelogError]) -> list[op.Lag]:
+    """`told`: by broker; each reports its worst ones."""
+    lags: list[op.Lag] = [
+        {**lag, "leader": broker}
+        for broker, report in told.items()
+        if not isinstance(report, TidelogError)
+        for lag in report.get("lags", ())
+    ]
+    return nlargest(MAX_LAGS, lags, key=lambda lag: (lag["lag_s"], lag["lag_records"]))
 
 
 class _Counts:

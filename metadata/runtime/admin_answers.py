@@ -41,6 +41,8 @@ from metadata.controller.descriptions import (
     status_form,
 )
 from metadata.controller.master_key_reports import check_encryption
+from metadata.controller.replica_forms import asked_partitions, replica_forms
+from metadata.controller.restart_order import restart_order
 from metadata.runtime.driver_context import MetadataContext
 from metadata.runtime.foreign_subjects import check_subject_uncaptured, check_subject_unserved
 from metadata.runtime.moves import LeaderMoves
@@ -67,6 +69,16 @@ from wire.operations.partition_operations import (
     RepartitionStatus,
     ResumeRequest,
     SetReadonlyRequest,
+)
+from wire.operations.replica_operations import (
+    CLUSTER_RESTART_ORDER,
+    PARTITIONS_OF_PAGE,
+    REPLICA_LIST,
+    ListReplicasRequest,
+    ReplicaForm,
+    ReplicaList,
+    RestartOrder,
+    RestartOrderRequest,
 )
 from wire.operations.reports import BrokerReport, ReplicaReport, StreamReport, UsageReport
 from wire.protobuf import metadata_pb2 as pb
@@ -470,12 +482,60 @@ class Admin:
         subjects, labels = self._context.subjects, self._labels()
         return await in_turns(cluster_form(state, subjects, labels, told, self._other_clusters(), repartitions))
 
-    @handles(op.BROKER_DESCRIBE)
-    async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
-        broker = BrokerId(request.broker)
+    @handles(CLUSTER_RESTART_ORDER)
+    async def restart_order(self, request: RestartOrderRequest) -> RestartOrder:
+        if request.broker:
+            self._check_registered(BrokerId(request.broker))
+        core = self._context.core
+        wanted = [BrokerId(request.broker)] if request.broker else []
+        return await in_turns(restart_order(self._context.state, core.stopping_brokers(), self._voters(), wanted))
+
+    @handles(REPLICA_LIST)
+    async def list_replicas(self, request: ListReplicasRequest) -> ReplicaList:
+        """Brokers that do not answer in STATUS_TIMEOUT_S leave nulls, and are named."""
+        state = self._context.state
+        if request.broker:
+            self._check_registered(BrokerId(request.broker))
+        if request.stream:
+            stream = find_stream(state, request.stream)
+            if request.partition >= 0:
+                find_partition(stream, request.partition)
+        limit = min(max(1, request.limit), PARTITIONS_OF_PAGE)
+        page, has_more = await in_turns(asked_partitions(state, self._context.subjects, request, limit))
+        of_streams = await asyncio.gather(*(self._replica_forms(*each, request.broker) for each in page))
+        found: ReplicaList = {
+            "replicas": [form for forms in of_streams for form in forms],
+            "unanswered": sorted(
+                {form["broker"] for forms in of_streams for form in forms if form["state"] == "unknown"}
+            ),
+        }
+        if has_more:
+            name, numbers = page[-1]
+            found["next"] = {"stream": name, "partition": numbers[-1]}
+        return found
+
+    async def _replica_forms(self, name: StreamName, numbers: Sequence[int], broker: str) -> list[ReplicaForm]:
+        """Empty: the stream was deleted meanwhile."""
+        state = self._context.state
+        stream = state.streams.get(name)
+        if stream is None:
+            return []
+        there = [stream.partitions[number] for number in numbers if number in stream.partitions]
+        asked = {BrokerId(broker)} if broker else {replica for known in there for replica in known.replicas}
+        asked.update(known.leader for known in there if known.leader is not None)
+        said = await self._ask_replicas(stream, sorted(asked), partitions=numbers)
+        return await in_turns(replica_forms(state, stream, numbers, said, broker))
+
+    def _check_registered(self, broker: BrokerId) -> None:
+        """Raises TidelogError(BAD_REQUEST)."""
         if broker not in self._context.state.brokers:
             known = ", ".join(sorted(self._context.state.brokers))
             raise TidelogError(Code.BAD_REQUEST, f"broker {broker!r} is not registered; those that are: {known}")
+
+    @handles(op.BROKER_DESCRIBE)
+    async def describe_broker(self, request: op.BrokerRef) -> op.BrokerDescription:
+        broker = BrokerId(request.broker)
+        self._check_registered(broker)
         totals, usage = (
             await asyncio.gather(self._ask_broker(broker), self._ask_usage(broker))
             if self._context.state.is_alive(broker)

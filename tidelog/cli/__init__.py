@@ -33,6 +33,7 @@ _ROOM_OF = {
     "cursor": "streams",
     "log": "administration",
     "broker": "administration",
+    "replica": "administration",
     "cluster": "administration",
     "audit": "administration",
     "activity": "administration",

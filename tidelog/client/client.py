@@ -83,6 +83,7 @@ from wire.operations.partition_operations import (
     Repartitioned,
     RepartitionStatus,
 )
+from wire.operations.replica_operations import CLUSTER_RESTART_ORDER, ReplicaList, RestartVerdict
 from wire.operations.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_DESCRIBE,
@@ -312,6 +313,28 @@ class Client:
         """Brokers, controller, streams in numbers, partitions that are offline or lack replicas. Raises NoServer."""
         self._check_open()
         return await self._api.call(op.CLUSTER_STATUS)
+
+    async def restart_order(self, broker: str | None = None) -> list[RestartVerdict]:
+        """Which brokers may be stopped now, why the others may not, and what the restart of each costs; in the order in
+        which to restart them. `broker`: only this one. Raises BadRequest when it has never registered, NoServer."""
+        self._check_open()
+        return (await self._api.call(CLUSTER_RESTART_ORDER, broker=broker or ""))["brokers"]
+
+    async def replicas(
+        self,
+        *,
+        stream: str | None = None,
+        partition: int | None = None,
+        broker: str | None = None,
+        internal: bool = False,
+    ) -> ReplicaList:
+        """State, ends and lag of each replica: of all streams or one, of one partition, of one broker. `internal`: with
+        those of Tidelog's own streams. Asks for a page of partitions at a time.
+
+        Raises UnknownStream, BadRequest (no such partition or broker), NoServer.
+        """
+        self._check_open()
+        return await self._admin.replicas(stream=stream, partition=partition, broker=broker, internal=internal)
 
     async def describe_broker(self, broker: str) -> op.BrokerDescription:
         """A broker as `cluster_status` has it, and each replica that it holds. Raises BadRequest when no broker of that

@@ -28,6 +28,7 @@ from wire.operations.partition_operations import (
     RepartitionState,
     RepartitionStatus,
 )
+from wire.operations.replica_operations import CLUSTER_RESTART_ORDER, REPLICA_LIST
 from wire.operations.transaction_operations import (
     TRANSACTION_ABORT,
     TRANSACTION_COORDINATOR,
@@ -766,6 +767,20 @@ CLUSTER_ID = Operation(
 )
 
 
+class Lag(TypedDict):
+    """A follower that does not have all that its leader has."""
+
+    stream: str
+    partition: int
+    broker: str
+    """The follower's."""
+    leader: str
+    lag_records: int
+    lag_bytes: int
+    lag_s: float
+    """Seconds since it had all."""
+
+
 class ClusterStatus(ClusterDefaults):
     cluster_id: str
     other_clusters: list[OtherCluster]
@@ -790,6 +805,8 @@ class ClusterStatus(ClusterDefaults):
     """At which leaders, partitions or layouts of some stream last changed."""
     repartitions: list[RepartitionStatus]
     """The repartitions of the streams that are being repartitioned; the first hundred."""
+    lags: list[Lag]
+    """The followers that are furthest behind, ten at most; the worst first."""
 
 
 CLUSTER_STATUS = Operation(
@@ -851,9 +868,11 @@ CLUSTER_ALTER = Operation(
 _HERE = [each for each in [*globals().values()] if isinstance(each, Operation)]
 _OF_PARTITIONS = (STREAM_SET_READONLY, STREAM_PAUSE, STREAM_RESUME, STREAM_DELETE_RECORDS)
 _OF_REPARTITIONS = (STREAM_REPARTITION, STREAM_REPARTITION_STATUS, STREAM_REPARTITION_CANCEL)
+_OF_REPLICAS = (REPLICA_LIST, CLUSTER_RESTART_ORDER)
 _OF_TRANSACTIONS = (TRANSACTION_COORDINATOR, TRANSACTION_LIST, TRANSACTION_DESCRIBE, TRANSACTION_ABORT)
 
 OPERATIONS: Mapping[str, Operation[..., Any, Any]] = {
-    operation.name: operation for operation in (*_HERE, *_OF_PARTITIONS, *_OF_REPARTITIONS, *_OF_TRANSACTIONS)
+    operation.name: operation
+    for operation in (*_HERE, *_OF_PARTITIONS, *_OF_REPARTITIONS, *_OF_REPLICAS, *_OF_TRANSACTIONS)
 }
 """By name."""

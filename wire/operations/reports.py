@@ -7,7 +7,7 @@ here; a report with a field of another kind is dropped as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from wire.operations.api_operations import (
     ClockStatus,
@@ -25,12 +25,30 @@ from wire.operations.api_operations import (
 class ReportedProgress(TypedDict):
     log_end_offset: int | None
     in_sync: bool
+    lag_bytes: NotRequired[int | None]
+    """About so many bytes of the leader's log are above its end; None: that is not known in this LeaderEpoch."""
+    lag_s: NotRequired[float]
+    """Seconds since it had acknowledged all that the leader had; 0: it has."""
+
+
+class ReportedLag(TypedDict):
+    """A follower that does not have all that its leader has."""
+
+    stream: str
+    partition: int
+    broker: str
+    """The follower's."""
+    lag_records: int
+    lag_bytes: int
+    lag_s: float
 
 
 class ReplicaReport(TypedDict, total=False):
     partition: int
     incarnation: int
     role: str
+    doing: str
+    """"opening", "no role", "leading", "starting" to lead, or the state of a follower."""
     failed: str | None
     """Why the replica is unsound."""
     damage: Damage | None
@@ -97,6 +115,8 @@ class BrokerReport(TypedDict, total=False):
     tasks: int
     disk: DiskStatus
     space: SpaceStatus
+    lags: list[ReportedLag]
+    """The followers that are furthest behind, of the partitions that it leads; the worst first."""
 
 
 def total_traffic(each: Iterable[Traffic]) -> Traffic:

@@ -677,3 +677,10 @@ class Leader:
             end = follower.log_end_offset if follower.log_end_offset >= 0 else None
             out[replica] = (end, replica in state.isr.members)
         return out
+
+    def lag_s(self, replica: BrokerId, now: float) -> float:
+        """Seconds since the follower had acknowledged all that was here; 0: it has, or it is this replica."""
+        follower = self._state.followers.get(replica)
+        if follower is None or self._state.acknowledged(replica) >= self._state.log_end_offset:
+            return 0.0
+        return max(0.0, now - follower.caught_up_at)

@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tidelog
+from tests.integration.rig.command_line import command
 from tests.integration.rig.dev_cluster import dev_cluster
 from tests.integration.rig.waiting import LIMIT, until
 from tests.integration.rig.workload import Ledger, acked_load, assert_nothing_lost, wait_in_sync
@@ -37,6 +40,16 @@ async def acknowledged(ledger: Ledger, more: int) -> None:
     await until(lambda: len(ledger.acked) >= wanted, f"{more} acknowledgements")
 
 
+async def may_stop(cluster: DevCluster, broker: str) -> bool:
+    status, _, _ = await asyncio.to_thread(command, cluster, "cluster", "restart-order", broker)
+    return status == 0
+
+
+async def are_in_step(client: tidelog.Client) -> bool:
+    found = (await client.replicas(stream=STREAM))["replicas"]
+    return all((replica["lag_records"], replica["lag_bytes"], replica["lag_s"]) == (0, 0, 0.0) for replica in found)
+
+
 async def is_replicated(client: tidelog.Client) -> bool:
     return all(len(partition["isr"]) == 3 for partition in (await client.describe(STREAM))["partitions"])
 
@@ -46,7 +59,8 @@ async def test_a_rolling_restart_by_sigterm_fails_no_write_and_loses_nothing(clu
         await client.create_stream(STREAM, partitions=PARTITIONS, replication_factor=3)
         await wait_in_sync(cluster.nats_url, STREAM)
         async with acked_load(cluster.nats_url, STREAM, bare=False, partitions=PARTITIONS) as ledger:
-            for broker in cluster.broker_ids:
+            for broker in [verdict["broker"] for verdict in await client.restart_order()]:
+                await until(partial(may_stop, cluster, broker), f"that {broker} may be stopped")
                 await acknowledged(ledger, 1000)
                 await asyncio.to_thread(cluster.kill, broker, signal.SIGTERM)
                 assert cluster.exit_status(broker) == 0
@@ -55,9 +69,19 @@ async def test_a_rolling_restart_by_sigterm_fails_no_write_and_loses_nothing(clu
                 assert f"broker {broker} has handed its leaderships over" in told
                 assert f"{broker} stops though it leads" not in told
                 await acknowledged(ledger, 1000)
+                replicas = (await client.replicas(stream=STREAM, broker=broker))["replicas"]
+                assert {replica["state"] for replica in replicas} == {"offline"}
+                others = {verdict["broker"]: verdict for verdict in await client.restart_order()}
+                assert not any(verdict["may_restart"] for verdict in others.values())
                 cluster.start_broker(broker)
                 await until(lambda: is_replicated(client), "the ISRs")
         assert ledger.unknown == 0, "every write was acknowledged"
+        await until(lambda: are_in_step(client), "that all replicas have everything")
+        status, out, err = await asyncio.to_thread(command, cluster, "replica", "list", "--stream", STREAM, "--json")
+        assert (status, err) == (0, "")
+        replicas = json.loads(out)["replicas"]
+        assert sum(replica["state"] == "leading" for replica in replicas) == PARTITIONS
+        assert sum(replica["state"] == "in sync" for replica in replicas) == 2 * PARTITIONS
     await assert_nothing_lost(cluster.nats_url, ledger, cluster.data_dirs)
 
 

@@ -18,6 +18,7 @@ from wire.notation import bytes_in_words
 if TYPE_CHECKING:
     from tidelog.client.client import Client
     from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions
+    from wire.operations.replica_operations import RestartVerdict
 
 
 @click.group()
@@ -34,6 +35,44 @@ cluster.add_command(rotate_secret)
 async def status(client: Client, as_json: bool) -> None:
     """Show the brokers, how many partitions are in trouble, and how much each broker has dropped since its start."""
     print_answer(await client.cluster_status(), _show, as_json)
+
+
+@cluster.command(name="restart-order")
+@click.argument("broker", required=False)
+@cluster_command
+async def restart_order(client: Client, broker: str | None, as_json: bool) -> None:
+    """Show which brokers may be stopped now, in the order in which to restart them, and why the others may not.
+
+    A broker may not be stopped while a partition would go offline or fall below its min_isr by that, though other
+    replicas of it only have to catch up; while another broker is dead or about to stop; or while the metadata group
+    would lose its majority. With BROKER: only that one, and exit status 1 where it may not be stopped now.
+
+    \b
+    Example, before b1 is restarted:
+      until tidelog cluster restart-order b1; do sleep 1; done
+    """
+    found = await client.restart_order(broker)
+    print_answer({"brokers": found}, lambda _: _show_order(found), as_json)
+    if broker is not None and not all(verdict["may_restart"] for verdict in found):
+        raise click.exceptions.Exit(1)
+
+
+def _show_order(found: list[RestartVerdict]) -> None:
+    table = Rows("broker", "may be stopped", "controller", "leads", "replicas")
+    for verdict in found:
+        table.add(
+            verdict["broker"],
+            "[green]yes[/]" if verdict["may_restart"] else "[red]no[/]",
+            "yes" if verdict["is_controller"] else "",
+            str(verdict["leaders"]),
+            str(verdict["replicas"]),
+        )
+    table.show()
+    for verdict in found:
+        for why in verdict["waits_for"]:
+            console().print(f"[red]{verdict['broker']}[/]: {shown(why)}", highlight=False)
+        for cost in verdict["costs"]:
+            console().print(f"[yellow]{verdict['broker']}[/]: {shown(cost)}", highlight=False)
 
 
 @cluster.command(cls=ClusterSettingsCommand)
@@ -109,6 +148,12 @@ def _show(found: ClusterStatus) -> None:
     if behind:
         console().print(f"[yellow]under-replicated[/]: {', '.join(behind)}", highlight=False)
     _say_rest(found["under_replicated"] - len(behind), "under-replicated")
+    for lag in found.get("lags", []):
+        console().print(
+            f"[yellow]behind[/]: {lag['stream']}/{lag['partition']} on {lag['broker']}, {lag['lag_records']:,} records"
+            f" ({bytes_in_words(lag['lag_bytes'])}) and {lag['lag_s']:.0f} s behind {lag['leader']}",
+            highlight=False,
+        )
     for other in found.get("other_clusters", []):
         console().print(
             f"[red]another cluster, {shown(other['cluster_id'])} (broker {shown(other['broker'])}), is in this"

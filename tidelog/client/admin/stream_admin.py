@@ -14,13 +14,14 @@ from tidelog.client.base.arguments import (
     partition_count,
     shown,
 )
-from tidelog.client.base.exceptions import BadConfig, StreamExists, typed
+from tidelog.client.base.exceptions import BadConfig, BadRequest, StreamExists, typed
 from tidelog.client.cluster.controller_api import Api
 from tidelog.client.cluster.metadata_cache import MetadataCache, partitions_spread_over, stream_name
 from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, check_partitioner
 from wire.operations import api_operations as op
+from wire.operations.replica_operations import REPLICA_LIST, ReplicaList, ReplicaPosition
 from wire.operations.reports import total_traffic
 from wire.stream_config import StreamConfig
 from wire.subjects import Subjects
@@ -209,6 +210,33 @@ class Admin:
             if "next" in page:
                 found["next"] = page["next"]
         return True
+
+    async def replicas(
+        self, *, stream: str | None, partition: int | None, broker: str | None, internal: bool
+    ) -> ReplicaList:
+        """All pages."""
+        if partition is not None and stream is None:
+            raise BadRequest(Code.BAD_REQUEST, f"partition={partition} is of no stream; name the stream, too")
+        if isinstance(partition, int) and partition < 0:
+            raise BadRequest(Code.BAD_REQUEST, f"partition={partition} is below 0")
+        found: ReplicaList = {"replicas": [], "unanswered": []}
+        unanswered: set[str] = set()
+        after: ReplicaPosition | None = {"stream": "", "partition": -1}
+        while after is not None:
+            page = await self._api.call(
+                REPLICA_LIST,
+                stream="" if stream is None else stream_name(stream),
+                partition=-1 if partition is None else partition,
+                broker=broker or "",
+                internal=internal,
+                after_stream=after["stream"],
+                after_partition=after["partition"],
+            )
+            found["replicas"] += page["replicas"]
+            unanswered.update(page["unanswered"])
+            after = page.get("next")
+        found["unanswered"] = sorted(unanswered)
+        return found
 
     async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
         changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=_unset(unset))

@@ -61,6 +61,19 @@ class TestAppending:
         log.close()
         assert batches.stored(opened(tmp_path)) == written
 
+    def test_the_bytes_from_an_offset_on_are_about_those_of_its_batches(self, tmp_path: Path, batches: Batches) -> None:
+        log = opened(tmp_path)
+        sizes = [len(batches.append(log, 2).data) for _ in range(100)]
+        assert len(log.segments) > 3
+        assert log.bytes_from(Offset(0)) == log.size_bytes
+        assert log.bytes_from(log.log_end_offset) == log.bytes_from(Offset(1_000_000)) == 0
+        largest = max(segment.size for segment in log.segments)
+        for at in range(100):
+            assert abs(log.bytes_from(Offset(2 * at)) - sum(sizes[at:])) < largest
+        for segment in log.segments:
+            at = segment.base_offset // 2
+            assert log.bytes_from(Offset(segment.base_offset)) == sum(sizes[at:]), "exact where a segment begins"
+
     def test_parts_may_be_split_anywhere(self, tmp_path: Path, batches: Batches) -> None:
         log = opened(tmp_path)
         three = [batches.one(0, 2), batches.one(2, 3), batches.one(5, 1, epoch=2)]
