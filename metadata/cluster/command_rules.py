@@ -11,6 +11,9 @@ that entry on, and never go back.
                           its ISR; the state has no losses but unclean elections, and not the folder in which a
                           withdrawn replica was sound
     FURTHEST_LOG_LEADS    R71, `Partition.loss_epoch` (R74), and folders that come back (R22)
+    RETURNED_SHARE        where all that may lead have returned, and their logs reach equally far, a broker that
+                          registers keeps some of the partitions that it led: the one whose broker leads the fewest
+                          partitions leads. Before, it gave all of them to the others
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 FURTHEST_LOG_LEADS: Final = 1
+RETURNED_SHARE: Final = 2
 
-RULES: Final = FURTHEST_LOG_LEADS
+RULES: Final = RETURNED_SHARE
 """The rules of this version."""

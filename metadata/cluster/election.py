@@ -110,16 +110,22 @@ def chosen_leader(
     led: Mapping[BrokerId, int],
     other_than: BrokerId | None = None,
     avoid: BrokerId | None = None,
+    returned_share: bool = True,
 ) -> BrokerId | None:
     """Returns the replica that should lead; None: none may. Of the live ISR, else of the live eligible replicas, it is
     the one whose broker leads fewest partitions, then the first in replica order. Replicas that have returned come
-    last, the one whose log reaches furthest first. `avoid` is chosen only where it is alone, or its log reaches
-    furthest; `other_than` never."""
+    last, the one whose log reaches furthest first, then as before. `avoid` is chosen only where it is alone, or of
+    those that have returned; `other_than` never. `returned_share`: False before the rules of that name."""
     returned = {entry.replica: entry.log for entry in partition.returned}
     order = partition.replicas.index
 
     def load(broker: BrokerId) -> tuple[bool, int, int]:
         return broker == avoid, led.get(broker, 0), order(broker)
+
+    def equal(broker: BrokerId) -> tuple[int, ...]:
+        if not returned_share:
+            return load(broker)
+        return led.get(broker, 0) - (broker == partition.leader), order(broker)
 
     able = [
         [b for b in group if alive(b) and not partition.is_withdrawn(b) and b != other_than]
@@ -130,7 +136,7 @@ def chosen_leader(
         if lived_on:
             return min(lived_on, key=load)
     back = [broker for group in able for broker in group]
-    return min(back, key=lambda b: (-returned[b].leader_epoch, -returned[b].offset, *load(b)), default=None)
+    return min(back, key=lambda b: (-returned[b].leader_epoch, -returned[b].offset, *equal(b)), default=None)
 
 
 # R71: Of members that come back the one leads whose log reaches furthest. RegisterBroker says where each log ends, as
@@ -155,9 +161,10 @@ def elect(
     led: Mapping[BrokerId, int],
     min_isr: int,
     avoid: BrokerId | None = None,
+    returned_share: bool = True,
 ) -> Partition:
     """Chooses a leader. Without one, or while others are awaited: offline, in a new LeaderEpoch if it had a leader."""
-    chosen = chosen_leader(partition, alive=alive, led=led, avoid=avoid)
+    chosen = chosen_leader(partition, alive=alive, led=led, avoid=avoid, returned_share=returned_share)
     if chosen is not None and not awaited(partition, alive):
         return lead(partition, chosen, alive=alive, min_isr=min_isr)
     if partition.leader is None:
@@ -234,10 +241,11 @@ def after_registration(
     unsound: Withdrawn | None,
     proves: Callable[[Withdrawn], bool],
     back: Returned | None,
+    returned_share: bool = True,
 ) -> Partition:
     """`broker` began a new incarnation. No process goes on with a LeaderEpoch of an earlier one. `proves`: whether its
     folder is the one in which a withdrawn replica was last sound. `back`: the end of its log, as it reported it; None:
-    by rules of versions before R71."""
+    by rules of versions before R71. `returned_share`: as of `chosen_leader`."""
     found = next((entry for entry in partition.withdrawn if entry.replica == broker), None)
     has_lost_cache = False
     if found is not None and proves(found) and (unsound is None or unsound.sound_incarnation):
@@ -253,7 +261,7 @@ def after_registration(
         kept = replace(kept, returned=(*others, back))
     if partition.leader == broker or partition.leader is None:
         avoid = broker if partition.leader == broker else None
-        elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid)
+        elected = elect(kept, alive=alive, led=led, min_isr=min_isr, avoid=avoid, returned_share=returned_share)
         if has_lost_cache and elected.leader == broker and back is not None:
             # The last replica. Others outside the ISR may hold committed records that it has lost.
             return replace(elected, loss_epoch=elected.leader_epoch)

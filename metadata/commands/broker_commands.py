@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain
 
 from metadata.cluster import election
-from metadata.cluster.command_rules import FURTHEST_LOG_LEADS
+from metadata.cluster.command_rules import FURTHEST_LOG_LEADS, RETURNED_SHARE
 from metadata.cluster.model import Broker, Changes, Outcome, Returned, Withdrawn
 from metadata.cluster.references import key_of, log_ends_of, logs_of
 from metadata.commands.ledger import Ledger
@@ -129,6 +129,7 @@ def register_broker(ledger: Ledger, command: pb.RegisterBroker) -> Steps[Outcome
                 unsound=unsound.get(key, other_folder),
                 proves=lambda entry: _proves(command, entry.sound_incarnation, entry.sound_life),
                 back=Returned(broker, incarnation, logs.get(key, NOTHING_KNOWN)) if knows_ends else None,
+                returned_share=ledger.rules >= RETURNED_SHARE,
             )
             if broker in partition.replicas
             else partition

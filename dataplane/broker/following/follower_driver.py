@@ -348,9 +348,8 @@ class FollowerDriver(ReadableRole):
             peers.on_inbox(self._offset_inbox, None)
         inbox = self._offset_inbox = peers.new_inbox()
         peers.on_inbox(inbox, self._handler(lambda message: self._on_offset_answer(number, message)))
-        peers.publish(
-            self.context.subjects.offset(key.stream, key.partition), [request.SerializeToString()], reply=inbox
-        )
+        subject = self.context.subjects.offset(key.stream, key.partition)
+        peers.publish(subject, [request.SerializeToString()], reply=inbox, to=self.view.leader)
 
     def _send_snapshot_request(self, effect: SendSnapshotRequest) -> None:
         key, peers = self.view.key, self.context.peers

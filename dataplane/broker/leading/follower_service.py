@@ -88,7 +88,8 @@ class FollowerService:
             partition_epoch=self._core.view.epoch,
         )
         if message.reply:
-            self._context.peers.publish(message.reply, [response.SerializeToString()])
+            asker = BrokerId(request.replica_id) or None
+            self._context.peers.publish(message.reply, [response.SerializeToString()], to=asker)
 
     def on_snapshot_request(self, message: Message) -> None:
         if self._role.ended:

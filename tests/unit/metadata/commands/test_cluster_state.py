@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from metadata.cluster.command_rules import FURTHEST_LOG_LEADS
 from metadata.cluster.model import Changes, Returned
 from metadata.commands.cluster_state import MAX_CLIENTS, OUTCOMES_PER_CLIENT, ClusterState
 from tests.unit.metadata.cluster_bench import Cluster
@@ -97,6 +98,33 @@ def test_a_restarted_leader_gives_way_even_to_a_busier_one() -> None:
     cluster.create(assignments=["a b", "b a", "b a"])
     cluster.register("a")
     assert cluster.shown(0) == "b | a b |  | @2"
+
+
+def test_brokers_that_are_all_back_share_the_partitions_equally() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(assignments=["a b c", "b c a", "c a b"] * 3)
+    for broker in "abc":
+        cluster.register(broker)
+    assert [cluster.state.led_by(BrokerId(broker)) for broker in "abc"] == [3, 3, 3]
+
+
+def test_of_two_brokers_that_are_back_one_after_the_other_none_leads_all() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(assignments=["a b c", "b c a"] * 2)
+    cluster.die("c")
+    for broker in "ab":
+        cluster.register(broker)
+    assert [cluster.state.led_by(BrokerId(broker)) for broker in "ab"] == [2, 2]
+
+
+def test_by_earlier_rules_a_broker_that_comes_back_gives_all_of_its_partitions_away() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.create(assignments=["a b c", "b c a"] * 2)
+    cluster.die("c")
+    cluster.state._contents.rules = FURTHEST_LOG_LEADS
+    for broker in "ab":
+        cluster.register(broker)
+    assert [cluster.state.led_by(BrokerId(broker)) for broker in "ab"] == [4, 0]
 
 
 def test_a_leader_that_is_alone_in_the_isr_gets_it_back_in_a_new_leader_epoch() -> None:
