@@ -13,8 +13,9 @@ in, and has all names of PySyncObj's private parts). The rest are overrides of t
 * Before an election a majority must grant a pre-vote: it knows of no leader and lacks no entry that this node has not.
   So a node that was paused or cut off cannot depose the leader. The question carries the term of the voter that asks;
   one that hears no leader takes over a later term from it.
-* When the leader's connection closes, the followers ask for votes at once, in the order of their addresses,
-  FAILOVER_STEP_S apart, so that they do not split the vote.
+* A leader that is silent on open connections is waited for: most often its process waits for its turn on a busy
+  machine, and an election would take work from all. When its connection closes, the followers ask for votes at once,
+  in the order of their addresses, FAILOVER_STEP_S apart, so that they do not split the vote.
 * A voter that starts with an empty disk may have forgotten a vote, and what it has confirmed. Until it has
   synchronised it votes only where the whole group is new: each of the other voters is connected, and has said in its
   questions for pre-votes that its disk is empty as well. So a group is founded by all of its voters. A majority with
@@ -81,6 +82,10 @@ HAND_OVER_PATIENCE = 4
 """A node that gave the leadership up does not run again before this many longest election timeouts."""
 FAILOVER_DELAY_S = 0.002
 FAILOVER_STEP_S = 0.03
+
+LEADERLESS_SHARE = 1 / 3
+"""Of an election timeout, for a node that hears no leader: it waits for nobody. The others ask it for pre-votes, and it
+asks them, so that no two of them run against each other for long."""
 
 PRE_VOTE_ROUND_S = 0.03
 """A round of pre-votes lasts so long and up to as much again; then the next begins."""
@@ -262,7 +267,7 @@ class RaftEngine(SyncObjInternals):
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
         now = self.monotonic()
-        if now - self._last_tick > self.conf.raftMinTimeout / 2:
+        if now - self._last_tick > LEADERLESS_SHARE * self.conf.raftMinTimeout / 2:
             self.poller.poll(0.0)
         if self.journal.entry_bytes > COMPACTION_BYTES and not self.snapshots.takes_turns:
             self.forceLogCompaction()
@@ -379,7 +384,8 @@ class RaftEngine(SyncObjInternals):
 
     def election_timeout(self) -> float:
         shortest, longest = float(self.conf.raftMinTimeout), float(self.conf.raftMaxTimeout)
-        return shortest + (longest - shortest) * self._rng.random()
+        drawn = shortest + (longest - shortest) * self._rng.random()
+        return drawn if self._hears_leader() else drawn * LEADERLESS_SHARE
 
     def execute(self, command: bytes) -> object:
         if command[0] != REGULAR:
@@ -477,8 +483,11 @@ class RaftEngine(SyncObjInternals):
 
     def _looks_for_leader(self) -> bool:
         """It may vote, and nobody is heard to lead."""
-        hears_leader = self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
-        return self.own_node is not None and not self.is_leader and not hears_leader and self.may_vote()
+        return self.own_node is not None and not self.is_leader and not self._hears_leader() and self.may_vote()
+
+    def _hears_leader(self) -> bool:
+        never = self._leader_heard_at == float("-inf")  # so it is in `__init__`, where there is no clock yet
+        return not never and self.monotonic() - self._leader_heard_at < self.conf.raftMinTimeout
 
     def on_pre_vote_granted(self, node: Node, term: int) -> None:
         if self._pre_vote is not None and self._pre_vote.term == term:

@@ -22,7 +22,7 @@ MAX_COMMAND_BYTES = 1 << 20
 MAX_PENDING_COMMANDS = 1024
 """Commands of one node whose outcome is open. One more is refused with RaftUnavailable."""
 
-CONNECTION_TIMEOUT_S = 1.0
+CONNECTION_TIMEOUT_S = 2.0
 """Default of `RaftConfig.connection_timeout_s`."""
 
 REGULAR = 0
@@ -149,9 +149,11 @@ class RaftConfig:
     group: str = ""
     """Which group the directory belongs to, where it is known: nodes that know of different ones stay apart."""
     heartbeat_s: float = 0.1
-    election_min_s: float = 0.4
-    """A follower that heard nothing for a random time between election_min_s and election_max_s asks for votes."""
-    election_max_s: float = 0.8
+    election_min_s: float = 1.2
+    """A follower whose leader is silent for a random time between election_min_s and election_max_s asks for votes. The
+    process of a silent leader stands still, or waits for its turn on a busy machine: one that ended has closed its
+    connections, and is replaced at once. A node that knows no leader, at its start, waits for a third of that time."""
+    election_max_s: float = 2.0
     connection_timeout_s: float = CONNECTION_TIMEOUT_S
     """A connection on which nothing arrived for so long is closed.
 

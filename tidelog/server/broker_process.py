@@ -360,6 +360,8 @@ class Node:
         )
         runtime = self._runtime = await BrokerRuntime.open(dependencies, self._on_fatal)
         stack.push_async_callback(self._close_runtime, runtime)
+        # With thousands of logs it takes part of a second: nobody waits for this broker yet.
+        collect_only_what_comes()
         try:
             await runtime.start()
         except RaftError as e:
@@ -404,7 +406,6 @@ class Node:
         except OSError as e:  # only processes that wait for the start read it
             _log.warning("%s cannot be written: %s", ready, e)
         warn_of_missing_keys(config.broker, self._keyring.ids, runtime.metadata.state)
-        collect_only_what_comes()
         _log.info("%s serves: incarnation %d, data in %s", config.broker, runtime.incarnation, config.data_dir)
 
     async def _connect(self, purpose: str) -> NatsConnection:

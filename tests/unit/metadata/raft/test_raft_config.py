@@ -34,7 +34,7 @@ def test_the_valid_one_is_valid() -> None:
         ({"peers": ("127.0.0.1:7002", "127.0.0.1:7002")}, "name one voter twice"),
         ({"peers": ("127.0.0.1:7001",)}, "own address 127.0.0.1:7001"),
         ({"address": None, "peers": ()}, "An observer needs"),
-        ({"heartbeat_s": 0.2}, "3 x heartbeat_s"),
+        ({"heartbeat_s": 0.4}, "3 x heartbeat_s"),
         ({"connection_timeout_s": 0.5}, "connection_timeout_s 0.5 is below"),
         ({"compaction_min_entries": 1}, "keeps at least 2 entries"),
     ],
