@@ -26,8 +26,9 @@ COLLECTED_FROM = 10_000
 
 KEPT_FROM = 20_000
 """Number of objects by which the survivors of a full collection must exceed those in work, to be kept unsearched."""
-IN_WORK_AT_MOST = 100_000
-"""Number of objects that are taken for work, not for growth, if so many survived before. Searching them takes 10 ms."""
+IN_WORK_AT_MOST = 40_000
+"""Number of objects that are taken for work, not for growth, if so many survived before. With as many again a search
+takes 10 ms, 25 on a busy machine; roles of many partitions begin by hundreds of thousands of objects."""
 _GENERATIONS = (0, 0)
 """Collections of a generation before one that takes in the next, too: a full one goes through some 40,000 objects."""
 _OLDEST = 2

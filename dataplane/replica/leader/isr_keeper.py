@@ -8,7 +8,9 @@ Invariants
   return: it may have left because its disk failed.
 * Members that have come back in a new life (`PartitionView.returned`) are confirmed when they have fetched in it, and
   hold everything to this epoch's start and to the HW: the ISR as it is is proposed, once for all of them (R71). While
-  others are awaited after the loss of a leader, nobody knows how far their logs reach.
+  others are awaited after the loss of a leader, nobody knows how far their logs reach. An expansion confirms those that
+  are in sync by then, too, and it waits for a confirmation that is out: of two proposals on one partition epoch the
+  later one is refused. After a restart of all, thousands of partitions have both to propose.
 * The leader never proposes to drop itself, and judges no lag by a time in which it was itself cut off or asleep.
 
 Full disks. A follower without room says so with each fetch. It holds all that it reported, so nothing is wrong with it,
@@ -33,7 +35,7 @@ from dataplane.replica.leader.isr import CommittedIsr, PendingExpandIsr, Pending
 from dataplane.replica.leader.leadership import FollowerProgress, Leadership
 from dataplane.replica.replica_effects import LeaderEffect, ProposeIsr
 from wire.errors import InvariantViolation
-from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, PartitionView
+from wire.types import BrokerId, Incarnation, IsrChange, IsrMember, PartitionEpoch, PartitionView
 
 _NONE: Final[frozenset[BrokerId]] = frozenset()
 
@@ -42,6 +44,8 @@ class IsrKeeper:
     def __init__(self, state: Leadership) -> None:
         self._state = state
         self._confirm_not_before = -math.inf
+        self._confirming: PartitionEpoch | None = None
+        """The partition epoch on which members were confirmed last."""
 
     # ------------------------------------------------------------------ settling
     # Keeps R13.
@@ -91,8 +95,9 @@ class IsrKeeper:
         isr = state.isr
         due = math.inf if isinstance(isr, CommittedIsr) else isr.sent_at + state.settings.alter_isr_retry
         for replica, follower in state.followers.items():
-            if follower.expand_not_before > ticked_at and self._may_join(replica, follower, ticked_at):
-                due = min(due, follower.expand_not_before)
+            not_before = max(follower.expand_not_before, self._expand_not_before)
+            if not_before > ticked_at and self._may_join(replica, follower, ticked_at):
+                due = min(due, not_before)
         return due
 
     def on_fetch(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
@@ -203,13 +208,18 @@ class IsrKeeper:
         state = self._state
         if not state.view.returned or now < self._confirm_not_before or not isinstance(state.isr, CommittedIsr):
             return
-        back = [m for m in state.view.returned if m.broker in state.isr.members and m.broker != state.broker]
+        back = self._back()
         if not back or not all(map(self._is_back_in_sync, back)):
             return
         self._confirm_not_before = now + state.settings.alter_isr_retry
+        self._confirming = state.view.epoch
         names = tuple(member.broker for member in back)
         change = self._change(state.isr.members, f"{', '.join(names)} came back in sync")
         self._propose(replace(change, caught_up=names), now, out)
+
+    def _back(self) -> list[IsrMember]:
+        state = self._state
+        return [m for m in state.view.returned if m.broker in state.isr.members and m.broker != state.broker]
 
     def _is_back_in_sync(self, member: IsrMember) -> bool:
         state = self._state
@@ -222,7 +232,9 @@ class IsrKeeper:
 
     def maybe_expand(self, replica: BrokerId, follower: FollowerProgress, now: float, out: list[LeaderEffect]) -> None:
         state = self._state
-        if now < follower.expand_not_before or not self._may_join(replica, follower, now):
+        if now < max(follower.expand_not_before, self._expand_not_before):
+            return
+        if not self._may_join(replica, follower, now):
             return
         if state.acknowledged(replica) < state.high_watermark:
             return
@@ -231,8 +243,16 @@ class IsrKeeper:
         if follower.durable_end < state.epoch_start:
             return  # all that predecessors committed, or acknowledged as synced by all, lies below the epoch's start
         change = self._change(state.isr.members | {replica}, f"{replica} has caught up")
+        if state.view.returned:
+            confirmed = (member.broker for member in self._back() if self._is_back_in_sync(member))
+            change = replace(change, caught_up=tuple(confirmed))
         state.isr = PendingExpandIsr(state.isr.members, replica, change, now)
         self._propose(change, now, out)
+
+    @property
+    def _expand_not_before(self) -> float:
+        """When a confirmation that is out is taken for lost; -inf: none is out."""
+        return self._confirm_not_before if self._confirming == self._state.view.epoch else -math.inf
 
     # R18: A follower joins the ISR by offset, never by time. It must have fetched in this LeaderEpoch, since it left
     # the ISR, and lately; acknowledge everything to the HW; hold everything to the secondary watermark in that one's

@@ -28,7 +28,7 @@ from tests.views import A, B, C, partition_view
 from wire.durability import ACCEPTED
 from wire.error_details import DELETIONS_GONE
 from wire.errors import Code, InvariantViolation, TidelogError
-from wire.types import BrokerId, Incarnation, IsrMember, LeaderEpoch, Offset
+from wire.types import BrokerId, Incarnation, IsrMember, LeaderEpoch, Offset, PartitionView
 
 
 # ---------------------------------------------------------------- commit
@@ -292,6 +292,38 @@ def test_a_leader_with_a_member_that_returned_ticks_as_often_as_ever() -> None:
     driver.fetch(C, 0, now=1.0)
     driver.leader.tick(1.0)
     assert driver.leader.next_deadline() <= 1.0 + driver.leader.settings.replica_max_lag_time / 4
+
+
+def back(*isr: BrokerId, epoch: int = 1) -> PartitionView:
+    """B has returned."""
+    return replace(view(isr=isr, epoch=epoch), returned=(IsrMember(B, Incarnation(20)),))
+
+
+def test_an_expansion_does_not_confirm_a_member_that_is_back_and_lacks_records() -> None:
+    driver = Driver(back(A, B), log_end=3, high_watermark=3)
+    driver.fetch(B, 2)
+    (expansion,) = of(ProposeIsr, driver.fetch(C, 3))
+    assert expansion.change.caught_up == ()
+
+
+def test_an_expansion_waits_for_a_confirmation_that_is_out_and_no_longer_than_until_it_would_be_repeated() -> None:
+    driver = Driver(back(A, B))
+    (confirmation,) = of(ProposeIsr, driver.fetch(B, 0))
+    assert confirmation.change.caught_up == (B,)
+    assert not of(ProposeIsr, driver.fetch(C, 0))
+    due = driver.leader.next_deadline()
+    assert due == SETTINGS.alter_isr_retry
+    (expansion,) = of(ProposeIsr, driver.leader.tick(due))
+    assert {m.broker for m in expansion.change.new_isr} == {A, B, C}
+    assert expansion.change.caught_up == (B,)
+
+
+def test_an_expansion_follows_the_view_in_which_the_members_are_confirmed() -> None:
+    driver = Driver(back(A, B))
+    driver.fetch(B, 0)
+    driver.fetch(C, 0)
+    (expansion,) = of(ProposeIsr, driver.leader.on_view(view(isr=(A, B), epoch=2), 0.1))
+    assert {m.broker for m in expansion.change.new_isr} == {A, B, C}
 
 
 def test_a_leader_that_slept_until_its_members_lag_drops_none() -> None:
