@@ -84,7 +84,7 @@ FAILOVER_DELAY_S = 0.002
 FAILOVER_STEP_S = 0.03
 
 LEADERLESS_SHARE = 1 / 3
-"""Of an election timeout, for a node that hears no leader: it waits for nobody. The others ask it for pre-votes, and it
+"""Part of an election timeout for which a node waits that hears no leader. The others ask it for pre-votes, and it
 asks them, so that no two of them run against each other for long."""
 
 PRE_VOTE_ROUND_S = 0.03
