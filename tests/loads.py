@@ -111,6 +111,7 @@ LOADS: Mapping[str, Load] = {
     "cluster.id": Asked(),
     "cluster.status": Asked(),
     "cluster.alter": Asked(({"config": {"retention_max_age_ms": "60000"}},)),
+    "cluster.rebalance_leaders": Asked(({"dry_run": True}, {})),
     "broker.describe": Asked(({"broker": "a"},)),
     "replica.list": Asked(({}, {"broker": "a"}, {"stream": LARGE})),
     "cluster.restart_order": Asked(),

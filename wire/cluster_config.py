@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from wire.durability import DEFAULT_REPLICAS, MAX_REPLICAS
 from wire.errors import Code, TidelogError
-from wire.stream_config import Setting, StreamConfig, WholeNumber, setting_field
+from wire.stream_config import Flag, Milliseconds, Setting, StreamConfig, WholeNumber, setting_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,17 @@ class ClusterConfig:
     )
     max_replication_factor: int = setting_field(
         MAX_REPLICAS, WholeNumber(1, MAX_REPLICAS), "a new stream has no more replicas of each partition"
+    )
+    auto_leader_rebalance: bool = setting_field(
+        True,
+        Flag(),
+        "leaderships go back to the preferred leaders of their partitions once these are back for"
+        " leader_rebalance_delay_ms",
+    )
+    leader_rebalance_delay_ms: int = setting_field(
+        300_000,
+        Milliseconds(0, 24 * 3_600_000),
+        "a broker that is back leads again where it is the preferred leader after so long",
     )
 
     @classmethod

@@ -83,7 +83,7 @@ class AdminRequests:
         Raises TidelogError: NOT_CONTROLLER, BAD_NAME, BAD_SUBJECT, BAD_CONFIG, BAD_REPLICATION_FACTOR, LIMIT_REACHED;
         NOT_ENOUGH_BROKERS while some of the cluster's brokers are not alive.
         """
-        self._require_controller()
+        self.require_controller()
         check_stream_name(name)
         if is_reserved(name):
             raise TidelogError(
@@ -102,7 +102,7 @@ class AdminRequests:
 
     def create_internal(self, stream: InternalStream, *, voters: int = 1) -> Steps[pb.Command]:
         """Raises TidelogError, as `create_stream`."""
-        self._require_controller()
+        self.require_controller()
         subject = self._subjects.internal(stream.name)
         return (yield from self._create(stream.name, subject, stream.partitions, None, stream.config, None, voters))
 
@@ -380,7 +380,7 @@ class AdminRequests:
     def alter_cluster(self, changes: Mapping[str, str], unset: Sequence[str]) -> pb.Command:
         """Other settings of the cluster, and defaults for new streams. Raises TidelogError: NOT_CONTROLLER,
         BAD_REQUEST, BAD_CONFIG."""
-        self._require_controller()
+        self.require_controller()
         if not changes and not unset:
             raise TidelogError(Code.BAD_REQUEST, "nothing is to be changed of the cluster's defaults; name a setting")
         wanted = plain(changes)
@@ -412,7 +412,7 @@ class AdminRequests:
     def carry_out(self, move: LeaderMove) -> pb.Command:
         """Returns the election that makes the target of a move the leader. Whether the ISR can do without the old
         leader is judged now: members may have left it since the move began. Raises TidelogError: NOT_CONTROLLER."""
-        self._require_controller()
+        self.require_controller()
         item = pb.Election(partition=ref_of(move.key), leader_epoch=move.leader_epoch, target=move.target)
         item.planned = not (move.disk_hangs and self._can_do_without_leader(move))
         return pb.Command(elect_leaders=pb.ElectLeaders(controller_epoch=self._epoch(), items=[item]))
@@ -438,7 +438,7 @@ class AdminRequests:
 
     def _find(self, name: str, number: int) -> tuple[PartitionKey, Partition]:
         """Returns the partition of a request. Raises TidelogError: NOT_CONTROLLER, UNKNOWN_STREAM, BAD_REQUEST."""
-        self._require_controller()
+        self.require_controller()
         stream = self._state.streams.get(StreamName(name))
         if stream is None:
             raise unknown_stream(name)
@@ -452,7 +452,7 @@ class AdminRequests:
     def _changeable(self, name: str) -> Stream:
         """Returns a stream that operators may alter and delete. Raises TidelogError: NOT_CONTROLLER, BAD_REQUEST,
         UNKNOWN_STREAM."""
-        self._require_controller()
+        self.require_controller()
         stream = self._state.streams.get(StreamName(name))
         if stream is None:
             raise unknown_stream(name)
@@ -462,7 +462,8 @@ class AdminRequests:
             )
         return stream
 
-    def _require_controller(self) -> None:
+    def require_controller(self) -> None:
+        """Raises TidelogError(NOT_CONTROLLER)."""
         if not self._epoch():
             raise TidelogError(Code.NOT_CONTROLLER, f"broker {self._id} is not the controller now; ask again")
 

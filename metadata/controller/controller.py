@@ -13,9 +13,9 @@ of an earlier controller. Every decision carries the controller epoch, so that o
 is refused when it arrives.
 
 `failover` replaces failed leaders, `leader_rebalancing` moves leaderships away from brokers that cannot do a leader's
-work, `repartitions` drives the repartitions of streams, and `admin_requests` decides requests of operators and clients.
-A slow follower is taken out of the ISR by its leader (`dataplane.replica.leader.isr_keeper`); a dead one is, by
-`failover`.
+work, `preferred_leaders` gives them back to brokers that are able again, `repartitions` drives the repartitions of
+streams, and `admin_requests` decides requests of operators and clients. A slow follower is taken out of the ISR by its
+leader (`dataplane.replica.leader.isr_keeper`); a dead one is, by `failover`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from metadata.controller.leader_rebalancing import LeaderRebalancing
 from metadata.controller.liveness import Liveness
 from metadata.controller.metadata_settings import MetadataSettings
 from metadata.controller.placement import Chance
+from metadata.controller.preferred_leaders import PreferredLeaders
 from metadata.controller.repartitions import Repartitioning
 from wire.errors import Code, TidelogError
 from wire.protobuf import metadata_pb2 as pb
@@ -105,6 +106,9 @@ class ControllerCore:
         self._go_on_at = inf
         """When the next decision is due, because the last call left some undecided."""
         self._rebalancing = LeaderRebalancing(state)
+        self.preferred = PreferredLeaders(
+            state, why_not=self._rebalancing.why_not, is_moving=self._rebalancing.is_moving
+        )
         self._failover = Failover(state, settings, self._liveness, self._propose)
         self.repartitioning = Repartitioning(
             state,
@@ -289,14 +293,16 @@ class ControllerCore:
         self._rebalancing.on_stopping(broker, is_stopping)
         if self._phase is not Phase.ACTIVE:
             return []
-        effects: list[Effect] = [MoveLeader(move) for move in self._rebalancing.due(now)]
+        moves = (*self._rebalancing.due(now), *self.preferred.due(now))
+        effects: list[Effect] = [MoveLeader(move) for move in moves]
         if leaves is not None and broker != self._id:
             effects += self._failover.declare_dead(((broker, leaves),), now, is_asked_for=True)
         return effects
 
     def on_move_ended(self, move: LeaderMove, moved: bool, now: float) -> None:
         """A `MoveLeader` was carried out, or failed."""
-        self._rebalancing.on_ended(move, moved, now)
+        if not self.preferred.on_ended(move, moved, now):
+            self._rebalancing.on_ended(move, moved, now)
 
     def on_hand_over_refused(self, now: float) -> list[Effect]:
         """No other voter can take over. A controller that is cut off from most brokers goes on like a new one, which
@@ -369,6 +375,7 @@ class ControllerCore:
         self._bootstrap = None
         self._failover.end()
         self._rebalancing.clear()
+        self.preferred.clear()
         self.repartitioning.end()
         if was is not Phase.ACTIVE:
             return []

@@ -61,7 +61,8 @@ class RefuseToFound:
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader:
-    """Move a leadership away from a broker that should not have it; report the end to `on_move_ended`."""
+    """Move a leadership, away from a broker that should not have it or back to the preferred leader; report the end to
+    `on_move_ended`."""
 
     move: LeaderMove
 

@@ -15,6 +15,7 @@ from metadata.cluster.model import Partition, Repartition, RepartitionPhase, Str
 from metadata.commands.cluster_state import ClusterState
 from metadata.commands.repartition_commands import missing_partitions
 from metadata.controller.admin_requests import unknown_stream
+from metadata.controller.preferred_leaders import AwayPartition
 from metadata.controller.repartitions import Repartitioning, concerned, unreported_sources
 from wire.errors import Code, TidelogError
 from wire.internal_streams import is_internal
@@ -545,6 +546,23 @@ def metadata_form(
     }
 
 
+def away_form(able: Sequence[AwayPartition], left: Sequence[AwayPartition]) -> op.RebalancedLeaders:
+    """`able`: partitions whose leaderships go to their preferred leaders."""
+    return {
+        "moving": len(able),
+        "left": len(left),
+        "partitions": [
+            {
+                "partition": f"{each.key.stream}/{each.key.partition}",
+                "leader": each.leader,
+                "preferred": each.preferred,
+                "obstacle": each.obstacle,
+            }
+            for each in [*able, *left][: op.PAGE]
+        ],
+    }
+
+
 def defaults_form(state: ClusterState) -> op.ClusterDefaults:
     """Settings of the cluster, and of new streams where their creation sets none."""
     return {"config": dict(state.cluster_config)}
@@ -557,10 +575,12 @@ def cluster_form(
     told: Mapping[BrokerId, BrokerReport | TidelogError],
     other_clusters: Sequence[op.OtherCluster] = (),
     repartitions: Sequence[RepartitionStatus] = (),
+    leader_thrash: int = 0,
 ) -> Steps[op.ClusterStatus]:
     """`cluster status`. `labels` and `told`: of each broker's last answer; counters are null where one did not answer,
     and `refusal` says why one could not. At most MAX_NAMED partitions of a kind are named. `other_clusters`: seen by
-    the controller in the namespace. `repartitions`: of the streams that are being repartitioned."""
+    the controller in the namespace. `repartitions`: of the streams that are being repartitioned.
+    `leader_thrash`: of `PreferredLeaders`."""
     counts = _Counts()
     offline: list[op.OfflinePartition] = []
     under_replicated: list[str] = []
@@ -599,9 +619,10 @@ def cluster_form(
         "controller_epoch": state.controller_epoch,
         "other_clusters": list(other_clusters),
         "generation": state.generation,
-        **defaults_form(state),
+        "config": defaults_form(state)["config"],
         "brokers": brokers,
         "unclean_elections": state.unclean_elections,
+        "leader_thrash": leader_thrash,
         "streams": len(streams) - len(internal),
         "partitions": partition_count - internal_partitions,
         "internal_streams": len(internal),

@@ -18,8 +18,7 @@ have become old. The old leader stays in the ISR, unless its disk hangs.
     stopping  all go, to any member that is not stopping, whether it has room or not
 
 No leadership goes to a broker whose disk hangs, or that is stopping. A move that fails is tried again after a pause
-that doubles; a few are under way at a time. A broker that was relieved gets no leadership back when it has room, or a
-disk that answers, again.
+that doubles; a few are under way at a time. `preferred_leaders` gives leaderships back to a broker that was relieved.
 """
 
 from __future__ import annotations
@@ -118,6 +117,23 @@ class LeaderRebalancing:
     def stopping(self) -> list[BrokerId]:
         """Brokers that live and are about to stop, sorted."""
         return sorted(broker for broker in self._stopping if self._state.is_alive(broker))
+
+    def why_not(self, broker: BrokerId, settings: StreamConfig) -> str:
+        """Returns why the broker should lead no partition of a stream with these settings; empty: it may."""
+        if broker in self._stopping:
+            return f"{broker} is stopping"
+        if broker in self._hanging:
+            return f"the disk of {broker} hangs"
+        if self._lacks_key(broker, settings):
+            return f"{broker} has no master key"
+        room = self._rooms.get(broker)
+        if room is None:
+            return f"{broker} has not reported its room yet"
+        return "" if room is Room.AMPLE else f"the disk of {broker} runs full"
+
+    def is_moving(self, key: PartitionKey) -> bool:
+        """Whether a move of the partition's leadership is under way."""
+        return key in self._under_way
 
     def with_room(self, brokers: Sequence[BrokerId], enough: int) -> list[BrokerId]:
         """Returns the brokers for new replicas: those not known to lack room, to hang or to be stopping, if there are

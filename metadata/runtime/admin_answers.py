@@ -21,6 +21,7 @@ from metadata.cluster.stream_settings import with_defaults
 from metadata.controller.admin_requests import partition_numbers
 from metadata.controller.descriptions import (
     MAX_NAMED,
+    away_form,
     broker_description,
     by_partition,
     changed_form,
@@ -480,7 +481,9 @@ class Admin:
         under_way = [name for name, stream in sorted(state.streams.items()) if stream.repartition is not None]
         repartitions = [self.repartitions.status(name) for name in under_way[:MAX_NAMED]]
         subjects, labels = self._context.subjects, self._labels()
-        return await in_turns(cluster_form(state, subjects, labels, told, self._other_clusters(), repartitions))
+        thrash = self._context.core.preferred.thrash_total
+        others = self._other_clusters()
+        return await in_turns(cluster_form(state, subjects, labels, told, others, repartitions, leader_thrash=thrash))
 
     @handles(CLUSTER_RESTART_ORDER)
     async def restart_order(self, request: RestartOrderRequest) -> RestartOrder:
@@ -551,6 +554,17 @@ class Admin:
         self._check_encryption(request.config)
         (await self._commit(command)).raise_for_refusal()
         return defaults_form(self._context.state)
+
+    @handles(op.CLUSTER_REBALANCE_LEADERS)
+    async def rebalance_leaders(self, request: op.RebalanceLeadersRequest) -> op.RebalancedLeaders:
+        core = self._context.core
+        core.requests.require_controller()
+        away = await in_turns(core.preferred.away())
+        able = [each for each in away if not each.obstacle]
+        if not request.dry_run:
+            core.requests.require_controller()
+            core.preferred.ask([each.key for each in able])
+        return away_form(able, [each for each in away if each.obstacle])
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

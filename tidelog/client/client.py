@@ -345,10 +345,17 @@ class Client:
     async def alter_cluster(
         self, *, config: Mapping[str, str | int | bool] | None = None, unset: Iterable[str] = ()
     ) -> dict[str, str]:
-        """Change the settings that new streams get where they bring none of their own. Returns all of them. Streams
-        that exist keep theirs. Raises BadConfig, BadRequest, NoServer."""
+        """Change settings of the cluster, and those that new streams get where they bring none of their own. Returns
+        all of them. Streams that exist keep theirs. Raises BadConfig, BadRequest, NoServer."""
         self._check_open()
         return await self._admin.alter_cluster(config={} if config is None else config, unset=unset)
+
+    async def rebalance_leaders(self, *, dry_run: bool = False) -> op.RebalancedLeaders:
+        """Let the preferred leader of each partition lead, where it can: the stream's `leader_pin`, else the first
+        replica. Returns what moves and what stays, with the reason, before the moves have ended. `dry_run`: nothing
+        moves. Raises NoServer."""
+        self._check_open()
+        return await self._api.call(op.CLUSTER_REBALANCE_LEADERS, dry_run=dry_run)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Partitions, incarnations and leaders as the controller knows them now. Raises UnknownStream."""

@@ -801,6 +801,9 @@ class ClusterStatus(ClusterDefaults):
     under_replicated_partitions: list[str]
     """As `stream/partition`, the first hundred."""
     unclean_elections: int
+    leader_thrash: NotRequired[int]
+    """Leaderships that were lost again within 30 s of going back to their preferred leaders, as this controller has
+    counted since it started."""
     topology_generation: int
     """At which leaders, partitions or layouts of some stream last changed."""
     repartitions: list[RepartitionStatus]
@@ -862,6 +865,39 @@ CLUSTER_ALTER = Operation(
     help="change settings of the cluster, and those that new streams get where they bring none of their own",
     writes=True,
     refusals=(Code.BAD_CONFIG,),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceLeadersRequest:
+    dry_run: bool = False
+    """Only say what would move."""
+
+
+class AwayLeader(TypedDict):
+    partition: str
+    """stream/partition"""
+    leader: str | None
+    preferred: str
+    obstacle: str
+    """Why the preferred leader cannot lead now; empty: it can."""
+
+
+class RebalancedLeaders(TypedDict):
+    moving: int
+    """Leaderships that go to the preferred leaders now, some at a time; with `dry_run`, those that could."""
+    left: int
+    """Partitions whose preferred leaders cannot lead now."""
+    partitions: list[AwayLeader]
+    """The first 250 of both, those that move first."""
+
+
+CLUSTER_REBALANCE_LEADERS = Operation(
+    name="cluster.rebalance_leaders",
+    request=RebalanceLeadersRequest,
+    answer=RebalancedLeaders,
+    help="let the preferred leaders of all partitions lead, now; answered before the moves have ended",
+    writes=True,
 )
 
 

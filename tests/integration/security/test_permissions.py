@@ -73,7 +73,7 @@ OF_BROKERS = [
 WRITES = [
     "tidelog.api.stream.create.orders", "tidelog.api.stream.alter.orders", "tidelog.api.stream.delete.orders",
     "tidelog.api.partition.move_leader.orders", "tidelog.api.partition.unclean_elect.orders",
-    "tidelog.api.cluster.alter",
+    "tidelog.api.cluster.alter", "tidelog.api.cluster.rebalance_leaders",
 ]  # fmt: skip
 OTHERS = [
     "tidelog.payments.0.append", "tidelog.payments.0.leader", "tidelog.payments.0.fetch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ from wire.notation import bytes_in_words
 
 if TYPE_CHECKING:
     from tidelog.client.client import Client
-    from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions
+    from wire.operations.api_operations import BrokerStatus, ClusterStatus, MissingPermissions, RebalancedLeaders
     from wire.operations.replica_operations import RestartVerdict
 
 
@@ -93,6 +94,44 @@ def alter(settings: tuple[str, ...], unset: tuple[str, ...], as_json: bool) -> W
         print_answer({"config": defaults}, _defaults(defaults), as_json)
 
     return work
+
+
+@cluster.command()
+@click.option("--leaders-only", is_flag=True, help="Move leaderships only, to replicas that are in sync: no records.")
+@click.option("--dry-run", is_flag=True, help="Only show what would move.")
+@cluster_command
+def rebalance(leaders_only: bool, dry_run: bool, as_json: bool) -> Work:
+    """Let the preferred leader of each partition lead: the stream's leader_pin, else the first replica.
+
+    After a broker was down, others lead in its place. Leaderships go back by themselves, leader_rebalance_delay_ms
+    after it is back, unless auto_leader_rebalance is false (`tidelog cluster alter`); this command does it now. Each
+    move stops the writes to its partition for some milliseconds.
+
+    \b
+    Examples:
+      tidelog cluster rebalance --leaders-only --dry-run
+      tidelog cluster rebalance --leaders-only
+    """
+    if not leaders_only:
+        raise click.UsageError("give --leaders-only: leaderships are what is rebalanced")
+
+    async def work(client: Client) -> None:
+        found = await client.rebalance_leaders(dry_run=dry_run)
+        print_answer(found, partial(_show_away, dry_run=dry_run), as_json)
+
+    return work
+
+
+def _show_away(found: RebalancedLeaders, *, dry_run: bool) -> None:
+    if not found["moving"] and not found["left"]:
+        click.echo("each partition is led by its preferred leader")
+        return
+    table = Rows("partition", "leader", "preferred", "why not now")
+    for each in found["partitions"]:
+        table.add(each["partition"], each["leader"] or "none", each["preferred"], each["obstacle"])
+    table.show()
+    verb = "could move" if dry_run else "move now, a few at a time"
+    click.echo(f"{counted(found['moving'], 'leadership')} {verb}; {found['left']} cannot")
 
 
 def _defaults(config: dict[str, str]) -> str:

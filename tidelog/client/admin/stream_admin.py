@@ -3,7 +3,7 @@ answer was lost on the way is looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from tidelog.client.base.arguments import (
@@ -17,6 +17,7 @@ from tidelog.client.base.arguments import (
 from tidelog.client.base.exceptions import BadConfig, BadRequest, StreamExists, typed
 from tidelog.client.cluster.controller_api import Api
 from tidelog.client.cluster.metadata_cache import MetadataCache, partitions_spread_over, stream_name
+from wire.cluster_config import plain
 from wire.error_details import REPEATED
 from wire.errors import Code, TidelogError
 from wire.layouts import DEFAULT_PARTITIONER, MAX_PARTITIONS, check_partitioner
@@ -239,7 +240,8 @@ class Admin:
         return found
 
     async def alter_cluster(self, *, config: Mapping[str, str | int | bool], unset: Iterable[str]) -> dict[str, str]:
-        changed = await self._api.call(op.CLUSTER_ALTER, config=_config_texts(config), unset=_unset(unset))
+        texts = _config_texts(config, plain=plain)
+        changed = await self._api.call(op.CLUSTER_ALTER, config=texts, unset=_unset(unset))
         return changed["config"]
 
     async def delete_stream(self, name: str) -> None:
@@ -266,11 +268,13 @@ class Admin:
             return found
 
 
-def _config_texts(config: Mapping[str, str | int | bool]) -> dict[str, str]:
-    """As the API takes them, each looked at by itself. Raises BadConfig, BadRequest."""
+def _config_texts(
+    config: Mapping[str, str | int | bool], plain: Callable[[Mapping[str, str]], dict[str, str]] = StreamConfig.plain
+) -> dict[str, str]:
+    """As the API takes them, each looked at by itself; `plain` knows the settings. Raises BadConfig, BadRequest."""
     check_mapping("config", config, "{'retention_max_age_ms': 86400000}")
     try:
-        return StreamConfig.plain({key: _config_text(value) for key, value in config.items()})
+        return plain({key: _config_text(value) for key, value in config.items()})
     except TidelogError as error:
         raise typed(error) from None
 
